@@ -1,0 +1,75 @@
+# Accelerate for C++: the front door. `make help` says what there is.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PRESET ?= dev
+TORCH  ?=
+CUDA   ?=
+PREFIX ?= /usr/local
+LABELS ?= unit|multi
+# ctest's -R: run a part of the tests, e.g. make test AREA=comm
+AREA   ?=
+FUZZ_SECONDS ?= 60
+export TORCH CUDA JOBS
+
+folder = build/$(1)$(if $(TORCH),-torch-$(TORCH))
+ctest  = ctest --test-dir $(call folder,$(1)) -j $(shell nproc) --output-on-failure --no-tests=error
+
+.PHONY: setup build test demo interop bench bench-gpu fuzz asan tsan docs install format lint clean help
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "Settings: PRESET=dev|release|asan|tsan|cpu-only|no-pch TORCH=2.15.0 CUDA=1 PREFIX=/usr/local AREA=comm JOBS=2"
+
+setup:  ## install system packages and LibTorch (every other target does this by itself)
+	@tools/setup.sh
+
+build: setup  ## build everything
+	@tools/build.sh $(PRESET) $(call folder,$(PRESET))
+
+test: build lint  ## build, then run the unit and multi-process tests
+	@$(call ctest,$(PRESET)) -L '^($(LABELS))$$' $(if $(AREA),-R '$(AREA)')
+
+demo: setup  ## two processes that find each other and agree
+	@tools/build.sh $(PRESET) $(call folder,$(PRESET)) demo
+	@$(call folder,$(PRESET))/examples/demo
+
+interop: build  ## compare with Python Accelerate, live (fetches it: about 5 GB)
+	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) && export ACCELERATE_PYTHON && \
+	  $(call ctest,$(PRESET)) -L '^interop$$' $(if $(AREA),-R '$(AREA)')
+
+bench: setup  ## measure ours and Python Accelerate in one run, as ratios
+	@tools/build.sh release $(call folder,release)
+	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH=$(call folder,release)/bench bench/run.sh
+
+bench-gpu: setup  ## the same on a GPU
+	@tools/build.sh release $(call folder,release)
+	@BENCH=$(call folder,release)/bench bench/run_gpu.sh
+
+fuzz:  ## run every fuzz target for FUZZ_SECONDS (Clang 16)
+	@tools/setup.sh
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) tools/fuzz.sh $(call folder,fuzz)
+
+asan: setup  ## unit and multi tests under the address and undefined-behaviour sanitizers
+	@tools/build.sh asan $(call folder,asan)
+	@$(call ctest,asan) -L '^($(LABELS))$$' $(if $(AREA),-R '$(AREA)')
+
+tsan: setup  ## the same under the thread sanitizer
+	@tools/build.sh tsan $(call folder,tsan)
+	@$(call ctest,tsan) -L '^($(LABELS))$$' $(if $(AREA),-R '$(AREA)')
+
+docs:  ## reference pages of the public headers, in build/docs
+	@tools/docs.sh
+
+install: setup  ## build the release preset and install it to PREFIX
+	@tools/build.sh release $(call folder,release)
+	@cmake --install $(call folder,release) --prefix $(PREFIX) | tail -n 1
+
+format:  ## format all sources
+	@tools/lint.sh --format
+
+lint:  ## check formatting, layers and that every header compiles alone
+	@tools/lint.sh
+
+clean:  ## remove what was built (LibTorch stays in the cache)
+	@rm -rf build

@@ -1,0 +1,57 @@
+# Flags of our own translation units. They live in one interface target, because a precompiled
+# header is only reused by targets with the very same flags.
+include_guard(GLOBAL)
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo)
+endif()
+
+add_library(accelerate_flags INTERFACE)
+target_compile_features(accelerate_flags INTERFACE cxx_std_20)
+target_compile_options(accelerate_flags INTERFACE
+  -Wall -Wextra -fvisibility=hidden -fvisibility-inlines-hidden -fPIC
+  # The same source gives the same object in any clone, so that ccache serves all of them.
+  -ffile-prefix-map=${PROJECT_SOURCE_DIR}=. -ffile-prefix-map=${PROJECT_BINARY_DIR}=build)
+target_compile_definitions(accelerate_flags INTERFACE NDEBUG)
+target_include_directories(accelerate_flags INTERFACE
+  ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+if(ACCELERATE_WERROR)
+  target_compile_options(accelerate_flags INTERFACE -Werror)
+endif()
+if(ACCELERATE_SANITIZE)
+  target_compile_options(accelerate_flags INTERFACE
+    -fsanitize=${ACCELERATE_SANITIZE} -fno-omit-frame-pointer)
+  target_link_options(accelerate_flags INTERFACE -fsanitize=${ACCELERATE_SANITIZE})
+endif()
+set(CMAKE_CXX_EXTENSIONS OFF)
+
+find_program(ACCELERATE_CCACHE ccache)
+find_program(ACCELERATE_MOLD mold)
+mark_as_advanced(ACCELERATE_CCACHE ACCELERATE_MOLD)
+if(ACCELERATE_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+    CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 CCACHE_PCH_EXTSUM=1
+    ${ACCELERATE_CCACHE})
+  target_compile_options(accelerate_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+endif()
+if(ACCELERATE_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT ACCELERATE_SANITIZE)
+  target_link_options(accelerate_flags INTERFACE -fuse-ld=mold)
+endif()
+
+# <torch/torch.h>, compiled once for all areas, tests and examples.
+if(ACCELERATE_PCH)
+  file(WRITE ${PROJECT_BINARY_DIR}/torch_pch.cpp.in "// holds the precompiled <torch/torch.h>\n")
+  configure_file(${PROJECT_BINARY_DIR}/torch_pch.cpp.in ${PROJECT_BINARY_DIR}/torch_pch.cpp COPYONLY)
+  add_library(accelerate_torch_pch OBJECT ${PROJECT_BINARY_DIR}/torch_pch.cpp)
+  target_link_libraries(accelerate_torch_pch PRIVATE accelerate_flags accelerate::torch)
+  target_precompile_headers(accelerate_torch_pch PRIVATE <torch/torch.h>)
+endif()
+
+# Flags, LibTorch and the precompiled header for a target of ours.
+function(accelerate_uses_torch target)
+  target_link_libraries(${target} PRIVATE accelerate_flags accelerate::torch)
+  if(ACCELERATE_PCH)
+    target_precompile_headers(${target} REUSE_FROM accelerate_torch_pch)
+  endif()
+endfunction()

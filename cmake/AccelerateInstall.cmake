@@ -1,0 +1,24 @@
+# Installation: headers, libraries and a package file for find_package(accelerate).
+include_guard(GLOBAL)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/accelerate)
+set_target_properties(accelerate PROPERTIES
+  INSTALL_RPATH "\$ORIGIN;${ACCELERATE_TORCH_FOUND}/lib")
+
+install(TARGETS accelerate EXPORT accelerate_targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET accelerate_cuda)
+  # Opened at run time from beside libaccelerate.so; nobody links it.
+  install(TARGETS accelerate_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/accelerate DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+
+install(EXPORT accelerate_targets NAMESPACE accelerate:: DESTINATION ${package_dir})
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/accelerateConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/accelerateConfig.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/accelerateConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES
+  ${PROJECT_BINARY_DIR}/accelerateConfig.cmake
+  ${PROJECT_BINARY_DIR}/accelerateConfigVersion.cmake
+  ${PROJECT_SOURCE_DIR}/cmake/AccelerateTorch.cmake
+  DESTINATION ${package_dir})

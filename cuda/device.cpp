@@ -1,0 +1,84 @@
+// The GPU behind state/accelerator_backend.h.
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <cstdio>
+#include <string>
+
+#include "accelerate/api.h"
+#include "accelerate/errors.h"
+#include "core/text.h"
+#include "nccl_group.h"
+#include "state/accelerator_backend.h"
+
+namespace accelerate::detail {
+namespace {
+
+class CudaBackend final : public AcceleratorBackend {
+ public:
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  int device_count() const override { return c10::cuda::device_count(); }
+  void set_device(int index) override { c10::cuda::set_device(checked(index)); }
+  int current_device() const override { return c10::cuda::current_device(); }
+
+  std::string device_name(int index) const override {
+    return at::cuda::getDeviceProperties(checked(index))->name;
+  }
+
+  std::string pci_bus_id(int index) const override {
+    const auto* device = at::cuda::getDeviceProperties(checked(index));
+    char text[32] = {};
+    std::snprintf(text, sizeof text, "%04x:%02x:%02x.0", device->pciDomainID, device->pciBusID,
+                  device->pciDeviceID);
+    return text;
+  }
+
+  DeviceCapability capability(int index) const override {
+    const auto* device = at::cuda::getDeviceProperties(checked(index));
+    return {device->major, device->minor};
+  }
+
+  void empty_cache() override { c10::cuda::CUDACachingAllocator::emptyCache(); }
+
+  void synchronize(int index) override {
+    const auto before = c10::cuda::ExchangeDevice(checked(index));
+    c10::cuda::device_synchronize();
+    c10::cuda::set_device(before);
+  }
+
+  std::int64_t allocated_bytes(int index) const override {
+    using Aggregate = c10::CachingAllocator::StatType;
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(checked(index));
+    return stats.allocated_bytes[static_cast<std::size_t>(Aggregate::AGGREGATE)].current;
+  }
+
+  bool context_exists() const override {
+    return c10::cuda::getDeviceIndexWithPrimaryContext().has_value();
+  }
+
+  c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,
+                                              const GroupOptions& options) override {
+    return make_nccl_group(store, options);
+  }
+
+ private:
+  c10::DeviceIndex checked(int index) const {
+    if (index < 0 || index >= device_count()) {
+      throw ArgumentError(str("GPU ", index, " was asked for, but this process sees ",
+                              device_count(), " (numbered from 0)."));
+    }
+    return static_cast<c10::DeviceIndex>(index);
+  }
+};
+
+}  // namespace
+}  // namespace accelerate::detail
+
+ACCELERATE_API accelerate::detail::AcceleratorBackend* accelerate_cuda_backend() {
+  if (c10::cuda::device_count() <= 0) return nullptr;
+  static accelerate::detail::CudaBackend backend;
+  return &backend;
+}

@@ -1,0 +1,12 @@
+// cuda/nccl_group.h - the NCCL process group; the only file that sees ProcessGroupNCCL is
+// nccl_group.cpp.
+#pragma once
+
+#include "state/process_group.h"
+
+namespace accelerate::detail {
+
+[[nodiscard]] c10::intrusive_ptr<c10d::Backend> make_nccl_group(
+    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,93 @@
+// accelerate/collectives_detail.h - the insides of accelerate/collectives.h: from trees to tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Scalar.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <source_location>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "accelerate/api.h"
+#include "accelerate/enums.h"
+#include "accelerate/fwd.h"
+#include "accelerate/leaf_checks.h"
+#include "accelerate/tree.h"
+
+namespace accelerate::detail {
+
+/// Who takes part (null: the processes of `PartialState`), and who asked.
+struct Call {
+  const c10::intrusive_ptr<c10d::ProcessGroup>* group = nullptr;
+  std::source_location where;
+};
+
+/// What messages need to know of the tree that the tensors come from; nothing is computed before it
+/// is asked for.
+class TreeView {
+ public:
+  template <class T>
+  explicit TreeView(const T& tree) : tree_(&tree), flatten_(&flatten<T>), describe_(&describe<T>) {}
+
+  /// The paths of the leaves, in the order in which they are sent.
+  [[nodiscard]] std::vector<std::string> paths() const { return flatten_(tree_).paths; }
+  /// The tree with `of(tensor)` in place of each tensor, in container order.
+  [[nodiscard]] Value described(Value (*of)(const at::Tensor&)) const {
+    return describe_(tree_, of);
+  }
+
+ private:
+  template <class T>
+  static tree::Flat flatten(const void* tree) {
+    return tree::flatten(*static_cast<const T*>(tree), tree::Order::kSorted);
+  }
+  template <class T>
+  static Value describe(const void* tree, Value (*of)(const at::Tensor&)) {
+    return to_value(tree::transform<Value>(*of, *static_cast<const T*>(tree)));
+  }
+
+  const void* tree_;
+  tree::Flat (*flatten_)(const void*);
+  Value (*describe_)(const void*, Value (*)(const at::Tensor&));
+};
+
+struct Padding {
+  std::int64_t dim;
+  at::Scalar pad_index;
+  bool pad_first;
+};
+
+// Each replaces the tensors by the results.
+using Tensors = std::vector<at::Tensor>;
+ACCELERATE_API void gather(Tensors& leaves, const TreeView& view, const Call& call);
+ACCELERATE_API void broadcast(Tensors& leaves, const TreeView& view, int from_process,
+                              const Call& call);
+ACCELERATE_API void reduce(Tensors& leaves, const TreeView& view, Reduction reduction, double scale,
+                           const Call& call);
+ACCELERATE_API void pad_across_processes(Tensors& leaves, const TreeView& view,
+                                         const Padding& padding, const Call& call);
+/// Throws `ArgumentError` for a rank that is not there.
+ACCELERATE_API void check_gathered(std::span<const at::Tensor> parameters,
+                                   std::optional<int> modifier_rank);
+
+/// Runs a collective on the leaves of a tree and puts the results in their places. Every process
+/// visits in the same order: by key.
+template <class T, class F>
+std::remove_cvref_t<T> on_leaves(T&& tree, F&& collective) {
+  using Tree = std::remove_cvref_t<T>;
+  tree::detail::check_pure_tree<Tree>();
+  Tree result = std::forward<T>(tree);
+  refuse_others<at::Tensor>("a collective", std::as_const(result));
+  auto leaves = tree::leaves(result, tree::Order::kSorted);
+  collective(leaves, TreeView(std::as_const(result)));
+  return tree::unflatten(std::move(result), leaves, tree::Order::kSorted);
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,31 @@
+// accelerate/fwd.h - names that headers need and no more.
+//
+// Enough to write signatures with tensors, modules and process groups without paying for LibTorch's
+// headers (up to 20 s per translation unit).
+#pragma once
+
+namespace at {
+class Tensor;
+struct Generator;
+}  // namespace at
+
+namespace torch {
+using at::Tensor;
+namespace nn {
+class Module;
+}
+}  // namespace torch
+
+namespace c10d {
+class ProcessGroup;
+class Store;
+}  // namespace c10d
+
+namespace accelerate {
+
+class AcceleratorState;
+class GradientState;
+class PartialState;
+class Value;
+
+}  // namespace accelerate

@@ -1,0 +1,128 @@
+// accelerate/launchers.h - run a function on several processes from inside a program.
+//
+//     accelerate::debug_launcher([] { train(); }, {.num_processes = 2});     // CPU, to try things
+//     accelerate::notebook_launcher(train, {.num_processes = 8}, epochs);    // the GPUs of this
+//     host
+//
+// and `record`, which makes the errors of a program known to whoever launched it. To start a
+// program on several processes from outside, use the command `accelerate launch`.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "accelerate/api.h"
+#include "accelerate/enums.h"
+
+namespace accelerate {
+
+/// How the processes come to be.
+enum class StartMethod : std::uint8_t {
+  /// Copies of this process. Fast, and everything made so far is there. Refused with `StateError`
+  /// when other threads run here or CUDA is in use: neither survives in a copy. LibTorch starts
+  /// threads with its first larger operation, so launch before that.
+  kFork,
+  /// This program again, with the same arguments, from `main` up to the same call of the launcher,
+  /// where the function runs and the process ends. Works at any time. What stands before the call
+  /// runs in every process; launcher calls before it are passed over. Variables that the function
+  /// captures have the values of the new process. As `spawn` in Python.
+  kSpawn,
+};
+
+namespace detail {
+template <>
+inline constexpr EnumTable kEnumTable<StartMethod>{"StartMethod", {"fork", "spawn"}};
+}  // namespace detail
+
+struct DebugLaunchOptions {
+  int num_processes = 2;
+  StartMethod start_method = StartMethod::kFork;
+  /// The call, by which new processes of `kSpawn` find it again. Not for the caller to set.
+  std::source_location where = std::source_location::current();
+};
+
+struct NotebookLaunchOptions {
+  /// Per machine. Must be given.
+  std::optional<int> num_processes = std::nullopt;
+  PrecisionType mixed_precision = PrecisionType::kNo;
+  /// Where rank 0 is met; "0" takes a port that is free.
+  std::string use_port = "29500";
+  std::string master_addr = "127.0.0.1";
+  int node_rank = 0;
+  int num_nodes = 1;
+  /// "static" or "c10d".
+  std::string rdzv_backend = "static";
+  /// "host:port" instead of `master_addr` and `use_port`.
+  std::string rdzv_endpoint = {};
+  std::map<std::string, std::string> rdzv_conf = {};
+  std::string rdzv_id = "none";
+  int max_restarts = 0;
+  /// Seconds between two looks at the processes where the kernel does not report their end.
+  double monitor_interval = 0.1;
+  /// Stands before each line that a process writes; ${role_name}, ${rank} and ${local_rank} are
+  /// filled in. Unset: the processes write to our streams themselves.
+  std::optional<std::string> log_line_prefix_template = std::nullopt;
+  StartMethod start_method = StartMethod::kFork;
+  /// The call, by which new processes of `kSpawn` find it again. Not for the caller to set.
+  std::source_location where = std::source_location::current();
+};
+
+namespace detail {
+ACCELERATE_API void debug_launch(const DebugLaunchOptions& options, const std::function<void()>& f);
+ACCELERATE_API void notebook_launch(const NotebookLaunchOptions& options,
+                                    const std::function<void()>& f);
+ACCELERATE_API int record_errors(const std::function<int()>& main);
+}  // namespace detail
+
+/// Runs `f(args...)` on `num_processes` processes of this host, on the CPU, as ranks of one group
+/// that meet through a file. Returns when all have ended; the environment of this process is
+/// unchanged.
+///
+/// The first process that fails ends the others (SIGTERM, after 30 s SIGKILL) and throws
+/// `CommError` with its `rank()` and message here; one that exits or is killed likewise. No process
+/// is left behind, also when this one is killed. Throws `StateError` when `kFork` is not possible.
+template <class F, class... Args>
+void debug_launcher(F&& f, const DebugLaunchOptions& options = {}, Args&&... args) {
+  detail::debug_launch(options,
+                       [&] { std::invoke(std::forward<F>(f), std::forward<Args>(args)...); });
+}
+
+/// Runs `f(args...)` on `num_processes` processes of this host, each on its own accelerator. With
+/// one process `f` runs right here. The `Accelerator` must be made inside `f`.
+///
+/// Throws `ConfigError` for options that are missing or contradict each other, `StateError` when
+/// this process has an `AcceleratorState` already, `UnsupportedError` for restarts and several
+/// machines (use `accelerate launch`), and what `debug_launcher` throws.
+template <class F, class... Args>
+void notebook_launcher(F&& f, const NotebookLaunchOptions& options, Args&&... args) {
+  detail::notebook_launch(options,
+                          [&] { std::invoke(std::forward<F>(f), std::forward<Args>(args)...); });
+}
+
+/// Runs the body of `main` and turns an exception into what launchers understand: the message as
+/// `accelerate: ...` on stderr, type and text in the file that TORCHELASTIC_ERROR_FILE names, and
+/// an exit code: 2 for `ConfigError`, 70 for `CommError`, else 1. Returns what `main` returns, or
+/// 0.
+///
+///     int main(int argc, char** argv) {
+///       return accelerate::record([&] { train(parse(argc, argv)); });
+///     }
+template <class F>
+[[nodiscard]] int record(F&& main) {
+  return detail::record_errors([&]() -> int {
+    if constexpr (std::is_void_v<std::invoke_result_t<F&>>) {
+      std::invoke(main);
+      return 0;
+    } else {
+      return std::invoke(main);
+    }
+  });
+}
+
+}  // namespace accelerate

@@ -1,0 +1,108 @@
+// accelerate/leaf_checks.h - refuses trees with leaves that an operation cannot use.
+//
+// Internal to accelerate/operations.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <variant>
+
+#include "accelerate/api.h"
+#include "accelerate/errors.h"
+#include "accelerate/tree.h"
+
+namespace accelerate::detail {
+
+[[noreturn]] ACCELERATE_API void refuse_other(std::string_view operation, const std::string& path,
+                                              const std::type_info& type,
+                                              std::string_view expected = "at::Tensor");
+[[noreturn]] ACCELERATE_API void refuse_empty(const TreePath& path,
+                                              const std::type_info& container);
+[[noreturn]] ACCELERATE_API void refuse_no_batches();
+/// The name of a type as one writes it in C++.
+[[nodiscard]] ACCELERATE_API std::string type_name(const std::type_info& type);
+/// The kind of a value for messages about leaves that are no tensors.
+[[nodiscard]] ACCELERATE_API std::string value_type_name(const Value& value);
+[[noreturn]] ACCELERATE_API void refuse_other_value(std::string_view operation,
+                                                    const std::string& path, const Value& value);
+
+/// Throws for each leaf that is not a `Leaf`. None counts as absent.
+template <class Leaf>
+struct RefuseOthers {
+  std::string_view operation;
+  template <class L>
+  void leaf(const TreePath&, L&) {}
+  template <class T>
+  void other(const TreePath& path, T& x) {
+    if constexpr (std::same_as<std::remove_const_t<T>, Value>) {
+      if (x.is_none() || tree::HeldInValue<Leaf>::get(x) != nullptr) return;
+      refuse_other_value(operation, path.str(), x);
+    } else {
+      refuse_other(operation, path.str(), typeid(T), type_name(typeid(Leaf)));
+    }
+  }
+  [[nodiscard]] bool enters(const TreePath&) const { return true; }
+  [[nodiscard]] tree::Order order() const { return tree::Order::kContainer; }
+};
+
+template <class Leaf, class T>
+void refuse_others(std::string_view operation, const T& tree) {
+  RefuseOthers<Leaf> visitor{operation};
+  tree::detail::walk<Leaf>(tree, visitor, TreePath());
+}
+template <class Leaf, class F, class T>
+void refuse_others(const T& tree) {
+  refuse_others<Leaf>("recursively_apply with " + type_name(typeid(F)), tree);
+}
+
+/// The size of dimension 0. Throws `ArgumentError` when there is none.
+[[nodiscard]] ACCELERATE_API std::int64_t batch_size(const at::Tensor& tensor,
+                                                     const TreePath& path);
+
+template <class T>
+std::int64_t batch_size(const T& node, const TreePath& path) {
+  using tree::Node;
+  constexpr Node kind = tree::detail::node_of<T, at::Tensor>();
+  if constexpr (kind == Node::kSequence || (kind == Node::kFixed && tree::detail::kIsArray<T>)) {
+    if (node.empty()) refuse_empty(path, typeid(T));
+    return batch_size(*node.begin(), path.item(0));
+  } else if constexpr (kind == Node::kFixed) {
+    if constexpr (std::tuple_size_v<T> == 0) {
+      refuse_empty(path, typeid(T));
+    } else {
+      return batch_size(std::get<0>(node), path.item(0));
+    }
+  } else if constexpr (kind == Node::kMapping) {
+    if (node.begin() == node.end()) refuse_empty(path, typeid(T));
+    const auto& entry = *node.begin();
+    return batch_size(tree::detail::entry_value(entry), path.entry(tree::detail::entry_key(entry)));
+  } else if constexpr (kind == Node::kOptional) {
+    if (!node) refuse_empty(path, typeid(T));
+    return batch_size(*node, path);
+  } else if constexpr (kind == Node::kVariant) {
+    return std::visit([&](const auto& child) { return batch_size(child, path); }, node);
+  } else if constexpr (kind == Node::kRecord) {
+    const auto first = std::get<0>(tree::detail::fields<T>());
+    return batch_size(node.*first.member, path.member(first.name));
+  } else if constexpr (kind == Node::kDynamic) {
+    std::int64_t size = 0;
+    tree::Dynamic<T>::open(node, [&](const auto& content) {
+      if constexpr (std::same_as<std::remove_cvref_t<decltype(content)>, T>) {
+        refuse_other_value("find_batch_size", path.str(), to_value(content));
+      } else {
+        size = batch_size(content, path);
+      }
+    });
+    return size;
+  } else {
+    refuse_other("find_batch_size", path.str(), typeid(T));
+  }
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,147 @@
+// accelerate/object_operations.h - move data that is not tensors between processes.
+//
+// Part of accelerate/operations.h. Takes numbers, bool, enumerations, strings, containers of the
+// standard library, tensors, `Value`, plain structs without pointers (as their bytes) and types
+// with `to_value` and `from_value` (accelerate/to_value.h). Nothing that arrives is executed: a
+// type tag and a length stand before each piece, and both are checked.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <iterator>
+#include <source_location>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "accelerate/api.h"
+#include "accelerate/fwd.h"
+#include "accelerate/object_codec.h"
+
+namespace accelerate {
+
+namespace detail {
+
+using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+/// Whether there is nobody to talk to.
+[[nodiscard]] ACCELERATE_API bool is_alone(const GroupHandle* group);
+/// Collective. The bytes of every process, in rank order.
+[[nodiscard]] ACCELERATE_API std::vector<std::string> exchange(std::string bytes,
+                                                               const GroupHandle* group,
+                                                               const char* operation,
+                                                               std::source_location where);
+/// Collective. The bytes of `from_process`. `count` must be the same on every process, or each
+/// throws `ArgumentError` with all counts.
+[[nodiscard]] ACCELERATE_API std::string broadcast_bytes(std::string bytes, std::size_t count,
+                                                         int from_process, const GroupHandle* group,
+                                                         std::source_location where);
+[[nodiscard]] ACCELERATE_API int rank_in(const GroupHandle* group);
+
+template <class T>
+std::vector<T> gather_object(const std::vector<T>& objects, const GroupHandle* group,
+                             std::source_location where) {
+  check_codec<T>();
+  if (is_alone(group)) return objects;
+  std::vector<T> result;
+  for (const auto& bytes : exchange(encode_object(objects), group, "gather_object", where)) {
+    auto part = decode_object<std::vector<T>>(bytes);
+    result.insert(result.end(), std::make_move_iterator(part.begin()),
+                  std::make_move_iterator(part.end()));
+  }
+  return result;
+}
+
+template <class T>
+std::vector<T> all_gather_object(const T& object, const GroupHandle* group,
+                                 std::source_location where) {
+  check_codec<T>();
+  std::vector<T> result;
+  if (is_alone(group)) {
+    result.push_back(object);
+    return result;
+  }
+  for (const auto& bytes : exchange(encode_object(object), group, "all_gather_object", where)) {
+    result.push_back(decode_object<T>(bytes));
+  }
+  return result;
+}
+
+template <class T>
+T& broadcast_objects(T& objects, std::size_t count, int from_process, const GroupHandle* group,
+                     std::source_location where) {
+  check_codec<T>();
+  if (is_alone(group)) return objects;
+  const bool sends = rank_in(group) == from_process;
+  auto bytes = broadcast_bytes(sends ? encode_object(objects) : std::string(), count, from_process,
+                               group, where);
+  if (!sends) objects = decode_object<T>(bytes);
+  return objects;
+}
+
+}  // namespace detail
+
+/// Collective. The lists of all processes behind one another, in rank order. Lists may differ in
+/// length and may be empty. A single process gets its list back.
+///
+///     auto names = gather_object(std::vector<std::string>{host_name});
+template <class T>
+[[nodiscard]] std::vector<T> gather_object(
+    const std::vector<T>& objects, std::source_location where = std::source_location::current()) {
+  return detail::gather_object(objects, nullptr, where);
+}
+template <class T>
+[[nodiscard]] std::vector<T> gather_object(
+    const std::vector<T>& objects, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    std::source_location where = std::source_location::current()) {
+  return detail::gather_object(objects, &group, where);
+}
+
+/// Collective. One object of each process, in rank order.
+template <class T>
+[[nodiscard]] std::vector<T> all_gather_object(
+    const T& object, std::source_location where = std::source_location::current()) {
+  return detail::all_gather_object(object, nullptr, where);
+}
+template <class T>
+[[nodiscard]] std::vector<T> all_gather_object(
+    const T& object, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    std::source_location where = std::source_location::current()) {
+  return detail::all_gather_object(object, &group, where);
+}
+
+/// Collective. Replaces the objects by those of `from_process`, in place, and returns the list.
+/// Lists of different lengths throw `ArgumentError` on every process. A tuple takes objects of
+/// several types.
+///
+///     auto settings = std::tuple{std::string(), 0};
+///     if (state.is_main_process()) settings = read_settings();
+///     broadcast_object_list(settings);
+template <class T>
+std::vector<T>& broadcast_object_list(
+    std::vector<T>& objects, int from_process = 0,
+    std::source_location where = std::source_location::current()) {
+  return detail::broadcast_objects(objects, objects.size(), from_process, nullptr, where);
+}
+template <class... Ts>
+std::tuple<Ts...>& broadcast_object_list(
+    std::tuple<Ts...>& objects, int from_process = 0,
+    std::source_location where = std::source_location::current()) {
+  return detail::broadcast_objects(objects, sizeof...(Ts), from_process, nullptr, where);
+}
+template <class T>
+std::vector<T>& broadcast_object_list(
+    std::vector<T>& objects, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    int from_process = 0, std::source_location where = std::source_location::current()) {
+  return detail::broadcast_objects(objects, objects.size(), from_process, &group, where);
+}
+
+template <class... Ts>
+std::tuple<Ts...>& broadcast_object_list(
+    std::tuple<Ts...>& objects, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    int from_process = 0, std::source_location where = std::source_location::current()) {
+  return detail::broadcast_objects(objects, sizeof...(Ts), from_process, &group, where);
+}
+
+}  // namespace accelerate

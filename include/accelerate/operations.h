@@ -1,0 +1,15 @@
+// accelerate/operations.h - what can be done with nested tensors, here and across processes.
+//
+//     auto batch = send_to_device(std::move(raw), accelerator.device());
+//     auto predictions = gather(pad_across_processes(logits));
+//     auto loss = reduce(batch_loss, Reduction::kMean);
+//     auto names = gather_object(std::vector<std::string>{name});
+//
+// tensor_operations.h holds what stays in this process, collectives.h what moves tensors and
+// object_operations.h what moves other data between processes.
+#pragma once
+
+#include "accelerate/collectives.h"
+#include "accelerate/from_value.h"
+#include "accelerate/object_operations.h"
+#include "accelerate/tensor_operations.h"

@@ -1,0 +1,114 @@
+// accelerate/tensor_operations_detail.h - options and insides of accelerate/tensor_operations.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "accelerate/api.h"
+#include "accelerate/leaf_checks.h"
+#include "accelerate/tensor_information.h"
+#include "accelerate/tree.h"
+
+namespace accelerate {
+
+struct ApplyOptions {
+  /// Throw for a leaf of another type instead of passing it through.
+  bool error_on_other_type = false;
+};
+
+struct SendOptions {
+  /// Return before the copy is done, where the memory allows it.
+  bool non_blocking = false;
+  /// Keys of mappings and names of members whose content stays where it is.
+  std::vector<std::string> skip_keys = {};
+};
+
+/// Positions as in Python's `start:stop:step`; unset means from the start, to the end, every one.
+struct Slice {
+  std::optional<std::int64_t> start = std::nullopt;
+  std::optional<std::int64_t> stop = std::nullopt;
+  std::optional<std::int64_t> step = std::nullopt;
+};
+
+/// What `pad_input_tensors` fills up with.
+enum class PadFill : std::uint8_t { kZeros, kRepeatLast };
+
+namespace detail {
+
+template <class T>
+concept HasTo = requires(T& x, at::Device device) {
+  x.to(device);
+}
+|| requires(T& x, at::Device device) { x.to(device, true); };
+template <class T>
+concept Sendable = TensorTree<T> || HasTo<std::remove_cvref_t<T>>;
+// Finds functions beside a user's type only: the one of this library does not take such types.
+template <class T>
+concept HasSendHook = !Sendable<T> && requires(T x, at::Device device, const SendOptions& options) {
+  x = send_to_device(std::move(x), device, options);
+};
+
+[[nodiscard]] ACCELERATE_API at::Tensor to_device(const at::Tensor& tensor, at::Device device,
+                                                  bool non_blocking);
+
+struct SendVisitor {
+  at::Device device;
+  const SendOptions& options;
+
+  void leaf(const TreePath&, at::Tensor& tensor) {
+    tensor = to_device(tensor, device, options.non_blocking);
+  }
+  template <class T>
+  void other(const TreePath&, T& x) {
+    if constexpr (std::is_const_v<T>) {
+      // The scalars of a `Value`.
+    } else if constexpr (requires { x = x.to(device, options.non_blocking); }) {
+      x = x.to(device, options.non_blocking);
+    } else if constexpr (requires { x = x.to(device); }) {
+      x = x.to(device);
+    } else if constexpr (requires { x.to(device, options.non_blocking); }) {
+      x.to(device, options.non_blocking);
+    } else if constexpr (requires { x.to(device); }) {
+      x.to(device);
+    } else if constexpr (HasSendHook<T>) {
+      x = send_to_device(std::move(x), device, options);
+    }
+  }
+  [[nodiscard]] bool enters(const TreePath& path) const {
+    for (const auto& key : options.skip_keys) {
+      if (key == path.name()) return false;
+    }
+    return true;
+  }
+  [[nodiscard]] tree::Order order() const { return tree::Order::kContainer; }
+};
+
+[[nodiscard]] ACCELERATE_API TensorInformation information(const at::Tensor& tensor);
+[[nodiscard]] ACCELERATE_API std::vector<std::int64_t> shape(const at::Tensor& tensor);
+[[nodiscard]] ACCELERATE_API at::Tensor empty_tensor(const TensorInformation& information);
+[[nodiscard]] ACCELERATE_API Value listify(const at::Tensor& tensor);
+[[nodiscard]] ACCELERATE_API at::Tensor to_fp32(const at::Tensor& tensor);
+[[nodiscard]] ACCELERATE_API at::Tensor slice(const TreePath& path, const at::Tensor& tensor,
+                                              const Slice& slice);
+[[nodiscard]] ACCELERATE_API std::vector<at::Tensor> concatenate(std::span<const tree::Flat> parts,
+                                                                 std::int64_t dim);
+class ACCELERATE_API InputPadding {
+ public:
+  InputPadding(std::int64_t batch_size, std::int64_t num_processes, std::int64_t dim, PadFill fill);
+  [[nodiscard]] at::Tensor apply(const TreePath& path, const at::Tensor& tensor) const;
+
+ private:
+  std::int64_t target_;
+  std::int64_t dim_;
+  PadFill fill_;
+};
+
+}  // namespace detail
+}  // namespace accelerate

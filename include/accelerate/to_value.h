@@ -1,0 +1,122 @@
+// accelerate/to_value.h - C++ data as a `Value`. Back again: accelerate/from_value.h.
+//
+//     Value value = to_value(std::map<std::string, std::vector<int>>{{"sizes", {2, 3}}});
+//     value.repr();                                                        // {'sizes': [2, 3]}
+//     auto back = from_value<std::map<std::string, std::vector<int>>>(value);
+//
+// Built in: numbers, bool, enumerations (as their number), strings, tensors, the containers of the
+// standard library, tensor trees. A type of your own takes part by two functions beside it:
+//
+//     accelerate::Value to_value(const Score& score);
+//     Score from_value(std::type_identity<Score>, const accelerate::Value& value);
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "accelerate/tree_node.h"
+#include "accelerate/value.h"
+
+namespace accelerate {
+namespace detail {
+
+// Hides this library's own `to_value` and `from_value`, so that only functions beside a user's type
+// are found.
+namespace hooks {
+void to_value() = delete;
+void from_value() = delete;
+template <class T>
+concept ToValue = requires(const T& x) {
+  { to_value(x) } -> std::same_as<Value>;
+};
+template <class T>
+concept FromValue = requires(const Value& value) {
+  { from_value(std::type_identity<T>{}, value) } -> std::same_as<T>;
+};
+template <class T>
+Value call_to_value(const T& x) {
+  return to_value(x);
+}
+template <class T>
+T call_from_value(const Value& value) {
+  return from_value(std::type_identity<T>{}, value);
+}
+}  // namespace hooks
+
+template <class T>
+concept Set = requires {
+  typename T::key_compare;
+}
+&&std::same_as<typename T::key_type, typename T::value_type>;
+
+struct ToValueFunction {
+  template <class T>
+  [[nodiscard]] Value operator()(const T& x) const {
+    using tree::Node;
+    constexpr Node kind = tree::detail::node_of<T, at::Tensor>();
+    if constexpr (std::same_as<T, Value>) {
+      return x;
+    } else if constexpr (hooks::ToValue<T>) {
+      return hooks::call_to_value(x);
+    } else if constexpr (std::same_as<T, at::Tensor>) {
+      return x.defined() ? Value(x) : Value();
+    } else if constexpr (std::is_enum_v<T>) {
+      return Value(static_cast<std::int64_t>(x));
+    } else if constexpr (kind == Node::kOptional) {
+      return x ? (*this)(*x) : Value();
+    } else if constexpr (kind == Node::kVariant) {
+      return std::visit(*this, x);
+    } else if constexpr (kind == Node::kFixed && !tree::detail::kIsArray<T>) {
+      return std::apply([this](const auto&... all) { return Value::tuple({(*this)(all)...}); }, x);
+    } else if constexpr (kind == Node::kMapping) {
+      return mapping(x);
+    } else if constexpr (kind == Node::kRecord) {
+      return record(x);
+    } else if constexpr (std::is_constructible_v<Value, const T&> && kind != Node::kSequence) {
+      return Value(x);
+    } else if constexpr (kind == Node::kSequence || kind == Node::kFixed || Set<T> ||
+                         std::same_as<T, std::vector<bool>>) {
+      Value::List items;
+      for (const auto& item : x) items.push_back((*this)(item));
+      return Value(std::move(items));
+    } else {
+      static_assert(hooks::ToValue<T>,
+                    "accelerate: no way to turn this type into a Value. Write accelerate::Value "
+                    "to_value(const YourType&) beside it.");
+    }
+  }
+
+ private:
+  template <class T>
+  [[nodiscard]] Value mapping(const T& map) const {
+    Value::Dict dict;
+    for (const auto& entry : map) {
+      const auto& key = tree::detail::entry_key(entry);
+      auto child = (*this)(tree::detail::entry_value(entry));
+      if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(key)>>) {
+        dict.set(static_cast<std::int64_t>(key), std::move(child));
+      } else {
+        dict.set(key, std::move(child));
+      }
+    }
+    return Value(std::move(dict));
+  }
+  template <class T>
+  [[nodiscard]] Value record(const T& x) const {
+    Value::Dict dict;
+    std::apply([&](const auto&... all) { (dict.set(all.name, (*this)(x.*all.member)), ...); },
+               tree::detail::fields<T>());
+    return Value(std::move(dict));
+  }
+};
+
+}  // namespace detail
+
+/// `x` as a `Value`: sequences and arrays become lists, pairs and tuples tuples, mappings and
+/// structs dicts, absent tensors and empty optionals none.
+inline constexpr detail::ToValueFunction to_value{};
+
+}  // namespace accelerate

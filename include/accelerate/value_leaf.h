@@ -1,0 +1,28 @@
+// accelerate/value_leaf.h - what a `Value` can hold without knowing it.
+//
+// Included by accelerate/value.h; include that.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "accelerate/api.h"
+#include "accelerate/fwd.h"
+
+namespace accelerate::detail {
+
+/// What a value can hold without knowing it: a tensor, the description of one, a dtype, a device.
+class ACCELERATE_API ValueLeaf {
+ public:
+  virtual ~ValueLeaf();
+  [[nodiscard]] virtual bool is_tensor() const { return false; }
+  /// What messages call it, e.g. "tensor".
+  [[nodiscard]] virtual std::string_view kind_name() const = 0;
+  [[nodiscard]] virtual bool equals(const ValueLeaf& other) const = 0;
+  [[nodiscard]] virtual std::string repr() const = 0;
+};
+
+[[nodiscard]] ACCELERATE_API std::shared_ptr<const ValueLeaf> tensor_leaf(const at::Tensor& tensor);
+
+}  // namespace accelerate::detail

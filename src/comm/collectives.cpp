@@ -1,0 +1,297 @@
+#include "accelerate/collectives.h"
+
+#include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "accelerate/errors.h"
+#include "accelerate/object_operations.h"
+#include "comm/dtype_name.h"
+#include "comm/peers.h"
+#include "core/log.h"
+#include "core/text.h"
+
+namespace accelerate {
+namespace detail {
+namespace {
+
+/// [world * d0, d1, ...], also for tensors of no dimension.
+std::vector<std::int64_t> gathered_shape(const at::Tensor& leaf, int world) {
+  auto shape = leaf.sizes().vec();
+  if (shape.empty()) shape.push_back(1);
+  shape.front() *= world;
+  return shape;
+}
+
+/// One tensor needs no packing: it is sent from where it lies into where it shall be.
+void gather_one(const Peers& peers, at::Tensor& leaf) {
+  auto result = at::empty(gathered_shape(leaf, peers.size()), leaf.options().requires_grad(false));
+  if (leaf.numel() > 0) peers.all_gather(bytes_of(result), bytes_of(dense(leaf)));
+  leaf = std::move(result);
+}
+
+void gather_packed(const Peers& peers, Tensors& leaves, const Packing& packing) {
+  const auto in = packing.packed(leaves);
+  const std::int64_t world = peers.size();
+  auto out = at::empty({world, packing.bytes()}, in.options());
+  if (packing.bytes() > 0) peers.all_gather(out.view({-1}), in);
+  for (std::size_t slot = 0; slot < packing.which().size(); ++slot) {
+    auto& leaf = leaves[packing.which()[slot]];
+    auto result =
+        at::empty(gathered_shape(leaf, peers.size()), leaf.options().requires_grad(false));
+    const auto size = static_cast<std::int64_t>(leaf.nbytes());
+    if (size > 0 && leaf.is_cpu()) {
+      auto* to = static_cast<char*>(result.mutable_data_ptr());
+      const auto* from = static_cast<const char*>(out.const_data_ptr()) + packing.offset(slot);
+      for (std::int64_t r = 0; r < world; ++r) {
+        std::memcpy(to + r * size, from + r * packing.bytes(), static_cast<std::size_t>(size));
+      }
+    } else if (size > 0) {
+      result.view({world, -1})
+          .copy_(out.narrow(1, packing.offset(slot), size).view(leaf.scalar_type()));
+    }
+    leaf = std::move(result);
+  }
+}
+
+/// Autograd must see that the memory changed, although the message went around it.
+void mark_written(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+void broadcast_packed(const Peers& peers, Tensors& leaves, const Packing& packing, int root) {
+  const bool sends = peers.rank() == root;
+  const auto& first = leaves[packing.which().front()];
+  auto buffer =
+      sends ? packing.packed(leaves)
+            : at::empty({packing.bytes()}, at::TensorOptions(at::kByte).device(first.device()));
+  peers.broadcast(buffer, root);
+  if (sends) return;
+  for (std::size_t slot = 0; slot < packing.which().size(); ++slot) {
+    const auto& leaf = leaves[packing.which()[slot]];
+    if (leaf.numel() > 0) leaf.detach().copy_(packing.part(buffer, slot, leaf));
+  }
+}
+
+void check_writable(const Tensors& leaves, const TreeView& view) {
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (at::has_internal_overlap(leaves[i]) != at::MemOverlap::Yes) continue;
+    throw ArgumentError(str("broadcast: the tensor", leaf_place(view, i),
+                            " is expanded: several of its elements are one place in memory, so it "
+                            "cannot be written. Pass tensor.clone()."));
+  }
+}
+
+bool can_pad(const at::Tensor& leaf, std::int64_t dim) {
+  return !leaf.is_nested() && dim < leaf.dim() && dim >= -leaf.dim();
+}
+
+/// Whether padding with the number gives that number back in this dtype.
+bool representable(const at::Scalar& number, at::ScalarType dtype) {
+  if (c10::isComplexType(dtype)) return true;
+  if (number.isComplex()) return false;
+  if (c10::isFloatingType(dtype)) {
+    const double wanted = number.toDouble();
+    if (!std::isfinite(wanted)) return true;
+    return std::isfinite(
+        at::scalar_tensor(wanted, at::kDouble).to(dtype).to(at::kDouble).item<double>());
+  }
+  if (number.isFloatingPoint() && number.toDouble() != std::trunc(number.toDouble())) return false;
+  if (number.isFloatingPoint() && std::abs(number.toDouble()) >= 0x1p63) return false;
+  const auto whole = number.isBoolean() ? std::int64_t{number.toBool()} : number.toLong();
+  switch (dtype) {
+    case at::kBool:
+      return whole == 0 || whole == 1;
+    case at::kByte:
+      return std::in_range<std::uint8_t>(whole);
+    case at::kChar:
+      return std::in_range<std::int8_t>(whole);
+    case at::kShort:
+      return std::in_range<std::int16_t>(whole);
+    case at::kUInt16:
+      return std::in_range<std::uint16_t>(whole);
+    case at::kInt:
+      return std::in_range<std::int32_t>(whole);
+    case at::kUInt32:
+      return std::in_range<std::uint32_t>(whole);
+    case at::kUInt64:
+      return whole >= 0;
+    default:
+      return true;
+  }
+}
+
+void warn_of_nested(const Tensors& leaves, const TreeView& view) {
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (!leaves[i].is_nested()) continue;
+    warn(str("CannotPadNestedTensorWarning: the tensor", leaf_place(view, i),
+             " is nested. How to pad it is not known, so it is left as it is."));
+  }
+}
+
+void check_padding(const Tensors& leaves, const TreeView& view, const Padding& padding) {
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const auto dtype = leaves[i].scalar_type();
+    if (!can_pad(leaves[i], padding.dim) || representable(padding.pad_index, dtype)) continue;
+    throw ArgumentError(detail::str("pad_across_processes: pad_index is ", padding.pad_index,
+                                    ", which is no value of ", dtype_name(dtype),
+                                    ", the dtype of the tensor", leaf_place(view, i), "."));
+  }
+}
+
+using Shapes = std::vector<std::vector<std::int64_t>>;
+
+Shapes shapes_of(const Tensors& leaves) {
+  Shapes shapes;
+  for (const auto& leaf : leaves) {
+    shapes.push_back(leaf.is_nested() ? std::vector<std::int64_t>() : leaf.sizes().vec());
+  }
+  return shapes;
+}
+
+/// Every process has the same lists, so that all throw or none.
+void check_agreement(const Peers& peers, const std::vector<Shapes>& all, const TreeView& view) {
+  const auto differs = [&](const Shapes& a, const Shapes& b) {
+    return !std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                       [](const auto& x, const auto& y) { return x.size() == y.size(); });
+  };
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (!differs(all[0], all[r])) continue;
+    std::string lines;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      lines += str("\n  - Process ", rank, ": ", to_value(all[rank]).repr());
+    }
+    throw CommError(str(peers.call_site(),
+                        ": the processes pass different numbers of tensors or "
+                        "dimensions, so that the tensors cannot be padded to one size. Leaves: ",
+                        join(view.paths()), ". Shapes:", lines),
+                    static_cast<int>(r));
+  }
+}
+
+at::Tensor padded(const at::Tensor& leaf, std::int64_t dim, std::int64_t target,
+                  const Padding& padding) {
+  auto shape = leaf.sizes().vec();
+  shape[static_cast<std::size_t>(dim)] = target;
+  auto result = at::full(shape, padding.pad_index, leaf.options().requires_grad(false));
+  const auto size = leaf.size(dim);
+  result.narrow(dim, padding.pad_first ? target - size : 0, size).copy_(leaf);
+  return result;
+}
+
+/// What the size tensor of a leaf looks like: [1, number of dimensions].
+Value size_shape(const at::Tensor& leaf) {
+  return Value(Value::List{Value(1), Value(leaf.is_nested() ? 0 : leaf.dim())});
+}
+
+}  // namespace
+
+void gather(Tensors& leaves, const TreeView& view, const Call& call) {
+  const Peers peers("gather", call);
+  if (peers.alone()) return;
+  verify(peers, leaves, view, {.operation = "gather"});
+  peers.check(leaves, view);
+  const at::NoGradGuard no_grad;
+  for (auto& which : by_device(leaves)) {
+    if (which.size() == 1) {
+      gather_one(peers, leaves[which.front()]);
+    } else {
+      gather_packed(peers, leaves, Packing(leaves, std::move(which)));
+    }
+  }
+}
+
+void broadcast(Tensors& leaves, const TreeView& view, int from_process, const Call& call) {
+  const Peers peers("broadcast", call);
+  // In debug mode first of all: a process that threw alone would leave the others waiting.
+  verify(peers, leaves, view,
+         {.operation = "broadcast", .arguments = str("from_process=", from_process)});
+  peers.check_rank(from_process, "from_process");
+  if (peers.alone()) return;
+  peers.check(leaves, view);
+  check_writable(leaves, view);
+  const at::NoGradGuard no_grad;
+  for (auto& which : by_device(leaves)) {
+    const auto& first = leaves[which.front()];
+    if (which.size() == 1 && first.is_contiguous() && !first.is_conj() && !first.is_neg()) {
+      if (first.numel() == 0) continue;
+      peers.broadcast(bytes_of(first.detach()), from_process);
+      if (peers.rank() != from_process) mark_written(first);
+      continue;
+    }
+    const Packing packing(leaves, std::move(which));
+    if (packing.bytes() > 0) broadcast_packed(peers, leaves, packing, from_process);
+  }
+}
+
+void pad_across_processes(Tensors& leaves, const TreeView& view, const Padding& padding,
+                          const Call& call) {
+  const Peers peers("pad_across_processes", call);
+  warn_of_nested(leaves, view);
+  if (peers.alone()) return;
+  try {
+    verify(peers, leaves, view, {.operation = "gather", .of = &size_shape});
+  } catch (const DistributedOperationException& inner) {
+    std::throw_with_nested(DistributedOperationException(
+        "`accelerate.utils.operations.pad_across_processes` could not exchange the sizes of its "
+        "tensors. The nested error has the details.",
+        inner.rank()));
+  }
+  check_padding(leaves, view, padding);
+  const auto all = accelerate::all_gather_object(shapes_of(leaves), peers.group(), peers.where());
+  check_agreement(peers, all, view);
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (!can_pad(leaves[i], padding.dim)) continue;
+    const auto dim = padding.dim < 0 ? padding.dim + leaves[i].dim() : padding.dim;
+    std::int64_t target = 0;
+    for (const auto& shapes : all) {
+      target = std::max(target, shapes[i][static_cast<std::size_t>(dim)]);
+    }
+    if (target != leaves[i].size(dim)) leaves[i] = padded(leaves[i], dim, target, padding);
+  }
+}
+
+void check_gathered(std::span<const at::Tensor>, std::optional<int> modifier_rank) {
+  const PartialState state;
+  if (!modifier_rank || (*modifier_rank >= 0 && *modifier_rank < state.num_processes())) return;
+  throw ArgumentError(str("gathered_parameters: modifier_rank is ", *modifier_rank,
+                          ", but there are processes 0 to ", state.num_processes() - 1, "."));
+}
+
+}  // namespace detail
+
+at::Tensor copy_tensor_to_devices(const std::optional<at::Tensor>& tensor,
+                                  std::source_location where) {
+  using detail::str;
+  const detail::Peers peers("copy_tensor_to_devices", {nullptr, where});
+  const bool owns = tensor.has_value() && tensor->defined();
+  std::optional<std::pair<std::int64_t, std::vector<std::int64_t>>> header;
+  if (owns) header.emplace(static_cast<std::int64_t>(tensor->scalar_type()), tensor->sizes().vec());
+  std::vector<int> owners;
+  std::vector<decltype(header)> headers{header};
+  if (!peers.alone()) headers = all_gather_object(header, peers.group(), where);
+  for (std::size_t rank = 0; rank < headers.size(); ++rank) {
+    if (headers[rank]) owners.push_back(static_cast<int>(rank));
+  }
+  if (owners.size() != 1) {
+    throw ArgumentError(
+        str("copy_tensor_to_devices: exactly one process must pass a tensor, but ",
+            owners.empty() ? "none did." : "processes " + detail::join(owners) + " did."));
+  }
+  if (peers.alone()) return *tensor;
+
+  const at::NoGradGuard no_grad;
+  const auto& [dtype, shape] = *headers[static_cast<std::size_t>(owners.front())];
+  const auto options =
+      at::TensorOptions(static_cast<at::ScalarType>(dtype)).device(peers.state().device());
+  auto copy = at::empty(shape, options);
+  if (owns) copy.copy_(tensor->detach());
+  if (copy.numel() > 0) peers.broadcast(detail::bytes_of(copy), owners.front());
+  return copy;
+}
+
+}  // namespace accelerate

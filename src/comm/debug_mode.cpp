@@ -1,0 +1,225 @@
+// Debug mode: before a collective the processes compare what they bring along.
+//
+// The facts go through the store, not through the group, since mismatched messages on the group are
+// what shall be prevented. A process that does not come is named after the timeout.
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <algorithm>
+#include <list>
+#include <mutex>
+
+#include "accelerate/errors.h"
+#include "accelerate/object_operations.h"
+#include "comm/dtype_name.h"
+#include "comm/peers.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+Value shape_of(const at::Tensor& leaf) { return to_value(leaf.sizes().vec()); }
+Value dtype_of(const at::Tensor& leaf) { return Value(dtype_name(leaf.scalar_type())); }
+Value device_type_of(const at::Tensor& leaf) {
+  return Value(c10::DeviceTypeName(leaf.device().type(), /*lower_case=*/true));
+}
+
+/// The compared calls of one group are numbered, so that a call never reads the facts of another.
+class CallNumbers {
+ public:
+  std::int64_t next(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(entries_, [](const Entry& entry) { return entry.group.expired(); });
+    for (auto& entry : entries_) {
+      if (entry.group.lock() == group) return ++entry.last;
+    }
+    entries_.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), 1});
+    return 1;
+  }
+
+ private:
+  struct Entry {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+    std::int64_t last;
+  };
+  std::mutex mutex_;
+  std::list<Entry> entries_;
+};
+
+std::int64_t next_call(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  static CallNumbers numbers;
+  return numbers.next(group);
+}
+
+std::string dotted(std::string_view operation) {
+  return str("accelerate.utils.operations.", operation);
+}
+
+/// What one process says. Dicts, so that the report can show each part as it came.
+Value facts_of(const Peers& peers, const Tensors& leaves, const TreeView& view,
+               const DebugFacts& facts) {
+  const auto of = facts.of != nullptr ? facts.of : &shape_of;
+  const auto call = facts.arguments.empty()
+                        ? str("`", dotted(facts.operation), "`")
+                        : str("`", dotted(facts.operation), "` with ", facts.arguments);
+  const auto expected = c10::DeviceTypeName(peers.state().device().type(), true);
+  return Value(
+      Value::Dict{{"call", Value(call)},
+                  {"where", Value(str(peers.where().file_name(), ":", peers.where().line()))},
+                  {"shapes", view.described(of)},
+                  {"dtypes", view.described(&dtype_of)},
+                  {"device", leaves.empty() ? Value() : device_type_of(leaves.front())},
+                  {"expected_device", Value(expected)}});
+}
+
+using Facts = std::vector<Value>;
+
+/// "\nTitle:\n  - Process 0: ...", one line per process.
+template <class F>
+std::string block(const char* title, const Facts& all, F&& line) {
+  std::string text = str("\n", title, ":");
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    text += str("\n  - Process ", rank, ": ", line(all[rank]));
+  }
+  return text;
+}
+
+bool agree(const Facts& all, const char* part) {
+  return std::all_of(all.begin(), all.end(),
+                     [&](const Value& one) { return one.at(part) == all.front().at(part); });
+}
+
+/// The first process that differs from process 0.
+int first_astray(const Facts& all, const char* part) {
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].at(part) != all.front().at(part)) return static_cast<int>(rank);
+  }
+  return -1;
+}
+
+std::string call_and_place(const Value& one) {
+  if (one.is_none()) return "not here";
+  return str(one.at("call").as_string(), " at ", one.at("where").as_string());
+}
+
+[[noreturn]] void refuse_calls(const Facts& all) {
+  const int rank = first_astray(all, "call");
+  throw DistributedOperationException(
+      str("rank ", rank, " is in another operation than rank 0, and the processes would wait for ",
+          "each other for ever. Every process must make the same calls in the same order.\n",
+          block("Operations", all, call_and_place)),
+      rank);
+}
+
+[[noreturn]] void refuse_devices(const Facts& all, const DebugFacts& facts, std::size_t rank) {
+  const auto& wanted = all[rank].at("expected_device").as_string();
+  throw DistributedOperationException(
+      str("Process ", rank, " passes a tensor on ", all[rank].at("device").as_string(), " to `",
+          dotted(facts.operation), "`, but its state is configured for ", wanted, ". Move it to ",
+          wanted, " before the call.\n",
+          block("Devices", all, [](const Value& one) { return one.at("device").repr(); })),
+      static_cast<int>(rank));
+}
+
+/// Throws unless the facts fit together. Depends on nothing but the facts, which are the same on
+/// all processes.
+void compare(const Facts& all, const DebugFacts& facts) {
+  if (!agree(all, "call")) refuse_calls(all);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const auto& device = all[rank].at("device");
+    if (!device.is_none() && device != all[rank].at("expected_device")) {
+      refuse_devices(all, facts, rank);
+    }
+  }
+  const bool same_shapes = agree(all, "shapes");
+  if (same_shapes && agree(all, "dtypes")) return;
+  const auto shapes =
+      block("Input shapes", all, [](const Value& one) { return one.at("shapes").repr(); });
+  const auto dtypes =
+      block("Input dtypes", all, [](const Value& one) { return one.at("dtypes").repr(); });
+  throw DistributedOperationException(
+      str("The operation cannot be applied because of ", same_shapes ? "dtype" : "shape",
+          " mismatches. All ", same_shapes ? "dtypes" : "shapes",
+          " across devices must be valid.\n\nOperation: `", dotted(facts.operation), "`", shapes,
+          agree(all, "dtypes") ? "" : dtypes),
+      first_astray(all, same_shapes ? "dtypes" : "shapes"));
+}
+
+std::vector<std::uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
+class Board {
+ public:
+  Board(const Peers& peers, c10::intrusive_ptr<c10d::Store> store)
+      : peers_(peers), store_(std::move(store)), call_(next_call(peers.group())) {}
+
+  Facts exchange(const Value& mine, const DebugFacts& facts) const {
+    store_->set(key(call_, peers_.rank()), to_bytes(encode_object(mine)));
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < peers_.size(); ++rank) keys.push_back(key(call_, rank));
+    try {
+      store_->wait(keys, peers_.state().timeout());
+    } catch (const std::exception&) {
+      refuse_missing(keys, facts);
+    }
+    Facts all;
+    for (const auto& name : keys) all.push_back(read(name));
+    // Everybody who is here has read the facts of two calls ago.
+    if (call_ > 2) store_->deleteKey(key(call_ - 2, peers_.rank()));
+    return all;
+  }
+
+ private:
+  [[nodiscard]] std::string key(std::int64_t call, int rank) const {
+    return str("accelerate/debug/", call, "/", rank);
+  }
+
+  [[noreturn]] void refuse_missing(const std::vector<std::string>& keys,
+                                   const DebugFacts& facts) const {
+    std::vector<int> missing;
+    Facts all;
+    for (int rank = 0; rank < peers_.size(); ++rank) {
+      const auto& name = keys[static_cast<std::size_t>(rank)];
+      const bool here = store_->check({name});
+      all.push_back(here ? read(name) : Value());
+      if (!here) missing.push_back(rank);
+    }
+    throw DistributedOperationException(
+        str(missing.size() == 1 ? "process " : "processes ", join(missing), " did not reach `",
+            dotted(facts.operation), "` #", call_, " within ",
+            std::chrono::duration_cast<std::chrono::seconds>(peers_.state().timeout()).count(),
+            " seconds: rank ", join(missing, ", rank "), " took another branch, or has ended.\n",
+            block("Operations", all, call_and_place)),
+        missing.empty() ? -1 : missing.front());
+  }
+
+  [[nodiscard]] Value read(const std::string& name) const {
+    const auto bytes = store_->get(name);
+    return decode_object<Value>(
+        std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  }
+
+  const Peers& peers_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::int64_t call_;
+};
+
+/// Each group has a store of its own, so that keys of different groups never meet.
+c10::intrusive_ptr<c10d::Store> store_of(const Peers& peers) {
+  if (peers.group() == peers.state().process_group()) return peers.state().store();
+  return peers.group()->getStore();
+}
+
+}  // namespace
+
+void verify(const Peers& peers, const Tensors& leaves, const TreeView& view,
+            const DebugFacts& facts) {
+  if (peers.alone() || !peers.state().debug()) return;
+  const Value mine = facts_of(peers, leaves, view, facts);
+  if (const auto store = store_of(peers)) {
+    return compare(Board(peers, store).exchange(mine, facts), facts);
+  }
+  // A group that was lent without a store: the message itself has the same size everywhere.
+  compare(accelerate::all_gather_object(mine, peers.group(), peers.where()), facts);
+}
+
+}  // namespace accelerate::detail

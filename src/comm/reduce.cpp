@@ -1,0 +1,219 @@
+// Sum, mean and maximum over processes.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "accelerate/errors.h"
+#include "comm/dtype_name.h"
+#include "comm/peers.h"
+#include "core/log.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+/// Up to this many bytes in all, one all-gather and a local sum beat an all-reduce, and one message
+/// serves all dtypes.
+constexpr std::int64_t kSmallBytes = 256 * 1024;
+
+void check_dtype(const at::Tensor& leaf, std::size_t index, const TreeView& view,
+                 Reduction reduction) {
+  const auto dtype = leaf.scalar_type();
+  const auto refuse = [&](const char* remedy) {
+    throw ArgumentError(str("reduce: the ", to_string(reduction), " of ", dtype_name(dtype),
+                            " is not defined (the tensor", leaf_place(view, index), "). ", remedy));
+  };
+  if (c10::isFloat8Type(dtype)) refuse("Convert it to bfloat16 or float first.");
+  if (c10::isComplexType(dtype)) {
+    if (reduction == Reduction::kMax) refuse("Complex numbers have no order.");
+    return;
+  }
+  if (reduction == Reduction::kMean && !c10::isFloatingType(dtype)) {
+    refuse("Convert it to float first, or take the sum.");
+  }
+}
+
+/// The dtype in which the elements of a tensor are combined. Backends lack the short and the
+/// unsigned ones; sums in a wider type, cut off again, are the same.
+at::ScalarType work_dtype(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBool:
+      return at::kByte;
+    case at::kShort:
+    case at::kUInt16:
+      return at::kInt;
+    case at::kUInt32:
+    case at::kUInt64:
+      return at::kLong;
+    default:
+      return c10::isComplexType(dtype) ? c10::toRealValueType(dtype) : dtype;
+  }
+}
+
+constexpr auto kSignBit = std::numeric_limits<std::int64_t>::min();
+
+/// A contiguous tensor of the work dtype with the same content. May share memory with the leaf.
+at::Tensor to_work(const at::Tensor& leaf, bool maximum) {
+  const auto dtype = leaf.scalar_type();
+  const auto elements = dense(leaf);
+  if (c10::isComplexType(dtype)) return at::view_as_real(elements).view({-1});
+  if (dtype == at::kUInt64) {
+    // As signed numbers of the same bits; for the maximum, shifted so that the order is kept.
+    const auto bits = elements.view({-1}).view(at::kLong);
+    return maximum ? bits.bitwise_xor(kSignBit) : bits;
+  }
+  return elements.view({-1}).to(work_dtype(dtype));
+}
+
+/// What `to_work` did, undone. `owned`: the work tensor belongs to nobody else.
+at::Tensor from_work(const at::Tensor& work, const at::Tensor& leaf, bool maximum, bool owned) {
+  const auto dtype = leaf.scalar_type();
+  auto result = owned ? work : work.clone();
+  if (c10::isComplexType(dtype)) {
+    result = at::view_as_complex(result.view({-1, 2}));
+  } else if (dtype == at::kUInt64) {
+    result = (maximum ? result.bitwise_xor(kSignBit) : result).view(at::kUInt64);
+  } else if (dtype == at::kBool) {
+    result = result.ne(0);
+  } else {
+    result = result.to(dtype);
+  }
+  return result.view(leaf.sizes());
+}
+
+/// Tensors that are combined as one: of one work dtype, by one operation.
+struct Bucket {
+  at::ScalarType dtype;
+  bool maximum;
+  std::vector<std::size_t> which = {};
+  std::vector<at::Tensor> work = {};
+  std::int64_t elements = 0;
+  at::Tensor combined = {};  // [elements]
+};
+
+std::vector<Bucket> make_buckets(const Tensors& leaves, const std::vector<std::size_t>& which,
+                                 Reduction reduction) {
+  std::vector<Bucket> buckets;
+  for (const auto i : which) {
+    const auto dtype = work_dtype(leaves[i].scalar_type());
+    const bool maximum = reduction == Reduction::kMax || leaves[i].scalar_type() == at::kBool;
+    auto same = std::find_if(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
+      return bucket.dtype == dtype && bucket.maximum == maximum;
+    });
+    if (same == buckets.end()) same = buckets.insert(same, Bucket{dtype, maximum});
+    same->which.push_back(i);
+    same->work.push_back(to_work(leaves[i], maximum));
+    same->elements += same->work.back().numel();
+  }
+  return buckets;
+}
+
+/// One message for all buckets; then each process combines all parts in rank order, so that all get
+/// the same bits.
+void combine_small(const Peers& peers, std::vector<Bucket>& buckets) {
+  Tensors work;
+  for (const auto& bucket : buckets) {
+    work.push_back(bucket.work.size() == 1 ? bucket.work.front() : at::cat(bucket.work));
+  }
+  std::vector<std::size_t> all(work.size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  const Packing packing(work, all);
+  const auto in = packing.packed(work);
+  auto out = at::empty({peers.size(), packing.bytes()}, in.options());
+  if (packing.bytes() > 0) peers.all_gather(out.view({-1}), in);
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    auto& bucket = buckets[i];
+    bucket.combined = packing.part(out[0], i, work[i]).clone();
+    for (int rank = 1; rank < peers.size(); ++rank) {
+      const auto part = packing.part(out[rank], i, work[i]);
+      if (bucket.maximum) {
+        at::maximum_out(bucket.combined, bucket.combined, part);
+      } else {
+        bucket.combined.add_(part);
+      }
+    }
+  }
+}
+
+void combine_large(const Peers& peers, const Tensors& leaves, std::vector<Bucket>& buckets) {
+  for (auto& bucket : buckets) {
+    const bool one = bucket.work.size() == 1;
+    bucket.combined = one ? bucket.work.front() : at::cat(bucket.work);
+    // The message overwrites what it sends: never the caller's own memory.
+    if (one && bucket.combined.is_alias_of(leaves[bucket.which.front()])) {
+      bucket.combined = bucket.combined.clone();
+    }
+    bucket.work.clear();
+    if (bucket.elements > 0) peers.all_reduce(bucket.combined, bucket.maximum);
+  }
+}
+
+/// A copy that is attached to the graph of the leaf and holds the combined values.
+at::Tensor attached(const at::Tensor& leaf, const at::Tensor& combined, int divisor) {
+  auto result = leaf.clone();
+  result.detach().copy_(combined);
+  if (divisor > 1) result.div_(divisor);
+  return result;
+}
+
+void put_back(const Peers& peers, Tensors& leaves, Bucket& bucket, Reduction reduction) {
+  const int divisor = reduction == Reduction::kMean ? peers.size() : 1;
+  const auto keeps_graph = [&](std::size_t i) {
+    return leaves[i].requires_grad() && at::GradMode::is_enabled();
+  };
+  const bool some_keep = std::any_of(bucket.which.begin(), bucket.which.end(), keeps_graph);
+  if (divisor > 1 && !some_keep) bucket.combined.div_(divisor);
+  std::int64_t start = 0;
+  for (const auto i : bucket.which) {
+    auto& leaf = leaves[i];
+    const auto length = leaf.numel() * (c10::isComplexType(leaf.scalar_type()) ? 2 : 1);
+    const auto piece = bucket.combined.narrow(0, start, length);
+    start += length;
+    auto result = from_work(piece, leaf, bucket.maximum, bucket.which.size() == 1);
+    if (keeps_graph(i)) {
+      leaf = attached(leaf, result, divisor);
+    } else {
+      leaf = some_keep && divisor > 1 ? result.div_(divisor) : result;
+    }
+  }
+}
+
+}  // namespace
+
+void reduce(Tensors& leaves, const TreeView& view, Reduction reduction, double scale,
+            const Call& call) {
+  const Peers peers("reduce", call);
+  if (scale != 1.0) {
+    warn_once(
+        str("reduce: scale is ", scale,
+            ", but it only acts on TPUs, which this library does not run on. It is ignored."));
+  }
+  if (peers.alone() || reduction == Reduction::kNone) {
+    for (auto& leaf : leaves) leaf = leaf.clone();
+    return;
+  }
+  verify(peers, leaves, view,
+         {.operation = "reduce", .arguments = str("reduction=", to_string(reduction))});
+  for (std::size_t i = 0; i < leaves.size(); ++i) check_dtype(leaves[i], i, view, reduction);
+  peers.check(leaves, view);
+  for (const auto& which : by_device(leaves)) {
+    std::vector<Bucket> buckets;
+    {
+      const at::NoGradGuard no_grad;
+      buckets = make_buckets(leaves, which, reduction);
+      std::int64_t bytes = 0;
+      for (const auto& bucket : buckets) {
+        bytes += bucket.elements * static_cast<std::int64_t>(c10::elementSize(bucket.dtype));
+      }
+      if (bytes <= kSmallBytes) {
+        combine_small(peers, buckets);
+      } else {
+        combine_large(peers, leaves, buckets);
+      }
+    }
+    for (auto& bucket : buckets) put_back(peers, leaves, bucket, reduction);
+  }
+}
+
+}  // namespace accelerate::detail

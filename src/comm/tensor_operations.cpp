@@ -1,0 +1,272 @@
+#include "accelerate/tensor_operations.h"
+
+#include <ATen/ATen.h>
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "accelerate/from_value.h"
+#include "accelerate/to_value.h"
+#include "core/text.h"
+
+namespace accelerate {
+namespace tree::detail {
+
+using accelerate::detail::str;
+
+void refuse_structure(const char* operation, const std::string& path, std::size_t tree) {
+  throw ArgumentError(str(operation, ": the trees differ in structure: only tree ", tree,
+                          " has a tensor at ", path.empty() ? "its root" : path, "."));
+}
+
+void check_leaf_count(std::size_t given, std::size_t expected) {
+  if (given == expected) return;
+  throw ArgumentError(str("unflatten got ", given, " tensors for a tree with ", expected,
+                          " leaves. Pass one tensor per leaf, in the order of flatten."));
+}
+
+}  // namespace tree::detail
+
+namespace detail {
+namespace {
+
+std::string place(const std::string& path) { return path.empty() ? "" : str(" at ", path); }
+
+// Standard types as people write them.
+std::string shortened(std::string name) {
+  const std::pair<std::string_view, std::string_view> words[] = {
+      {"std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> >",
+       "std::string"},
+      {"std::__cxx11::list", "std::list"},
+      {"__cxx11::", ""}};
+  for (const auto& [from, to] : words) {
+    for (auto at = name.find(from); at != std::string::npos; at = name.find(from, at)) {
+      name.replace(at, from.size(), to);
+    }
+  }
+  return name;
+}
+
+Value nested_list(const at::Tensor& tensor) {
+  if (tensor.dim() > 0) {
+    Value::List items;
+    items.reserve(static_cast<std::size_t>(tensor.size(0)));
+    for (std::int64_t i = 0; i < tensor.size(0); ++i) items.push_back(nested_list(tensor[i]));
+    return Value(std::move(items));
+  }
+  const at::Scalar scalar = tensor.item();
+  if (scalar.isBoolean()) return Value(scalar.toBool());
+  if (scalar.isIntegral(false)) return Value(scalar.toLong());
+  if (scalar.isComplex()) {
+    const auto z = scalar.toComplexDouble();
+    return Value::tuple({Value(z.real()), Value(z.imag())});
+  }
+  return Value(scalar.toDouble());
+}
+
+/// Reads along rows of memory instead of one `item()` call per element.
+template <class T>
+Value list_of(const T*& data, at::IntArrayRef sizes) {
+  if (sizes.empty()) return Value(*data++);
+  Value::List items;
+  items.reserve(static_cast<std::size_t>(sizes[0]));
+  for (std::int64_t i = 0; i < sizes[0]; ++i) items.push_back(list_of(data, sizes.slice(1)));
+  return Value(std::move(items));
+}
+template <class T>
+Value list_of(const at::Tensor& tensor) {
+  const T* data = tensor.const_data_ptr<T>();
+  return list_of(data, tensor.sizes());
+}
+
+/// Python's rule for one end of a slice: negative counts from the end, then clamp.
+std::int64_t clamped(std::int64_t position, std::int64_t size) {
+  if (position < 0) position += size;
+  return std::clamp<std::int64_t>(position, 0, size);
+}
+
+std::int64_t wrapped_dim(const char* operation, const std::string& path, const at::Tensor& tensor,
+                         std::int64_t dim) {
+  if (dim >= -tensor.dim() && dim < tensor.dim()) return dim < 0 ? dim + tensor.dim() : dim;
+  throw ArgumentError(detail::str(operation, ": the tensor", place(path), " has shape ",
+                                  tensor.sizes(), " and no dimension ", dim, "."));
+}
+
+}  // namespace
+
+std::string type_name(const std::type_info& type) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> name(
+      abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), &std::free);
+  return shortened(status == 0 ? name.get() : type.name());
+}
+
+std::string value_type_name(const Value& value) { return std::string(value.kind_name()); }
+
+void refuse_other(std::string_view operation, const std::string& path, const std::type_info& type,
+                  std::string_view expected) {
+  throw ArgumentError(str(operation, " got a leaf", place(path), " of type ", type_name(type),
+                          ". Only leaves of type ", expected, " can be used here."));
+}
+
+void refuse_other_value(std::string_view operation, const std::string& path, const Value& value) {
+  throw ArgumentError(str(operation, " got a leaf", place(path), " of kind ",
+                          value_type_name(value), ": ", value.repr(),
+                          ". Only leaves of kind tensor can be used here."));
+}
+
+void refuse_empty(const TreePath& path, const std::type_info& container) {
+  throw ArgumentError(str("cannot find the batch size from an empty container: the ",
+                          type_name(container), place(path.str()), " holds nothing."));
+}
+
+void refuse_no_batches() { throw ArgumentError("concatenate got no batches. Pass at least one."); }
+
+void refuse_value(const TreePath& path, const Value& value, const std::string& wanted) {
+  throw ArgumentError(str("the value", place(path.str()), " is of kind ", value.kind_name(),
+                          ", not ", wanted, ": ", value.repr()));
+}
+
+std::span<const Value> value_items(const TreePath& path, const Value& value, std::int64_t size) {
+  if (!value.is_list() && !value.is_tuple()) refuse_value(path, value, "a list or tuple");
+  const auto items = value.items();
+  if (size >= 0 && std::cmp_not_equal(items.size(), size)) {
+    refuse_value(path, value, str("a list or tuple of ", size, " items"));
+  }
+  return items;
+}
+
+at::Tensor to_device(const at::Tensor& tensor, at::Device device, bool non_blocking) {
+  return tensor.to(device, non_blocking);
+}
+
+TensorInformation information(const at::Tensor& tensor) {
+  return {tensor.sizes().vec(), tensor.scalar_type()};
+}
+
+std::vector<std::int64_t> shape(const at::Tensor& tensor) { return tensor.sizes().vec(); }
+
+at::Tensor empty_tensor(const TensorInformation& information) {
+  if (information.dtype == at::ScalarType::Undefined) return {};
+  return at::empty(information.shape, at::TensorOptions(information.dtype));
+}
+
+Value listify(const at::Tensor& tensor) {
+  auto host = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg();
+  if (at::isReducedFloatingType(host.scalar_type())) host = host.to(at::kFloat);
+  host = host.contiguous();
+  switch (host.scalar_type()) {
+    case at::kFloat:
+      return list_of<float>(host);
+    case at::kDouble:
+      return list_of<double>(host);
+    case at::kLong:
+      return list_of<std::int64_t>(host);
+    case at::kInt:
+      return list_of<std::int32_t>(host);
+    case at::kByte:
+      return list_of<std::uint8_t>(host);
+    case at::kBool:
+      return list_of<bool>(host);
+    default:
+      return nested_list(host);
+  }
+}
+
+at::Tensor to_fp32(const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  return dtype == at::kHalf || dtype == at::kBFloat16 ? tensor.to(at::kFloat) : tensor;
+}
+
+std::int64_t batch_size(const at::Tensor& tensor, const TreePath& path) {
+  if (!tensor.defined()) {
+    throw ArgumentError(
+        str("cannot find the batch size: the tensor", place(path.str()), " is not defined."));
+  }
+  if (tensor.dim() == 0) {
+    throw ArgumentError(
+        str("cannot find the batch size: the tensor", place(path.str()), " has no dimension."));
+  }
+  return tensor.size(0);
+}
+
+at::Tensor slice(const TreePath& path, const at::Tensor& tensor, const Slice& slice) {
+  const auto step = slice.step.value_or(1);
+  if (step == 0) throw ArgumentError("slice_tensors: the step of a slice cannot be 0.");
+  if (tensor.dim() == 0) {
+    throw ArgumentError(str("slice_tensors: the tensor", place(path.str()),
+                            " has no dimension and cannot be sliced. Reshape it to {1} first."));
+  }
+  const auto size = tensor.size(0);
+  if (step < 0) {
+    throw ArgumentError(
+        str("slice_tensors: the step is ", step,
+            ", but tensors are sliced forwards only. Use a positive step and flip."));
+  }
+  const auto start = clamped(slice.start.value_or(0), size);
+  const auto stop = std::max(start, clamped(slice.stop.value_or(size), size));
+  return tensor.slice(0, start, stop, step);
+}
+
+std::vector<at::Tensor> concatenate(std::span<const tree::Flat> parts, std::int64_t dim) {
+  const tree::Flat& first = parts.front();
+  for (std::size_t p = 1; p < parts.size(); ++p) {
+    const auto& paths = parts[p].paths;
+    const auto [mine, theirs] =
+        std::mismatch(first.paths.begin(), first.paths.end(), paths.begin(), paths.end());
+    if (mine == first.paths.end() && theirs == paths.end()) continue;
+    // The sorted lists tell whose the extra leaf is.
+    const bool missing =
+        mine != first.paths.end() && std::find(paths.begin(), paths.end(), *mine) == paths.end();
+    throw ArgumentError(str("concatenate: batch ", p,
+                            missing ? " has no tensor at " : " has a tensor at ",
+                            missing ? *mine : *theirs,
+                            missing ? ", which batch 0 has." : ", which batch 0 does not have."));
+  }
+  std::vector<at::Tensor> result;
+  for (std::size_t i = 0; i < first.tensors.size(); ++i) {
+    std::vector<at::Tensor> pieces;
+    for (const auto& part : parts) pieces.push_back(part.tensors[i]);
+    try {
+      result.push_back(at::cat(pieces, dim));
+    } catch (const c10::OutOfMemoryError&) {
+      throw;
+    } catch (const c10::Error& error) {
+      throw ArgumentError(str("concatenate: the tensors", place(first.paths[i]),
+                              " do not fit together: ", error.what_without_backtrace()));
+    }
+  }
+  return result;
+}
+
+InputPadding::InputPadding(std::int64_t batch_size, std::int64_t num_processes, std::int64_t dim,
+                           PadFill fill)
+    : target_(0), dim_(dim), fill_(fill) {
+  if (batch_size < 1 || num_processes < 1) {
+    throw ArgumentError(str("pad_input_tensors: batch_size is ", batch_size, " and num_processes ",
+                            num_processes, ", but both must be at least 1."));
+  }
+  target_ = (batch_size + num_processes - 1) / num_processes * num_processes;
+}
+
+at::Tensor InputPadding::apply(const TreePath& path, const at::Tensor& tensor) const {
+  const auto dim = wrapped_dim("pad_input_tensors", path.str(), tensor, dim_);
+  const auto size = tensor.size(dim);
+  if (size == target_) return tensor;
+  if (size > target_) {
+    throw ArgumentError(str("pad_input_tensors: the tensor", place(path.str()), " has ", size,
+                            " rows along dimension ", dim, ", more than the ", target_,
+                            " to pad to. Is batch_size right?"));
+  }
+  auto shape = tensor.sizes().vec();
+  shape[static_cast<std::size_t>(dim)] = target_ - size;
+  if (fill_ == PadFill::kRepeatLast && size > 0) {
+    return at::cat({tensor, tensor.narrow(dim, size - 1, 1).expand(shape)}, dim);
+  }
+  return at::cat({tensor, at::zeros(shape, tensor.options())}, dim);
+}
+
+}  // namespace detail
+}  // namespace accelerate

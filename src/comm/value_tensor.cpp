@@ -1,0 +1,194 @@
+// The leaves of a `Value` that need LibTorch: tensors, and their descriptions.
+#include <ATen/ATen.h>
+
+#include "accelerate/errors.h"
+#include "accelerate/object_codec.h"
+#include "accelerate/tensor_operations.h"
+#include "accelerate/value.h"
+#include "comm/dtype_name.h"
+#include "core/text.h"
+
+namespace accelerate {
+namespace detail {
+namespace {
+
+/// A tensor of more elements is shown by shape and dtype alone.
+constexpr std::int64_t kShownElements = 1000;
+
+std::string shape_text(at::IntArrayRef shape) {
+  return str("(", join(shape), shape.size() == 1 ? ",)" : ")");
+}
+
+class TensorLeaf final : public ValueLeaf {
+ public:
+  explicit TensorLeaf(at::Tensor tensor) : tensor_(std::move(tensor)) {}
+
+  [[nodiscard]] bool is_tensor() const override { return true; }
+  [[nodiscard]] std::string_view kind_name() const override { return "tensor"; }
+  [[nodiscard]] const at::Tensor& tensor() const { return tensor_; }
+
+  [[nodiscard]] bool equals(const ValueLeaf& other) const override {
+    const auto* leaf = dynamic_cast<const TensorLeaf*>(&other);
+    if (leaf == nullptr) return false;
+    const at::Tensor& a = tensor_;
+    const at::Tensor& b = leaf->tensor_;
+    if (a.is_same(b)) return true;
+    if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
+    return at::equal(a.detach().cpu(), b.detach().cpu());
+  }
+
+  [[nodiscard]] std::string repr() const override {
+    if (tensor_.numel() > kShownElements || tensor_.layout() != at::kStrided ||
+        tensor_.device().is_meta()) {
+      return str("tensor(..., size=", shape_text(tensor_.sizes()),
+                 ", dtype=", dtype_name(tensor_.scalar_type()), ")");
+    }
+    std::ostringstream out;
+    // at::print wants a double or complex; the list form is exact and one line.
+    out << "tensor(" << listify(tensor_).repr();
+    const auto dtype = tensor_.scalar_type();
+    if (dtype != at::kFloat && dtype != at::kLong && dtype != at::kBool) {
+      out << ", dtype=" << dtype_name(dtype);
+    }
+    out << ')';
+    return std::move(out).str();
+  }
+
+ private:
+  at::Tensor tensor_;
+};
+
+class InformationLeaf final : public ValueLeaf {
+ public:
+  explicit InformationLeaf(TensorInformation information) : information_(std::move(information)) {}
+
+  [[nodiscard]] std::string_view kind_name() const override { return "tensor information"; }
+  [[nodiscard]] const TensorInformation& information() const { return information_; }
+
+  [[nodiscard]] bool equals(const ValueLeaf& other) const override {
+    const auto* leaf = dynamic_cast<const InformationLeaf*>(&other);
+    return leaf != nullptr && leaf->information_ == information_;
+  }
+  [[nodiscard]] std::string repr() const override {
+    return str("TensorInformation(shape=", shape_text(information_.shape),
+               ", dtype=", dtype_name(information_.dtype), ")");
+  }
+
+ private:
+  TensorInformation information_;
+};
+
+class TensorLeafCodec final : public LeafCodec {
+ public:
+  void write(ObjectWriter& out, const ValueLeaf& leaf) const override {
+    if (const auto* tensor = dynamic_cast<const TensorLeaf*>(&leaf)) {
+      out.boolean(true);
+      return write_tensor(out, tensor->tensor());
+    }
+    const auto* described = dynamic_cast<const InformationLeaf*>(&leaf);
+    if (described == nullptr) {
+      throw ArgumentError(
+          str("a value to be sent holds ", leaf.kind_name(), ", which is not data"));
+    }
+    out.boolean(false);
+    out.integer(static_cast<std::int64_t>(described->information().dtype));
+    detail::write(out, described->information().shape);
+  }
+
+  [[nodiscard]] std::shared_ptr<const ValueLeaf> read(ObjectReader& in) const override {
+    if (in.boolean()) return tensor_leaf(read_tensor(in));
+    TensorInformation information;
+    information.dtype = checked_dtype(in);
+    information.shape = detail::read<std::vector<std::int64_t>>(in);
+    return std::make_shared<InformationLeaf>(std::move(information));
+  }
+
+  static at::ScalarType checked_dtype(ObjectReader& in) {
+    const auto code = in.integer();
+    if (code < 0 || code > static_cast<std::int64_t>(at::ScalarType::Undefined)) {
+      in.refuse("a dtype that this LibTorch does not have");
+    }
+    return static_cast<at::ScalarType>(code);
+  }
+};
+
+/// The bytes of a tensor of this shape. Refuses shapes whose size cannot be.
+std::uint64_t checked_bytes(const ObjectReader& in, const std::vector<std::int64_t>& shape,
+                            std::uint64_t item_size) {
+  std::uint64_t bytes = item_size;
+  for (const auto size : shape) {
+    if (size < 0 || __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes)) {
+      in.refuse("a tensor of an impossible shape");
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::shared_ptr<const ValueLeaf> tensor_leaf(const at::Tensor& tensor) {
+  return std::make_shared<TensorLeaf>(tensor);
+}
+
+const TensorInformation* tensor_information(const Value& value) {
+  const auto* leaf = dynamic_cast<const InformationLeaf*>(value.leaf());
+  return leaf != nullptr ? &leaf->information() : nullptr;
+}
+
+std::string dtype_name(at::ScalarType dtype) {
+  if (dtype == at::ScalarType::Undefined) return "undefined";
+  return "torch." + c10::getDtypeNames(dtype).first;
+}
+
+const LeafCodec& tensor_leaf_codec() {
+  static const TensorLeafCodec codec;
+  return codec;
+}
+
+void write_tensor(ObjectWriter& out, const at::Tensor& tensor) {
+  out.open(ObjectTag::kTensor, tensor.defined() ? 1 : 0);
+  if (!tensor.defined()) return;
+  if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_nested() ||
+      tensor.is_meta()) {
+    throw ArgumentError(detail::str("a tensor to be sent as an object has layout ", tensor.layout(),
+                                    tensor.is_quantized() ? " and is quantized" : "",
+                                    tensor.is_nested() ? " and is nested" : "",
+                                    tensor.is_meta() ? " and no data" : "",
+                                    "; only dense tensors with data can be sent"));
+  }
+  const auto dense = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+  out.integer(static_cast<std::int64_t>(dense.scalar_type()));
+  write(out, dense.sizes().vec());
+  out.raw("tensor", dense.const_data_ptr(), dense.nbytes());
+}
+
+at::Tensor read_tensor(ObjectReader& in) {
+  if (in.open(ObjectTag::kTensor) == 0) return {};
+  const auto dtype = TensorLeafCodec::checked_dtype(in);
+  if (dtype == at::ScalarType::Undefined || c10::isQIntType(dtype)) {
+    in.refuse("a tensor of a dtype that is never sent");
+  }
+  const auto shape = read<std::vector<std::int64_t>>(in);
+  const auto data = in.raw("tensor");
+  if (data.size() != checked_bytes(in, shape, c10::elementSize(dtype))) {
+    in.refuse("a tensor whose data does not fit its shape");
+  }
+  auto tensor = at::empty(shape, at::TensorOptions(dtype));
+  if (!data.empty()) std::memcpy(tensor.mutable_data_ptr(), data.data(), data.size());
+  return tensor;
+}
+
+}  // namespace detail
+
+const at::Tensor& Value::as_tensor() const {
+  const auto* tensor = dynamic_cast<const detail::TensorLeaf*>(leaf());
+  if (tensor == nullptr) refuse_kind("tensor");
+  return tensor->tensor();
+}
+
+TensorInformation::operator Value() const {
+  if (dtype == at::ScalarType::Undefined) return {};
+  return Value(std::make_shared<detail::InformationLeaf>(*this));
+}
+
+}  // namespace accelerate

@@ -1,0 +1,93 @@
+#include "core/bytes.h"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <optional>
+
+#include "accelerate/errors.h"
+#include "core/python_text.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+struct Unit {
+  std::string_view name;
+  double bytes;
+};
+
+constexpr std::array<Unit, 6> kUnits{{{"gib", 1024.0 * 1024 * 1024},
+                                      {"mib", 1024.0 * 1024},
+                                      {"kib", 1024.0},
+                                      {"gb", 1e9},
+                                      {"mb", 1e6},
+                                      {"kb", 1e3}}};
+
+// As Python's float() reads it: blanks around and single underscores between digits are allowed.
+std::optional<double> python_float(std::string_view text) {
+  text = trim(text);
+  std::string digits;
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '_') {
+      if (i == 0 || i + 1 == text.size() || !is_digit(text[i - 1]) || !is_digit(text[i + 1])) {
+        return std::nullopt;
+      }
+    } else {
+      digits += text[i];
+    }
+  }
+  std::string_view rest = digits;
+  if (rest.starts_with('+')) {
+    rest.remove_prefix(1);
+    if (rest.starts_with('-')) return std::nullopt;
+  }
+  double number = 0;
+  const auto* end = rest.data() + rest.size();
+  const auto [stop, error] = std::from_chars(rest.data(), end, number);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return number;
+}
+
+}  // namespace
+
+std::string convert_bytes(std::int64_t size) {
+  if (size < 1024) return str(size, " bytes");
+  return convert_bytes(static_cast<double>(size));
+}
+
+std::string convert_bytes(double size) {
+  const auto text = [](double amount, std::string_view unit) {
+    return str(python_repr(python_round(amount, 2)), " ", unit);
+  };
+  for (const std::string_view unit : {"bytes", "KB", "MB", "GB", "TB"}) {
+    if (size < 1024) return text(size, unit);
+    size /= 1024;
+  }
+  return text(size, "PB");
+}
+
+std::int64_t convert_file_size_to_int(std::string_view size) {
+  const auto refuse = [size](std::string_view why) {
+    throw ArgumentError(str("The size '", size, "' ", why,
+                            ". Use a number of bytes, or a text with a unit such as '5.0GB'."));
+  };
+  const auto lower = to_lower(size);
+  for (const auto& unit : kUnits) {
+    if (!lower.ends_with(unit.name)) continue;
+    const auto number = python_float(size.substr(0, size.size() - unit.name.size()));
+    if (!number) break;
+    const double bytes = std::trunc(*number * unit.bytes);
+    if (!std::isfinite(bytes)) refuse("is not finite");
+    if (bytes < 0) refuse("is negative");
+    if (bytes >= 9223372036854775808.0) refuse("does not fit into 64 bits");
+    const auto whole = static_cast<std::int64_t>(bytes);
+    const bool bits = unit.name.size() == 2 && size.ends_with('b');
+    return bits ? whole / 8 : whole;
+  }
+  refuse("cannot be read");
+  return 0;
+}
+
+}  // namespace accelerate::detail

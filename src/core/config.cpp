@@ -1,0 +1,387 @@
+#include "core/config.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "accelerate/errors.h"
+#include "core/config_fields.h"
+#include "core/files.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "core/python_text.h"
+#include "core/text.h"
+#include "core/yaml.h"
+
+namespace accelerate {
+namespace detail {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Reads one entry of a file into a member; says file and key when it does not fit.
+class FieldReader {
+ public:
+  FieldReader(const std::string& source, std::string_view key, const Value& value)
+      : source_(source), key_(key), value_(value) {}
+
+  void into(bool& field) const {
+    if (value_.is_bool()) {
+      field = value_.as_bool();
+    } else if (value_.is_string() || value_.is_int()) {
+      try {
+        field = str_to_bool(value_.is_int() ? value_.repr() : value_.as_string());
+      } catch (const ArgumentError&) {
+        refuse("true or false");
+      }
+    } else {
+      refuse("true or false");
+    }
+  }
+
+  void into(std::int64_t& field) const {
+    if (value_.is_int()) {
+      field = value_.as_int();
+      return;
+    }
+    // YAML takes 1e8 for a text and 4.0 for a float: both mean a whole number here.
+    double number = value_.is_double() ? value_.as_double() : std::nan("");
+    if (value_.is_string()) {
+      const auto text = trim(value_.as_string());
+      const auto* end = text.data() + text.size();
+      const auto result = std::from_chars(text.data(), end, number);
+      if (text.empty() || result.ec != std::errc() || result.ptr != end) number = std::nan("");
+    }
+    constexpr double kExact = 9007199254740992.0;  // 2^53
+    if (!(std::trunc(number) == number && std::abs(number) <= kExact)) refuse("a whole number");
+    field = static_cast<std::int64_t>(number);
+  }
+
+  void into(std::string& field) const {
+    if (value_.is_string()) {
+      field = value_.as_string();
+    } else if (value_.is_int() || value_.is_double()) {
+      field = value_.repr();  // gpu_ids: 0
+    } else {
+      refuse("a text; put it into quotes");
+    }
+  }
+
+  void into(std::vector<std::string>& field) const {
+    field.clear();
+    if (value_.is_string()) {
+      field.push_back(value_.as_string());
+    } else if (value_.is_list()) {
+      for (const auto& item : value_.as_list()) {
+        FieldReader(source_, key_, item).into(field.emplace_back());
+      }
+    } else {
+      refuse("a list of texts");
+    }
+  }
+
+  void into(Value::Dict& field) const {
+    if (!value_.is_dict()) refuse("a section with keys and values");
+    field = value_.as_dict();
+  }
+
+  void into(Value& field) const { field = value_; }
+
+  template <Spelled E>
+  void into(E& field) const {
+    // Unquoted NO and no are the boolean false in YAML.
+    const bool negated = value_.is_bool() && !value_.as_bool();
+    const bool lower = std::same_as<E, PrecisionType>;
+    if (!negated && !value_.is_string()) refuse("one of: " + join(list<E>()));
+    const std::string text = negated ? (lower ? "no" : "NO")
+                             : lower ? to_lower(value_.as_string())
+                                     : value_.as_string();
+    field = from_string<E>(text, str(source_, ": '", key_, "'"));
+  }
+
+  template <class T>
+  void into(std::optional<T>& field) const {
+    into(field.emplace());
+  }
+
+ private:
+  [[noreturn]] void refuse(std::string_view wanted) const {
+    throw ConfigError(
+        str(source_, ": '", key_, "' is ", value_.repr(), ", expected ", wanted, "."));
+  }
+
+  const std::string& source_;
+  std::string_view key_;
+  const Value& value_;
+};
+
+template <class T>
+constexpr bool kIsOptional = false;
+template <class T>
+constexpr bool kIsOptional<std::optional<T>> = true;
+
+// How a member stands in a file. Python turns empty sections into none, inside sections as well.
+Value file_value(const Value& value) {
+  if (!value.is_dict()) return value;
+  if (value.as_dict().empty()) return {};
+  Value::Dict dict;
+  for (const auto& [key, inner] : value.as_dict()) dict.set(key, file_value(inner));
+  return dict;
+}
+Value file_value(const Value::Dict& dict) { return file_value(Value(dict)); }
+Value file_value(bool value) { return value; }
+Value file_value(std::int64_t value) { return value; }
+Value file_value(const std::string& value) { return value; }
+Value file_value(const std::vector<std::string>& value) { return value; }
+template <Spelled E>
+Value file_value(E value) {
+  return to_string(value);
+}
+template <class T>
+Value file_value(const std::optional<T>& value) {
+  return value ? file_value(*value) : Value();
+}
+
+void warn_of_unknown_section_keys(const std::string& source, std::string_view section,
+                                  const Value::Dict& dict) {
+  const auto& known = known_section_keys(section);
+  if (known.empty()) return;
+  for (const auto& [key, value] : dict) {
+    const auto text = key.to_string();
+    const auto prefixed = str(optional_section_prefix(section), text);
+    if (std::ranges::find(known, text) != known.end()) continue;
+    if (std::ranges::find(known, prefixed) != known.end()) continue;
+    auto near = nearest(text, known);
+    if (near.empty()) near = nearest(prefixed, known);
+    const auto hint = near.empty() ? std::string() : str(" Did you mean '", near, "'?");
+    warn(str(source, ": '", text, "' in ", section, " is not known and has no effect.", hint));
+  }
+}
+
+// Old spellings become new ones.
+void modernise(Value::Dict& dict, const std::string& source) {
+  for (const auto* retired : {"ipex_config", "tp_config"}) {
+    if (dict.erase(retired)) {
+      warn(str(source, ": '", retired, "' is of an older version and no longer has an effect."));
+    }
+  }
+  if (const auto* fp16 = dict.get("fp16")) {
+    bool on = false;
+    if (!fp16->is_none()) FieldReader(source, "fp16", *fp16).into(on);
+    if (on && !dict.contains("mixed_precision")) dict.set("mixed_precision", "fp16");
+    dict.erase("fp16");
+  }
+  if (const auto* found = dict.get("dynamo_backend")) {
+    const Value backend = *found;
+    dict.erase("dynamo_backend");
+    const bool off =
+        backend == "NO" || backend == "no" || (backend.is_bool() && !backend.as_bool());
+    dict.set("dynamo_config", off ? Value::Dict{} : Value::Dict{{"dynamo_backend", backend}});
+  }
+}
+
+template <class C>
+void check_keys(const Value::Dict& dict, const std::string& source) {
+  std::vector<std::string> known;
+  const C config;
+  for_each_field(config, [&](std::string_view name, const auto&) { known.emplace_back(name); });
+  std::vector<std::string> unknown;
+  std::vector<std::string> near;
+  for (const auto& [key, value] : dict) {
+    const auto text = key.to_string();
+    if (std::ranges::find(known, text) != known.end()) continue;
+    unknown.push_back(text);
+    if (const auto guess = nearest(text, known); !guess.empty()) near.push_back(guess);
+  }
+  if (unknown.empty()) return;
+  std::ranges::sort(unknown);
+  const auto hint = near.empty() ? std::string() : str(" Near to them: ", join(near), ".");
+  throw ConfigError(str(source, " has unknown keys (", Value(unknown).repr(),
+                        "). Upgrade accelerate, or fix or remove these keys.", hint));
+}
+
+template <class C>
+C read_config(Value::Dict dict, const std::string& source) {
+  if (!dict.contains("distributed_type")) {
+    throw ConfigError(str(source, " must have a `distributed_type`."));
+  }
+  modernise(dict, source);
+  check_keys<C>(dict, source);
+  C config;
+  for_each_field(config, [&](std::string_view name, auto& field) {
+    const Value* value = dict.get(name);
+    if (value == nullptr) return;
+    if (!value->is_none()) {
+      FieldReader(source, name, *value).into(field);
+    } else if constexpr (kIsOptional<std::remove_cvref_t<decltype(field)>>) {
+      field.reset();  // said to be none, whatever the default is
+    }
+    if constexpr (std::same_as<std::remove_cvref_t<decltype(field)>, Value::Dict>) {
+      warn_of_unknown_section_keys(source, name, field);
+    }
+  });
+  return config;
+}
+
+template <class C>
+Value::Dict write_config(const C& config) {
+  Value::Dict dict;
+  for_each_field(config, [&](std::string_view name, const auto& field) {
+    auto value = file_value(field);
+    if (!value.is_none()) dict.set(name, std::move(value));
+  });
+  return dict;
+}
+
+std::string name_of(const fs::path& path) { return str("The config file at ", path.string()); }
+
+Value::Dict read_dict(const fs::path& path, bool json) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) {
+    throw ConfigError(str(name_of(path),
+                          " does not exist. Pass an existing file, or make the default "
+                          "one with `accelerate config`."));
+  }
+  const auto text = read_whole_file(path);
+  const auto source = name_of(path);
+  auto value = json ? json_loads(text, source) : yaml_loads(text, source);
+  if (value.is_none()) throw ConfigError(source + " is empty.");
+  if (!value.is_dict()) {
+    throw ConfigError(str(source, " must hold keys and values, not a ", value.kind_name(), "."));
+  }
+  return std::move(value).as_dict();
+}
+
+void write_yaml(const fs::path& path, const Value::Dict& dict) {
+  write_file_atomically(path, yaml_dumps(dict));
+}
+
+void write_json(const fs::path& path, const Value::Dict& dict) {
+  write_file_atomically(path, json_dumps(dict, {.indent = 2, .sort_keys = true}) + "\n");
+}
+
+}  // namespace
+
+fs::path default_config_file(const Environment& environment) {
+  fs::path home;
+  if (const auto hf_home = environment.get("HF_HOME")) {
+    home = expand_user(*hf_home, environment);
+  } else {
+    const auto cache = environment.get("XDG_CACHE_HOME").value_or("~/.cache");
+    home = expand_user(cache, environment) / "huggingface";
+  }
+  return home / "accelerate" / "default_config.yaml";
+}
+
+ClusterConfig basic_config(std::string_view mixed_precision, DistributedType several,
+                           int accelerator_count) {
+  const auto precision = to_lower(mixed_precision);
+  if (!contains<PrecisionType>(precision)) {
+    throw ArgumentError(
+        str("`mixed_precision` should be one of 'no', 'fp16', 'bf16' or 'fp8', not '",
+            mixed_precision, "'."));
+  }
+  ClusterConfig config;
+  config.mixed_precision = from_string<PrecisionType>(precision);
+  config.use_cpu = accelerator_count == 0;
+  config.num_processes = std::max(accelerator_count, 1);
+  config.distributed_type = accelerator_count > 1 ? several : DistributedType::kNo;
+  return config;
+}
+
+std::optional<fs::path> write_basic_config(std::string_view mixed_precision,
+                                           const fs::path& save_location, DistributedType several,
+                                           int accelerator_count) {
+  const auto config = basic_config(mixed_precision, several, accelerator_count);
+  std::error_code error;
+  if (fs::exists(save_location, error)) {
+    warn(str("There is a configuration at ", save_location.string(),
+             " already; it is left alone. Run `accelerate config`, or give another place."));
+    return std::nullopt;
+  }
+  if (save_location.has_parent_path()) fs::create_directories(save_location.parent_path(), error);
+  if (error) {
+    throw ConfigError(str("Cannot make the folder '", save_location.parent_path().string(),
+                          "': ", error.message(), "."));
+  }
+  config.to_json_file(save_location);  // as Python: JSON, whatever the name
+  return save_location;
+}
+
+}  // namespace detail
+
+using detail::read_config;
+using detail::read_dict;
+
+ClusterConfig ClusterConfig::from_dict(const Value::Dict& dict, const std::string& source) {
+  auto config = read_config<ClusterConfig>(dict, source);
+  if (!dict.contains("num_processes") && config.distributed_type == DistributedType::kNo) {
+    config.num_processes = 1;
+  }
+  return config;
+}
+
+ClusterConfig ClusterConfig::from_yaml_file(const std::filesystem::path& path) {
+  return from_dict(read_dict(path, /*json=*/false), detail::name_of(path));
+}
+
+ClusterConfig ClusterConfig::from_json_file(const std::filesystem::path& path) {
+  return from_dict(read_dict(path, /*json=*/true), detail::name_of(path));
+}
+
+void ClusterConfig::to_yaml_file(const std::filesystem::path& path) const {
+  detail::write_yaml(path, to_dict());
+}
+
+void ClusterConfig::to_json_file(const std::filesystem::path& path) const {
+  detail::write_json(path, to_dict());
+}
+
+Value::Dict ClusterConfig::to_dict() const { return detail::write_config(*this); }
+
+SageMakerConfig SageMakerConfig::from_dict(const Value::Dict& dict, const std::string& source) {
+  for (const auto* key : {"ec2_instance_type", "iam_role_name"}) {
+    if (dict.get(key, nullptr).is_none()) {
+      throw ConfigError(
+          detail::str(source, " is for Amazon SageMaker and must have a `", key, "`."));
+    }
+  }
+  return read_config<SageMakerConfig>(dict, source);
+}
+
+SageMakerConfig SageMakerConfig::from_yaml_file(const std::filesystem::path& path) {
+  return from_dict(read_dict(path, /*json=*/false), detail::name_of(path));
+}
+
+SageMakerConfig SageMakerConfig::from_json_file(const std::filesystem::path& path) {
+  return from_dict(read_dict(path, /*json=*/true), detail::name_of(path));
+}
+
+void SageMakerConfig::to_yaml_file(const std::filesystem::path& path) const {
+  detail::write_yaml(path, to_dict());
+}
+
+void SageMakerConfig::to_json_file(const std::filesystem::path& path) const {
+  detail::write_json(path, to_dict());
+}
+
+Value::Dict SageMakerConfig::to_dict() const { return detail::write_config(*this); }
+
+std::filesystem::path default_config_file() {
+  return detail::default_config_file(Environment::process());
+}
+
+Config load_config_from_file(const std::optional<std::filesystem::path>& config_file) {
+  const auto path = config_file.value_or(default_config_file());
+  const auto source = detail::name_of(path);
+  const auto dict = read_dict(path, path.extension() == ".json");
+  auto where = ComputeEnvironment::kLocalMachine;
+  if (const Value* found = dict.get("compute_environment"); found && !found->is_none()) {
+    detail::FieldReader(source, "compute_environment", *found).into(where);
+  }
+  if (where == ComputeEnvironment::kLocalMachine) return ClusterConfig::from_dict(dict, source);
+  return SageMakerConfig::from_dict(dict, source);
+}
+
+}  // namespace accelerate

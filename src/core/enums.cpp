@@ -1,0 +1,66 @@
+#include "accelerate/enums.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "accelerate/errors.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+// Configuration files from before the rename still say TPU.
+constexpr std::string_view kOldXla = "TPU";
+
+std::vector<std::string> choices(const EnumTable& table) {
+  return {table.texts.begin(), table.texts.begin() + static_cast<std::ptrdiff_t>(table.size)};
+}
+
+int index_of(const EnumTable& table, std::string_view text) {
+  const auto end = table.texts.begin() + static_cast<std::ptrdiff_t>(table.size);
+  const auto found = std::find_if(table.texts.begin(), end, [&](std::string_view word) {
+    return table.spelling == Spelling::kExact ? word == text : to_lower(word) == to_lower(text);
+  });
+  return found == end ? -1 : static_cast<int>(found - table.texts.begin());
+}
+
+int number(const EnumTable& table, std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && value >= 1 && value <= static_cast<int>(table.size) ? value - 1 : -1;
+}
+
+/// The choice the user may have meant; a wrong case counts as near.
+std::string suggestion(const EnumTable& table, std::string_view text) {
+  const auto words = choices(table);
+  std::vector<std::string> lower;
+  std::ranges::transform(words, std::back_inserter(lower),
+                         [](const auto& w) { return to_lower(w); });
+  const auto near = nearest(to_lower(text), lower);
+  const auto found = std::ranges::find(lower, near);
+  return found == lower.end() ? std::string()
+                              : words[static_cast<std::size_t>(found - lower.begin())];
+}
+
+}  // namespace
+
+int find(const EnumTable& table, std::string_view text) {
+  if (const int index = index_of(table, text); index >= 0) return index;
+  if (table.spelling == Spelling::kAnyCaseOrNumber) return number(table, text);
+  if (table.type == kEnumTable<DistributedType>.type && text == kOldXla) {
+    return static_cast<int>(DistributedType::kXla);
+  }
+  return -1;
+}
+
+int parse(const EnumTable& table, std::string_view text, std::string_view source) {
+  if (const int index = find(table, text); index >= 0) return index;
+  const auto near = suggestion(table, text);
+  throw ConfigError(str(source, source.empty() ? "" : " is ", "'", text, "'",
+                        source.empty() ? " is not a valid " : ", which is not a valid ", table.type,
+                        ". Choose one of: ", join(choices(table)), ".",
+                        near.empty() ? "" : str(" Did you mean '", near, "'?")));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,28 @@
+// src/core/files.h - read and write small files whole.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "accelerate/environment.h"
+
+namespace accelerate::detail {
+
+/// All bytes of a file. Throws `ConfigError` with the path and the reason when it cannot be read or
+/// is larger than `max_bytes`.
+[[nodiscard]] std::string read_whole_file(const std::filesystem::path& path,
+                                          std::size_t max_bytes = std::size_t{64} << 20);
+
+/// Replaces a file by one with this content, or creates it: written under another name in the same
+/// folder, flushed to disk and renamed, so that a reader (or a crash) meets the old file or the new
+/// one. A symbolic link stays and its target is replaced; permissions of an old file are kept.
+/// Throws `ConfigError` with the path and the reason.
+void write_file_atomically(const std::filesystem::path& path, std::string_view content);
+
+/// "~" and "~/x" with the home of this user: HOME of `environment`, else the password file's.
+[[nodiscard]] std::filesystem::path expand_user(const std::string& path,
+                                                const Environment& environment);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,178 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "accelerate/errors.h"
+#include "core/json.h"
+#include "core/python_text.h"
+#include "core/sorted_entries.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+// Where we are, for messages only: put into words when one is needed.
+struct Path {
+  const Path* parent = nullptr;
+  std::string_view key;
+  std::size_t index = 0;
+  int depth = 0;
+
+  [[nodiscard]] std::string text() const {
+    if (parent == nullptr) return "the top";
+    std::string here = key.empty() ? std::to_string(index) : std::string(key);
+    for (const Path* above = parent; above->parent != nullptr; above = above->parent) {
+      here = str(above->key.empty() ? std::to_string(above->index) : std::string(above->key), ".",
+                 here);
+    }
+    return "'" + here + "'";
+  }
+};
+
+class Writer {
+ public:
+  explicit Writer(const JsonOptions& options) : options_(options) {}
+
+  void write(const Value& value, const Path& path) {
+    using enum Value::Kind;
+    if (path.depth > kMaxValueDepth) {
+      throw ArgumentError(str("The value is nested deeper than ", kMaxValueDepth, " levels."));
+    }
+    switch (value.kind()) {
+      case kNone:
+        out_ += "null";
+        return;
+      case kBool:
+        out_ += value.as_bool() ? "true" : "false";
+        return;
+      case kInt:
+        out_ += std::to_string(value.as_int());
+        return;
+      case kDouble:
+        write_double(value.as_double());
+        return;
+      case kString:
+        write_string(value.as_string());
+        return;
+      case kList:
+      case kTuple:
+        write_list(value.items(), path);
+        return;
+      case kDict:
+        write_dict(value.as_dict(), path);
+        return;
+      default:
+        throw ArgumentError(
+            str("JSON cannot hold the ", value.kind_name(), " at ", path.text(), "."));
+    }
+  }
+
+  [[nodiscard]] std::string take() { return std::move(out_); }
+
+ private:
+  void write_double(double number) {
+    if (std::isnan(number)) {
+      out_ += "NaN";
+    } else if (std::isinf(number)) {
+      out_ += number > 0 ? "Infinity" : "-Infinity";
+    } else {
+      out_ += python_repr(number);
+    }
+  }
+
+  void write_list(std::span<const Value> items, const Path& path) {
+    if (items.empty()) {
+      out_ += "[]";
+      return;
+    }
+    out_ += '[';
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (i > 0) separate();
+      new_line(path.depth + 1);
+      write(items[i], {&path, {}, i, path.depth + 1});
+    }
+    new_line(path.depth);
+    out_ += ']';
+  }
+
+  void write_dict(const Value::Dict& dict, const Path& path) {
+    if (dict.empty()) {
+      out_ += "{}";
+      return;
+    }
+    out_ += '{';
+    bool first = true;
+    for (const auto* entry : entries(dict, options_.sort_keys)) {
+      if (!first) separate();
+      first = false;
+      new_line(path.depth + 1);
+      const auto key = key_text(entry->key());
+      write_string(key);
+      out_ += ": ";
+      write(entry->value(), {&path, key, 0, path.depth + 1});
+    }
+    new_line(path.depth);
+    out_ += '}';
+  }
+
+  static std::string key_text(const ValueKey& key) {
+    if (key.is_bool()) return key.as_bool() ? "true" : "false";
+    return key.to_string();
+  }
+
+  void separate() { out_ += options_.indent ? "," : ", "; }
+
+  void new_line(int depth) {
+    if (!options_.indent) return;
+    out_ += '\n';
+    out_.append(static_cast<std::size_t>(*options_.indent * depth), ' ');
+  }
+
+  void write_string(std::string_view text) {
+    out_ += '"';
+    for (std::size_t at = 0; at < text.size();) {
+      const auto point = next_code_point(text, at);
+      write_code_point(point, text.substr(at, point.length));
+      at += point.length;
+    }
+    out_ += '"';
+  }
+
+  void write_code_point(const CodePoint& point, std::string_view bytes) {
+    static constexpr std::string_view kSpecial = "\"\\\b\f\n\r\t";
+    static constexpr std::string_view kLetters = "\"\\bfnrt";
+    const char32_t c = point.value;
+    if (const auto special = c < 0x80 ? kSpecial.find(static_cast<char>(c)) : kSpecial.npos;
+        special != kSpecial.npos) {
+      out_ += '\\';
+      out_ += kLetters[special];
+    } else if (c >= 0x20 && c < 0x7F) {
+      out_ += static_cast<char>(c);
+    } else if (point.valid && c >= 0x7F && !options_.ensure_ascii) {
+      out_ += bytes;
+    } else if (c >= 0x10000) {
+      write_unit(0xD800 + ((c - 0x10000) >> 10));
+      write_unit(0xDC00 + ((c - 0x10000) & 0x3FF));
+    } else {
+      write_unit(c);  // what is not UTF-8 comes out as Python's surrogate escapes
+    }
+  }
+
+  void write_unit(std::uint32_t unit) {
+    out_ += "\\u";
+    append_hex(out_, unit, 4);
+  }
+
+  const JsonOptions& options_;
+  std::string out_;
+};
+
+}  // namespace
+
+std::string json_dumps(const Value& value, const JsonOptions& options) {
+  Writer writer(options);
+  writer.write(value, {});
+  return writer.take();
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,291 @@
+#include "core/launch_children.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "accelerate/errors.h"
+#include "core/exception_text.h"
+#include "core/subprocess.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+using Clock = ProcessSet::Clock;
+
+// Which call a process was started for: "<file:line:column>#<ordinal>".
+constexpr const char* kCallVariable = "ACCELERATE_SPAWNED_FOR";
+// The descriptor its report goes to.
+constexpr const char* kReportVariable = "ACCELERATE_SPAWN_REPORT_FD";
+// Fits into an empty pipe, so that a child never waits for us to read.
+constexpr std::size_t kReportLimit = 32768;
+// A process that lost its peers fails because another did. Its turn to be blamed comes only when no
+// other failure shows up within this time.
+constexpr auto kTimeForTheCulprit = std::chrono::milliseconds(1000);
+
+struct Report {
+  bool reached = false;  // the call, in a process made by kSpawn
+  bool failed = false;
+  bool lost_peers = false;  // a CommError: likely the consequence of somebody else's failure
+  std::int64_t nanoseconds = 0;
+  std::string text;
+};
+
+std::string environment_variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+std::int64_t monotonic_nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
+      .count();
+}
+
+// The same call gets the same name in every process that runs the same program.
+std::string name_of_call(std::source_location where) {
+  static std::mutex mutex;
+  static std::map<std::string, int> counts;
+  const std::string place = str(where.file_name(), ":", where.line(), ":", where.column());
+  const std::scoped_lock lock(mutex);
+  return str(place, "#", counts[place]++);
+}
+
+void send(int fd, const nlohmann::json& message) {
+  using Handler = nlohmann::json::error_handler_t;
+  write_fully(fd, message.dump(-1, ' ', false, Handler::replace) + "\n");
+}
+
+// Runs in the child. Whatever leaves `body` ends here.
+int run_and_report(const std::function<void()>& body, int report_fd) {
+  int code = 0;
+  try {
+    body();
+  } catch (...) {
+    code = 1;
+    const ExceptionText exception = current_exception_text();
+    bool lost_peers = false;
+    try {
+      throw;
+    } catch (const CommError&) {
+      lost_peers = true;
+    } catch (...) {
+    }
+    send(report_fd, {{"failed", exception.text().substr(0, kReportLimit / 2)},
+                     {"lost_peers", lost_peers},
+                     {"nanoseconds", monotonic_nanoseconds()}});
+  }
+  std::cout.flush();
+  std::cerr.flush();
+  std::clog.flush();
+  std::fflush(nullptr);
+  return code;
+}
+
+Report read_report(PipePair& pipe) {
+  Report report;
+  for (const auto& line : split(pipe.read_available(), '\n')) {
+    const auto message = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!message.is_object()) continue;
+    report.reached = report.reached || message.contains("reached");
+    if (!message.contains("failed")) continue;
+    report.failed = true;
+    report.text = message.value("failed", "");
+    report.lost_peers = message.value("lost_peers", false);
+    report.nanoseconds = message.value("nanoseconds", std::int64_t{0});
+  }
+  return report;
+}
+
+struct Failure {
+  int rank = 0;
+  bool consequence = false;  // of another's failure, probably
+  std::int64_t nanoseconds = 0;
+  std::string text;
+};
+
+// The culprit before its victims, then the earlier.
+bool comes_before(const Failure& a, const Failure& b) {
+  if (a.consequence != b.consequence) return b.consequence;
+  return a.nanoseconds < b.nanoseconds;
+}
+
+class Children {
+ public:
+  Children(const ChildrenOptions& options, std::string call)
+      : options_(options), call_(std::move(call)), processes_(sink()) {}
+
+  void start(const std::function<void()>& body) {
+    for (int rank = 0; rank < options_.num_processes; ++rank) {
+      reports_.emplace_back();
+      const int report_fd = reports_.back().write_end();
+      SpawnOptions spawn;
+      if (options_.log_line_prefix_template) {
+        spawn.output = StreamTarget::kPipe;
+        spawn.error = StreamTarget::kPipe;
+      }
+      auto variables = options_.variables(rank);
+      if (options_.start_method == StartMethod::kFork) {
+        processes_.fork(spawn, [&] {
+          for (const auto& [name, value] : variables) {
+            value ? ::setenv(name.c_str(), value->c_str(), 1) : ::unsetenv(name.c_str());
+          }
+          return run_and_report(body, report_fd);
+        });
+      } else {
+        variables.emplace_back(kCallVariable, call_);
+        variables.emplace_back(kReportVariable, str(report_fd));
+        spawn.program = "/proc/self/exe";
+        spawn.argv = own_command_line();
+        spawn.environment = environment_with(variables);
+        spawn.inherit = {report_fd};
+        processes_.spawn(spawn);
+      }
+      reports_.back().close_write();
+    }
+  }
+
+  // Returns when all ended well; throws the first failure otherwise.
+  void wait() {
+    std::optional<Failure> first;
+    std::optional<Clock::time_point> give_up;
+    while (processes_.running() > 0) {
+      const auto next_look = Clock::now() + options_.monitor_interval;
+      for (const auto index :
+           processes_.wait(give_up ? std::min(*give_up, next_look) : next_look)) {
+        const auto failure = failure_of(index);
+        if (failure && (!first || comes_before(*failure, *first))) first = failure;
+      }
+      if (!first) continue;
+      if (!give_up) {
+        give_up = first->consequence ? Clock::now() + kTimeForTheCulprit : Clock::now();
+      }
+      if (!first->consequence || Clock::now() >= *give_up) break;
+    }
+    if (!first) return;
+    processes_.terminate(options_.grace);
+    throw CommError(first->text, first->rank);
+  }
+
+ private:
+  ProcessSet::LineSink sink() const {
+    if (!options_.log_line_prefix_template) return {};
+    return [this](std::size_t rank, ProcessSet::Stream stream, std::string_view line) {
+      const int index = static_cast<int>(rank);
+      const std::string text =
+          str(fill_prefix_template(*options_.log_line_prefix_template, index, index), line, "\n");
+      write_fully(stream == ProcessSet::Stream::kOutput ? STDOUT_FILENO : STDERR_FILENO, text);
+    };
+  }
+
+  std::optional<Failure> failure_of(std::size_t index) {
+    const ExitStatus& status = processes_.status(index);
+    const Report report = read_report(reports_[index]);
+    const int rank = static_cast<int>(index);
+    const std::string who = str(options_.launcher, ": rank ", rank);
+    if (report.failed) {
+      return Failure{rank, report.lost_peers, report.nanoseconds,
+                     str(who, " failed: ", report.text)};
+    }
+    if (!status.ok()) {
+      return Failure{rank, false, monotonic_nanoseconds(),
+                     str(who, status.signal != 0 ? " was ended by " : " ended with ", status.text(),
+                         " and left no message.")};
+    }
+    if (options_.start_method == StartMethod::kSpawn && !report.reached) {
+      return Failure{rank, false, monotonic_nanoseconds(),
+                     str(who, " ended before it reached the call at ", options_.where.file_name(),
+                         ":", options_.where.line(),
+                         ". The program must come to that call again with the same arguments when "
+                         "it is started anew.")};
+    }
+    return std::nullopt;
+  }
+
+  const ChildrenOptions& options_;
+  std::string call_;
+  std::vector<PipePair> reports_;
+  ProcessSet processes_;
+};
+
+// The call this process was started for, until it has been reached.
+std::string& awaited_call() {
+  static std::string call = environment_variable(kCallVariable);
+  return call;
+}
+
+[[noreturn]] void run_as_spawned_child(const std::function<void()>& body) {
+  awaited_call().clear();
+  const int report_fd = std::atoi(environment_variable(kReportVariable).c_str());
+  // What this process starts in turn is not meant.
+  ::unsetenv(kCallVariable);
+  ::unsetenv(kReportVariable);
+  send(report_fd, {{"reached", true}});
+  ::_exit(run_and_report(body, report_fd));
+}
+
+}  // namespace
+
+bool on_the_way_to_a_launcher() { return !awaited_call().empty(); }
+
+void launch_children(const ChildrenOptions& options, const std::function<void()>& body) {
+  const std::string call = name_of_call(options.where);
+  if (on_the_way_to_a_launcher()) {
+    if (call == awaited_call()) run_as_spawned_child(body);
+    return;
+  }
+  if (options.start_method == StartMethod::kFork) refuse_unsafe_fork(options.launcher);
+  Children children(options, call);
+  children.start(body);
+  children.wait();
+}
+
+bool cuda_is_initialised() {
+  // Only if something has loaded the driver already; loading it here would be the first step.
+  void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (driver == nullptr) return false;
+  using DeviceCount = int (*)(int*);
+  const auto device_count = reinterpret_cast<DeviceCount>(::dlsym(driver, "cuDeviceGetCount"));
+  int count = 0;
+  // Answers "not initialized" before cuInit.
+  const bool initialised = device_count != nullptr && device_count(&count) == 0;
+  ::dlclose(driver);
+  return initialised;
+}
+
+void refuse_unsafe_fork(const std::string& launcher) {
+  constexpr std::string_view kRemedy =
+      " Launch before anything else is computed, or use StartMethod::kSpawn.";
+  if (cuda_is_initialised()) {
+    throw StateError(str(
+        launcher, ": CUDA is in use in this process and does not work in copies of it.", kRemedy));
+  }
+  if (const auto threads = count_threads(); threads > 1) {
+    throw StateError(str(launcher, ": ", threads - 1,
+                         threads == 2 ? " other thread runs" : " other threads run",
+                         " in this process and would be missing in copies of it, with whatever "
+                         "locks they hold.",
+                         kRemedy));
+  }
+}
+
+std::string fill_prefix_template(const std::string& pattern, int rank, int local_rank) {
+  const std::vector<std::pair<std::string, std::string>> values = {
+      {"${role_name}", "default"}, {"${rank}", str(rank)}, {"${local_rank}", str(local_rank)}};
+  std::string text = pattern;
+  for (const auto& [name, value] : values) {
+    for (auto at = text.find(name); at != std::string::npos;
+         at = text.find(name, at + value.size())) {
+      text.replace(at, name.size(), value);
+    }
+  }
+  return text;
+}
+
+}  // namespace accelerate::detail

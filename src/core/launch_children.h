@@ -1,0 +1,54 @@
+// src/core/launch_children.h - what debug_launcher and notebook_launcher share, without Torch.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "accelerate/launchers.h"
+
+namespace accelerate::detail {
+
+using VariableChanges = std::vector<std::pair<std::string, std::optional<std::string>>>;
+
+struct ChildrenOptions {
+  /// The function the user called, for messages: "debug_launcher".
+  std::string launcher;
+  int num_processes = 1;
+  StartMethod start_method = StartMethod::kFork;
+  /// Where the user called it.
+  std::source_location where;
+  /// The variables of one rank.
+  std::function<VariableChanges(int rank)> variables;
+  /// Set: the output of the children goes through us, with this before each line.
+  std::optional<std::string> log_line_prefix_template = std::nullopt;
+  /// How long children may take to end after SIGTERM.
+  std::chrono::milliseconds grace = std::chrono::seconds(30);
+  std::chrono::milliseconds monitor_interval = std::chrono::milliseconds(100);
+};
+
+/// Runs `body` once in each of `num_processes` new processes and returns when all have ended well.
+///
+/// Throws `CommError` with rank and message of the first that failed, after ending the others. In a
+/// process that was itself started (by `kSpawn`) for this call, runs `body` and ends the process;
+/// in one that was started for a later call, returns at once.
+void launch_children(const ChildrenOptions& options, const std::function<void()>& body);
+
+/// Whether this process has been started for a later call of a launcher and is on its way there.
+[[nodiscard]] bool on_the_way_to_a_launcher();
+
+/// Throws `StateError` when this process cannot be copied: other threads run, or CUDA is in use.
+void refuse_unsafe_fork(const std::string& launcher);
+
+/// Whether the CUDA driver has been initialised in this process. Initialises nothing.
+[[nodiscard]] bool cuda_is_initialised();
+
+/// "[worker2]:" for "[${role_name}${rank}]:".
+[[nodiscard]] std::string fill_prefix_template(const std::string& pattern, int rank,
+                                               int local_rank);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,284 @@
+#include "accelerate/object_stream.h"
+
+#include <bit>
+#include <cstring>
+
+#include "accelerate/errors.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+std::string_view name(ObjectTag tag) {
+  switch (tag) {
+    case ObjectTag::kNone:
+      return "none";
+    case ObjectTag::kFalse:
+    case ObjectTag::kTrue:
+      return "a bool";
+    case ObjectTag::kInteger:
+      return "an integer";
+    case ObjectTag::kNatural:
+      return "an unsigned integer";
+    case ObjectTag::kReal:
+      return "a floating point number";
+    case ObjectTag::kText:
+      return "a string";
+    case ObjectTag::kBytes:
+      return "bytes";
+    case ObjectTag::kList:
+      return "a list";
+    case ObjectTag::kTuple:
+      return "a tuple";
+    case ObjectTag::kDict:
+      return "a dict";
+    case ObjectTag::kMap:
+      return "a map";
+    case ObjectTag::kOptional:
+      return "an optional";
+    case ObjectTag::kVariant:
+      return "a variant";
+    case ObjectTag::kRaw:
+      return "a plain struct or a block of numbers";
+    case ObjectTag::kTensor:
+      return "a tensor";
+    case ObjectTag::kLeaf:
+      return "an object";
+  }
+  return "no known tag";
+}
+
+/// Nodes whose number says how many items follow, each of at least one byte.
+bool counts_items(ObjectTag tag) {
+  return tag == ObjectTag::kList || tag == ObjectTag::kTuple || tag == ObjectTag::kDict ||
+         tag == ObjectTag::kMap;
+}
+
+void write_key(ObjectWriter& out, const ValueKey& key) {
+  if (key.is_string()) return out.text(key.as_string());
+  if (key.is_int()) return out.integer(key.as_int());
+  out.boolean(key.as_bool());
+}
+
+ValueKey to_key(const ObjectReader& in, const Value& value) {
+  if (value.is_string()) return ValueKey(value.as_string());
+  if (value.is_int()) return ValueKey(value.as_int());
+  if (value.is_bool()) return ValueKey(value.as_bool());
+  in.refuse("a key that is neither text nor a number");
+}
+
+}  // namespace
+
+void ObjectWriter::boolean(bool x) { tag(x ? ObjectTag::kTrue : ObjectTag::kFalse); }
+
+void ObjectWriter::integer(std::int64_t x) {
+  tag(ObjectTag::kInteger);
+  // Small numbers of either sign take one byte.
+  number((static_cast<std::uint64_t>(x) << 1) ^ static_cast<std::uint64_t>(x >> 63));
+}
+
+void ObjectWriter::natural(std::uint64_t x) {
+  tag(ObjectTag::kNatural);
+  number(x);
+}
+
+void ObjectWriter::real(double x) {
+  tag(ObjectTag::kReal);
+  const auto bits = std::bit_cast<std::uint64_t>(x);
+  for (int shift = 0; shift < 64; shift += 8) bytes_.push_back(static_cast<char>(bits >> shift));
+}
+
+void ObjectWriter::text(std::string_view x) {
+  open(ObjectTag::kText, x.size());
+  bytes_.append(x);
+}
+
+void ObjectWriter::open(ObjectTag kind, std::uint64_t count) {
+  tag(kind);
+  number(count);
+}
+
+void ObjectWriter::raw(std::string_view type, const void* data, std::size_t size) {
+  open(ObjectTag::kRaw, type.size());
+  bytes_.append(type);
+  number(size);
+  if (size > 0) bytes_.append(static_cast<const char*>(data), size);
+}
+
+// Seven bits a byte, the lowest first; the top bit says that more follow.
+void ObjectWriter::number(std::uint64_t x) {
+  for (; x >= 0x80; x >>= 7) bytes_.push_back(static_cast<char>(x | 0x80));
+  bytes_.push_back(static_cast<char>(x));
+}
+
+void ObjectWriter::value(const Value& x, const LeafCodec* leaves, int depth) {
+  if (depth > kMaxValueDepth) {
+    throw ArgumentError(
+        str("a value to be sent is nested deeper than ", kMaxValueDepth, " levels"));
+  }
+  const auto items = [&](ObjectTag kind) {
+    open(kind, x.items().size());
+    for (const auto& item : x.items()) value(item, leaves, depth + 1);
+  };
+  switch (x.kind()) {
+    case Value::Kind::kNone:
+      return tag(ObjectTag::kNone);
+    case Value::Kind::kBool:
+      return boolean(x.as_bool());
+    case Value::Kind::kInt:
+      return integer(x.as_int());
+    case Value::Kind::kDouble:
+      return real(x.as_double());
+    case Value::Kind::kString:
+      return text(x.as_string());
+    case Value::Kind::kBytes:
+      open(ObjectTag::kBytes, x.as_bytes().size());
+      bytes_.append(x.as_bytes());
+      return;
+    case Value::Kind::kList:
+      return items(ObjectTag::kList);
+    case Value::Kind::kTuple:
+      return items(ObjectTag::kTuple);
+    case Value::Kind::kDict:
+      open(ObjectTag::kDict, x.as_dict().size());
+      for (const auto& [key, item] : x.as_dict()) {
+        write_key(*this, key);
+        value(item, leaves, depth + 1);
+      }
+      return;
+    case Value::Kind::kTensor:
+    case Value::Kind::kObject:
+      if (leaves == nullptr) {
+        throw ArgumentError(str("a value to be sent holds ", x.kind_name(), ", which is not data"));
+      }
+      tag(ObjectTag::kLeaf);
+      return leaves->write(*this, *x.leaf());
+  }
+}
+
+void ObjectReader::refuse(const std::string& found) const {
+  throw CommError(str("an object from another process could not be read: found ", found,
+                      ". Do all processes run the same program and send the same type?"));
+}
+
+std::string_view ObjectReader::take(std::uint64_t size) {
+  if (size > rest_.size()) refuse("the end of the data in the middle of an object");
+  const auto piece = rest_.substr(0, size);
+  rest_.remove_prefix(size);
+  return piece;
+}
+
+ObjectTag ObjectReader::tag() { return static_cast<ObjectTag>(take(1).front()); }
+
+void ObjectReader::expect(ObjectTag wanted) {
+  const ObjectTag found = tag();
+  if (found != wanted) refuse(str(name(found), " where ", name(wanted), " was expected"));
+}
+
+std::uint64_t ObjectReader::number() {
+  std::uint64_t result = 0;
+  for (int shift = 0; shift < 64; shift += 7) {
+    const auto byte = static_cast<std::uint8_t>(take(1).front());
+    if (shift == 63 && byte > 1) break;
+    result |= static_cast<std::uint64_t>(byte & 0x7f) << shift;
+    if ((byte & 0x80) == 0) return result;
+  }
+  refuse("a number of more than 64 bits");
+}
+
+bool ObjectReader::boolean() {
+  const ObjectTag found = tag();
+  if (found != ObjectTag::kTrue && found != ObjectTag::kFalse) {
+    refuse(str(name(found), " where a bool was expected"));
+  }
+  return found == ObjectTag::kTrue;
+}
+
+std::int64_t ObjectReader::integer() {
+  expect(ObjectTag::kInteger);
+  const auto folded = number();
+  return static_cast<std::int64_t>((folded >> 1) ^ (~(folded & 1) + 1));
+}
+
+std::uint64_t ObjectReader::natural() {
+  expect(ObjectTag::kNatural);
+  return number();
+}
+
+double ObjectReader::real() {
+  expect(ObjectTag::kReal);
+  const auto piece = take(8);
+  std::uint64_t bits = 0;
+  for (std::size_t i = 0; i < 8; ++i) {
+    bits |= static_cast<std::uint64_t>(static_cast<std::uint8_t>(piece[i])) << (8 * i);
+  }
+  return std::bit_cast<double>(bits);
+}
+
+std::string ObjectReader::text() { return std::string(take(open(ObjectTag::kText))); }
+
+std::uint64_t ObjectReader::open(ObjectTag wanted) {
+  expect(wanted);
+  const auto count = number();
+  if (counts_items(wanted) && count > rest_.size()) refuse("a length beyond the end of the data");
+  return count;
+}
+
+std::string_view ObjectReader::raw(std::string_view type) {
+  if (take(open(ObjectTag::kRaw)) != type) refuse("data of another C++ type");
+  return take(number());
+}
+
+void ObjectReader::raw(std::string_view type, void* data, std::size_t size) {
+  const auto piece = raw(type);
+  if (piece.size() != size) refuse("a struct of another size");
+  std::memcpy(data, piece.data(), size);
+}
+
+Value ObjectReader::value(const LeafCodec* leaves, int depth) {
+  if (depth > kMaxValueDepth) refuse(str("a value nested deeper than ", kMaxValueDepth, " levels"));
+  if (rest_.empty()) refuse("the end of the data where a value was expected");
+  const auto items = [&](ObjectTag kind) {
+    Value::List list;
+    for (auto count = open(kind); count > 0; --count) list.push_back(value(leaves, depth + 1));
+    return list;
+  };
+  switch (static_cast<ObjectTag>(rest_.front())) {
+    case ObjectTag::kNone:
+      return static_cast<void>(tag()), Value();
+    case ObjectTag::kFalse:
+    case ObjectTag::kTrue:
+      return Value(boolean());
+    case ObjectTag::kInteger:
+      return Value(integer());
+    case ObjectTag::kReal:
+      return Value(real());
+    case ObjectTag::kText:
+      return Value(text());
+    case ObjectTag::kBytes:
+      return Value::bytes(std::string(take(open(ObjectTag::kBytes))));
+    case ObjectTag::kList:
+      return Value(items(ObjectTag::kList));
+    case ObjectTag::kTuple:
+      return Value::tuple(items(ObjectTag::kTuple));
+    case ObjectTag::kDict: {
+      Value::Dict dict;
+      for (auto count = open(ObjectTag::kDict); count > 0; --count) {
+        const auto key = to_key(*this, value(nullptr, depth + 1));
+        dict.set(key, value(leaves, depth + 1));
+      }
+      return Value(std::move(dict));
+    }
+    case ObjectTag::kLeaf:
+      if (leaves == nullptr) refuse("an object where only data can be");
+      return static_cast<void>(tag()), Value(leaves->read(*this));
+    default:
+      refuse(str(name(tag()), " where a value was expected"));
+  }
+}
+
+void ObjectReader::finish() const {
+  if (!rest_.empty()) refuse(str(rest_.size(), " bytes behind the object"));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,55 @@
+#include "core/record.h"
+
+#include <algorithm>
+#include <charconv>
+
+namespace accelerate::detail {
+namespace {
+
+template <class T>
+std::optional<T> number(std::string_view text) {
+  text = trim(text);
+  if (text.starts_with('+')) text.remove_prefix(1);
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+void require_at_least(std::int64_t least, std::string_view name, std::int64_t value) {
+  if (value >= least) return;
+  throw ConfigError(str(name, " is ", value, ", but it must be at least ", least, "."));
+}
+
+void require_one_of(const std::vector<std::string>& choices, std::string_view name,
+                    const std::string& value) {
+  if (std::ranges::find(choices, value) != choices.end()) return;
+  const auto near = nearest(value, choices);
+  throw ConfigError(str(name, " is '", value, "'. Choose one of: ", join(choices), ".",
+                        near.empty() ? "" : str(" Did you mean '", near, "'?")));
+}
+
+std::int64_t read_integer(std::string_view text, std::string_view source) {
+  if (const auto value = number<std::int64_t>(text)) return *value;
+  throw ConfigError(str(source, " is '", text, "', which is not a whole number."));
+}
+
+double read_double(std::string_view text, std::string_view source) {
+  if (const auto value = number<double>(text)) return *value;
+  throw ConfigError(str(source, " is '", text, "', which is not a number."));
+}
+
+bool read_true_word(const Environment& environment, const std::string& variable, bool fallback,
+                    Warnings& warnings) {
+  const auto text = environment.get(variable);
+  const bool value = environment.flag(variable, fallback);
+  if (text && value && to_lower(*text) != "true") {
+    warnings.push_back(str(variable, " is '", *text, "', which counts as true. Python Accelerate ",
+                           "takes only the word 'true' here and would read it as false."));
+  }
+  return value;
+}
+
+}  // namespace accelerate::detail

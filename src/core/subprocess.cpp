@@ -1,0 +1,492 @@
+#include "core/subprocess.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+
+#include "accelerate/errors.h"
+#include "core/text.h"
+
+extern char** environ;
+
+namespace accelerate::detail {
+namespace {
+
+using Clock = ProcessSet::Clock;
+
+// How long the output of a child that has ended is read when something else keeps its pipe open.
+constexpr auto kDrainLimit = std::chrono::seconds(2);
+// Without a pidfd (kernels before 5.3) exits are looked for at this pace.
+constexpr auto kPollWithoutPidfd = std::chrono::milliseconds(10);
+
+std::string errno_text(int code) { return std::strerror(code); }
+
+void close_fd(int& fd) noexcept {
+  if (fd >= 0) ::close(fd);
+  fd = -1;
+}
+
+void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
+
+int open_pidfd(pid_t pid) {
+  const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+  return fd;  // -1 where the kernel has none; it is close-on-exec by itself
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (const auto& text : strings) result.push_back(const_cast<char*>(text.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+// execvpe searches in the child, where only calls that are safe after fork may be made; so the
+// search happens before.
+std::string find_program(const std::string& name) {
+  if (name.find('/') != std::string::npos) return name;
+  const char* path = std::getenv("PATH");
+  for (const auto& folder : split(path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
+    const std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
+    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
+  }
+  return name;
+}
+
+int milliseconds_until(Clock::time_point deadline) {
+  const auto left = deadline - Clock::now();
+  if (left <= Clock::duration::zero()) return 0;
+  const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+  return static_cast<int>(std::min<long long>(milliseconds, 60'000));
+}
+
+// What a child was doing when it failed before its own code ran.
+enum class Stage : int { kFolder = 1, kExecute = 2 };
+
+// All that the child needs, made before the fork: after it nothing may allocate.
+struct Prepared {
+  Prepared(const SpawnOptions& options, bool executes)
+      : folder(options.working_directory.string()),
+        null_fd(::open("/dev/null", O_WRONLY | O_CLOEXEC)) {
+    if (!executes) return;
+    program = find_program(options.program.empty() ? options.argv[0] : options.program);
+    argv = pointers(options.argv);
+    environment_strings = options.environment ? *options.environment : environment_with({});
+    environment = pointers(environment_strings);
+  }
+  ~Prepared() { close_fd(null_fd); }
+  Prepared(const Prepared&) = delete;
+  Prepared& operator=(const Prepared&) = delete;
+
+  std::string program;
+  std::vector<std::string> environment_strings;
+  std::vector<char*> argv;
+  std::vector<char*> environment;
+  std::string folder;
+  int null_fd = -1;
+  // Closed by exec; until then failures go back through it.
+  PipePair report;
+};
+
+[[noreturn]] void fail_in_child(const Prepared& prepared, Stage stage) {
+  const std::array<int, 2> report = {static_cast<int>(stage), errno};
+  write_fully(prepared.report.write_end(),
+              {reinterpret_cast<const char*>(report.data()), sizeof(report)});
+  ::_exit(127);
+}
+
+[[noreturn]] void run_in_child(Prepared& prepared, const std::function<int()>& body) {
+  prepared.report.close_write();  // tells the parent that the child is on its way
+  // An exception must not unwind into what the parent was doing when it forked.
+  const auto run = [&]() noexcept { return body(); };
+  const int code = run();
+  std::fflush(nullptr);
+  ::_exit(code);
+}
+
+// Waits until the child executes its program, or says why it cannot.
+void throw_if_not_started(Prepared& prepared, pid_t pid) {
+  prepared.report.close_write();
+  std::array<int, 2> failure = {0, 0};
+  ssize_t count = 0;
+  do {
+    count = ::read(prepared.report.read_end(), failure.data(), sizeof(failure));
+  } while (count < 0 && errno == EINTR);
+  if (count != static_cast<ssize_t>(sizeof(failure))) return;
+  ::waitpid(pid, nullptr, 0);
+  const std::string reason = errno_text(failure[1]);
+  if (failure[0] == static_cast<int>(Stage::kFolder)) {
+    throw Error(str("The folder '", prepared.folder, "' cannot be entered: ", reason, "."));
+  }
+  throw Error(str("'", prepared.program, "' cannot be executed: ", reason, "."));
+}
+
+void redirect(int from, int to) {
+  if (from < 0) return;
+  if (from == to) {
+    ::fcntl(to, F_SETFD, 0);
+  } else {
+    ::dup2(from, to);
+  }
+}
+
+// Between fork and exec: system calls only.
+void set_up_child(const SpawnOptions& options, const Prepared& prepared, int output, int error,
+                  pid_t parent) {
+  ::setpgid(0, 0);
+  if (options.death_signal != 0) {
+    ::prctl(PR_SET_PDEATHSIG, options.death_signal);
+    // The parent may have ended before the line above.
+    if (::getppid() != parent) ::_exit(128 + options.death_signal);
+  }
+  if (options.output == StreamTarget::kNull) output = prepared.null_fd;
+  if (options.error == StreamTarget::kNull) error = prepared.null_fd;
+  redirect(output, STDOUT_FILENO);
+  redirect(options.error == StreamTarget::kWithOutput ? STDOUT_FILENO : error, STDERR_FILENO);
+  for (const int fd : options.inherit) ::fcntl(fd, F_SETFD, 0);
+  if (!prepared.folder.empty() && ::chdir(prepared.folder.c_str()) != 0)
+    fail_in_child(prepared, Stage::kFolder);
+
+  // What we block or ignore is inherited even by a program that knows nothing about it.
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::signal(SIGPIPE, SIG_DFL);
+}
+
+// In a program that was started without its standard streams a pipe could get their numbers.
+int above_standard_streams(int fd) {
+  if (fd > STDERR_FILENO) return fd;
+  const int moved = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  ::close(fd);
+  return moved;
+}
+
+}  // namespace
+
+ExitStatus ExitStatus::from_wait(int status) noexcept {
+  if (WIFSIGNALED(status)) return {.code = -1, .signal = WTERMSIG(status)};
+  return {.code = WEXITSTATUS(status), .signal = 0};
+}
+
+std::string ExitStatus::text() const {
+  if (signal == 0) return str("exit code ", code);
+  const std::string name = signal_name(signal);
+  return name.starts_with("SIG") ? str("signal ", signal, " (", name, ")") : name;
+}
+
+std::string signal_name(int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  return name != nullptr ? str("SIG", name) : str("signal ", signal);
+}
+
+std::vector<std::string> environment_with(
+    std::span<const std::pair<std::string, std::optional<std::string>>> changes) {
+  std::map<std::string, std::optional<std::string>, std::less<>> latest;
+  for (const auto& [name, value] : changes) latest[name] = value;
+
+  std::vector<std::string> result;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    if (!latest.contains(text.substr(0, text.find('=')))) result.emplace_back(text);
+  }
+  for (const auto& [name, value] : latest) {
+    if (value) result.push_back(name + "=" + *value);
+  }
+  return result;
+}
+
+void LineBuffer::append(std::string_view bytes, const Line& line) {
+  while (!bytes.empty()) {
+    const auto end = bytes.find('\n');
+    rest_.append(bytes.substr(0, end));
+    if (end == std::string_view::npos) return;
+    bytes.remove_prefix(end + 1);
+    const std::string complete = std::exchange(rest_, {});
+    line(complete);
+  }
+}
+
+void LineBuffer::finish(const Line& line) {
+  if (rest_.empty()) return;
+  const std::string last = std::exchange(rest_, {});
+  line(last);
+}
+
+PipePair::PipePair() {
+  std::array<int, 2> ends = {-1, -1};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
+    throw Error(str("No pipe to a child process: ", errno_text(errno), "."));
+  }
+  read_ = above_standard_streams(ends[0]);
+  write_ = above_standard_streams(ends[1]);
+}
+
+PipePair::~PipePair() {
+  close_read();
+  close_write();
+}
+
+PipePair::PipePair(PipePair&& other) noexcept
+    : read_(std::exchange(other.read_, -1)), write_(std::exchange(other.write_, -1)) {}
+
+PipePair& PipePair::operator=(PipePair&& other) noexcept {
+  std::swap(read_, other.read_);
+  std::swap(write_, other.write_);
+  return *this;
+}
+
+void PipePair::close_read() noexcept { close_fd(read_); }
+void PipePair::close_write() noexcept { close_fd(write_); }
+int PipePair::release_read() noexcept { return std::exchange(read_, -1); }
+
+std::string PipePair::read_available() {
+  set_nonblocking(read_);
+  std::string result;
+  std::array<char, 4096> bytes;
+  for (;;) {
+    const ssize_t count = ::read(read_, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return result;
+    result.append(bytes.data(), static_cast<std::size_t>(count));
+  }
+}
+
+bool write_fully(int fd, std::string_view bytes) noexcept {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
+    if (count < 0 && errno == EAGAIN) {
+      pollfd ready{.fd = fd, .events = POLLOUT, .revents = 0};
+      ::poll(&ready, 1, -1);
+      continue;
+    }
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return false;
+    bytes.remove_prefix(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+std::size_t count_threads() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+std::vector<std::string> own_command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!text.empty() && text.back() == '\0') text.pop_back();
+  return split(text, '\0');
+}
+
+ProcessSet::ProcessSet(LineSink sink) : sink_(std::move(sink)) {}
+
+ProcessSet::~ProcessSet() {
+  signal_all(SIGKILL);
+  for (auto& child : children_) {
+    if (!child.status) {
+      // Nobody reads any more; the child is dead and only has to be collected.
+      while (::waitpid(child.pid, nullptr, 0) < 0 && errno == EINTR) {
+      }
+    }
+    close_fd(child.pidfd);
+    close_fd(child.output.fd);
+    close_fd(child.error.fd);
+  }
+}
+
+std::size_t ProcessSet::spawn(const SpawnOptions& options) {
+  if (options.argv.empty()) throw ArgumentError("spawn: the command is empty.");
+  return start(options, nullptr);
+}
+
+std::size_t ProcessSet::fork(const SpawnOptions& options, const std::function<int()>& body) {
+  return start(options, &body);
+}
+
+std::size_t ProcessSet::start(const SpawnOptions& options, const std::function<int()>* body) {
+  Prepared prepared(options, /*executes=*/body == nullptr);
+  std::optional<PipePair> output;
+  std::optional<PipePair> error;
+  if (options.output == StreamTarget::kPipe) output.emplace();
+  if (options.error == StreamTarget::kPipe) error.emplace();
+
+  // What is buffered here must not be written twice.
+  std::fflush(nullptr);
+  children_.reserve(children_.size() + 1);
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    set_up_child(options, prepared, output ? output->write_end() : -1,
+                 error ? error->write_end() : -1, parent);
+    if (body != nullptr) run_in_child(prepared, *body);
+    ::execve(prepared.program.c_str(), prepared.argv.data(), prepared.environment.data());
+    fail_in_child(prepared, Stage::kExecute);
+  }
+  if (pid < 0) throw Error(str("No child process could be started: ", errno_text(errno), "."));
+
+  // Both sides set the group, so that it exists whoever runs first.
+  ::setpgid(pid, pid);
+  throw_if_not_started(prepared, pid);
+
+  Child child;
+  child.pid = pid;
+  child.pidfd = open_pidfd(pid);
+  child.started = Clock::now();
+  if (output) child.output.fd = output->release_read();
+  if (error) child.error.fd = error->release_read();
+  for (const int fd : {child.output.fd, child.error.fd}) {
+    if (fd >= 0) set_nonblocking(fd);
+  }
+  children_.push_back(std::move(child));
+  return children_.size() - 1;
+}
+
+std::vector<std::size_t> ProcessSet::wait(Clock::time_point deadline) {
+  while (ended_.empty() && running() > 0) {
+    poll_once(deadline);
+    if (Clock::now() >= deadline) break;
+  }
+  return std::exchange(ended_, {});
+}
+
+bool ProcessSet::wait_all(Clock::time_point deadline) {
+  while (running() > 0) {
+    poll_once(deadline);
+    if (running() > 0 && Clock::now() >= deadline) return false;
+  }
+  return true;
+}
+
+void ProcessSet::poll_once(Clock::time_point deadline) {
+  struct Source {
+    std::size_t index;
+    std::optional<Stream> stream;
+  };
+  std::vector<pollfd> fds;
+  std::vector<Source> sources;
+  bool blind = false;
+  for (std::size_t i = 0; i < children_.size(); ++i) {
+    const Child& child = children_[i];
+    if (child.status) continue;
+    blind = blind || child.pidfd < 0;
+    const auto add = [&](int fd, std::optional<Stream> stream) {
+      if (fd < 0) return;
+      fds.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+      sources.push_back({i, stream});
+    };
+    add(child.output.fd, Stream::kOutput);
+    add(child.error.fd, Stream::kError);
+    add(child.pidfd, std::nullopt);
+  }
+  int timeout = milliseconds_until(deadline);
+  if (blind) timeout = std::min(timeout, static_cast<int>(kPollWithoutPidfd.count()));
+  ::poll(fds.data(), fds.size(), timeout);
+
+  for (std::size_t i = 0; i < fds.size(); ++i) {
+    if (fds[i].revents != 0 && sources[i].stream) read_some(sources[i].index, *sources[i].stream);
+  }
+  for (std::size_t i = 0; i < children_.size(); ++i) {
+    if (!children_[i].status && reap(i)) ended_.push_back(i);
+  }
+}
+
+void ProcessSet::read_some(std::size_t index, Stream stream) {
+  Child& child = children_[index];
+  Pipe& pipe = stream == Stream::kOutput ? child.output : child.error;
+  const auto line = [&](std::string_view text) {
+    if (sink_) sink_(index, stream, text);
+  };
+  std::array<char, 16384> bytes;
+  const ssize_t count = ::read(pipe.fd, bytes.data(), bytes.size());
+  if (count > 0) {
+    pipe.lines.append({bytes.data(), static_cast<std::size_t>(count)}, line);
+  } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
+    pipe.lines.finish(line);
+    close_fd(pipe.fd);
+  }
+}
+
+// While the dead leader is not yet collected its number cannot be given to somebody else, so this
+// is the moment to end what it has left in its group.
+bool ProcessSet::reap(std::size_t index) {
+  Child& child = children_[index];
+  siginfo_t info{};
+  const int found =
+      ::waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOHANG | WNOWAIT);
+  if (found == 0 && info.si_pid == 0) return false;
+  ::kill(-child.pid, SIGKILL);
+  int status = 0;
+  while (::waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  child.ended = Clock::now();
+  drain(index);
+  child.status = ExitStatus::from_wait(status);
+  close_fd(child.pidfd);
+  return true;
+}
+
+void ProcessSet::drain(std::size_t index) {
+  const auto limit = Clock::now() + kDrainLimit;
+  for (const auto stream : {Stream::kOutput, Stream::kError}) {
+    Pipe& pipe = stream == Stream::kOutput ? children_[index].output : children_[index].error;
+    while (pipe.fd >= 0 && Clock::now() < limit) {
+      pollfd ready{.fd = pipe.fd, .events = POLLIN, .revents = 0};
+      if (::poll(&ready, 1, milliseconds_until(limit)) > 0) read_some(index, stream);
+    }
+    // Left open by something that moved out of the child's group: that output is not ours.
+    if (pipe.fd >= 0) {
+      pipe.lines.finish([&](std::string_view text) {
+        if (sink_) sink_(index, stream, text);
+      });
+      close_fd(pipe.fd);
+    }
+  }
+}
+
+void ProcessSet::signal_all(int signal) noexcept {
+  for (const auto& child : children_) {
+    if (!child.status) ::kill(-child.pid, signal);
+  }
+}
+
+void ProcessSet::terminate(std::chrono::milliseconds grace) {
+  if (running() == 0) return;
+  signal_all(SIGTERM);
+  // A stopped process sees SIGTERM only when it runs again.
+  signal_all(SIGCONT);
+  if (wait_all(Clock::now() + grace)) return;
+  signal_all(SIGKILL);
+  // SIGKILL cannot be refused; only a process stuck in the kernel takes longer.
+  static_cast<void>(wait_all(Clock::time_point::max()));
+}
+
+std::size_t ProcessSet::running() const noexcept {
+  return static_cast<std::size_t>(std::count_if(children_.begin(), children_.end(),
+                                                [](const Child& child) { return !child.status; }));
+}
+
+const ExitStatus& ProcessSet::status(std::size_t index) const {
+  const auto& status = children_.at(index).status;
+  if (!status) throw StateError(str("Process ", index, " still runs and has no exit status."));
+  return *status;
+}
+
+std::chrono::duration<double> ProcessSet::elapsed(std::size_t index) const {
+  const Child& child = children_.at(index);
+  return (child.status ? child.ended : Clock::now()) - child.started;
+}
+
+}  // namespace accelerate::detail

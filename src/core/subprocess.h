@@ -1,0 +1,185 @@
+// src/core/subprocess.h - child processes: start, listen, end, leave none behind.
+//
+// Shared by `debug_launcher`, `notebook_launcher`, the test harness and the command line. Children
+// get a process group of their own, so that what they start ends with them, and a death signal, so
+// that they end with us even when we are killed.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace accelerate::detail {
+
+/// How a process ended: with a code, or by a signal.
+struct ExitStatus {
+  int code = 0;    ///< -1 when a signal ended it
+  int signal = 0;  ///< 0 when it exited by itself
+
+  [[nodiscard]] bool ok() const noexcept { return code == 0 && signal == 0; }
+  /// "exit code 3" or "signal 9 (SIGKILL)".
+  [[nodiscard]] std::string text() const;
+  /// What a shell shows: the code, or 128 plus the signal.
+  [[nodiscard]] int shell_code() const noexcept { return signal != 0 ? 128 + signal : code; }
+  [[nodiscard]] static ExitStatus from_wait(int status) noexcept;
+
+  bool operator==(const ExitStatus&) const = default;
+};
+
+/// "SIGKILL" for 9; "signal 99" for what has no name.
+[[nodiscard]] std::string signal_name(int signal);
+
+/// Where the output of a child goes.
+enum class StreamTarget {
+  kInherit,     ///< where ours goes
+  kPipe,        ///< to us, line by line
+  kWithOutput,  ///< stderr only: into the pipe (or file) of stdout, in the order of writing
+  kNull,        ///< nowhere
+};
+
+struct SpawnOptions {
+  /// The command. argv[0] is looked up in PATH when it has no slash and `program` is empty.
+  std::vector<std::string> argv = {};
+  /// The file to execute, when it is not argv[0].
+  std::string program = {};
+  /// "NAME=value" each: the whole environment of the child. Unset: ours.
+  std::optional<std::vector<std::string>> environment = std::nullopt;
+  std::filesystem::path working_directory = {};
+  StreamTarget output = StreamTarget::kInherit;
+  StreamTarget error = StreamTarget::kInherit;
+  /// Descriptors that stay open in the child, under the same number.
+  std::vector<int> inherit = {};
+  /// What the child gets when the thread that started it ends; 0: nothing.
+  int death_signal = SIGKILL;
+};
+
+/// The variables of this process with `changes` applied, as "NAME=value". An unset value removes.
+[[nodiscard]] std::vector<std::string> environment_with(
+    std::span<const std::pair<std::string, std::optional<std::string>>> changes);
+
+/// Cuts a stream of bytes into whole lines.
+class LineBuffer {
+ public:
+  using Line = std::function<void(std::string_view line)>;
+
+  /// Hands every line that is now complete to `line`, without its line end.
+  void append(std::string_view bytes, const Line& line);
+  /// Hands out what is left at the end of the stream.
+  void finish(const Line& line);
+
+ private:
+  std::string rest_;
+};
+
+/// A set of children that are watched together. Its destructor kills what still runs.
+class ProcessSet {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class Stream { kOutput, kError };
+  using LineSink = std::function<void(std::size_t index, Stream stream, std::string_view line)>;
+
+  /// `sink` gets the lines of children with piped streams, on the thread that calls `wait`.
+  explicit ProcessSet(LineSink sink = {});
+  ~ProcessSet();
+  ProcessSet(const ProcessSet&) = delete;
+  ProcessSet& operator=(const ProcessSet&) = delete;
+
+  /// Starts a program and returns its index. Throws `Error` when it cannot be executed.
+  std::size_t spawn(const SpawnOptions& options);
+
+  /// Starts a copy of this process that runs `body` and ends with what it returns, without running
+  /// destructors of statics. `argv`, `program` and `environment` are not looked at. Only safe while
+  /// no other thread runs here.
+  std::size_t fork(const SpawnOptions& options, const std::function<int()>& body);
+
+  /// Passes lines on until a child has ended or the deadline is over. Returns the children that
+  /// ended since the last call, in the order in which that was noticed; their output is complete.
+  [[nodiscard]] std::vector<std::size_t> wait(Clock::time_point deadline);
+
+  /// The same until all have ended; false when the deadline came first.
+  [[nodiscard]] bool wait_all(Clock::time_point deadline);
+
+  /// Sends `signal` to the groups of all children that run.
+  void signal_all(int signal) noexcept;
+
+  /// SIGTERM, then SIGKILL to what still runs after `grace`. Afterwards none is left.
+  void terminate(std::chrono::milliseconds grace);
+
+  [[nodiscard]] std::size_t size() const noexcept { return children_.size(); }
+  [[nodiscard]] std::size_t running() const noexcept;
+  [[nodiscard]] bool running(std::size_t index) const { return !children_.at(index).status; }
+  [[nodiscard]] pid_t pid(std::size_t index) const { return children_.at(index).pid; }
+  /// Only after the child has ended.
+  [[nodiscard]] const ExitStatus& status(std::size_t index) const;
+  /// How long the child has run, or ran.
+  [[nodiscard]] std::chrono::duration<double> elapsed(std::size_t index) const;
+
+ private:
+  struct Pipe {
+    int fd = -1;
+    LineBuffer lines = {};
+  };
+  struct Child {
+    pid_t pid = -1;
+    int pidfd = -1;
+    Pipe output = {};
+    Pipe error = {};
+    Clock::time_point started = {};
+    Clock::time_point ended = {};
+    std::optional<ExitStatus> status = std::nullopt;
+  };
+
+  std::size_t start(const SpawnOptions& options, const std::function<int()>* body);
+  void poll_once(Clock::time_point deadline);
+  void read_some(std::size_t index, Stream stream);
+  bool reap(std::size_t index);
+  void drain(std::size_t index);
+
+  LineSink sink_;
+  std::vector<Child> children_;
+  std::vector<std::size_t> ended_;
+};
+
+/// A pipe whose ends close themselves on exec unless named in `SpawnOptions::inherit`.
+class PipePair {
+ public:
+  PipePair();
+  ~PipePair();
+  PipePair(PipePair&& other) noexcept;
+  PipePair& operator=(PipePair&& other) noexcept;
+
+  [[nodiscard]] int read_end() const noexcept { return read_; }
+  [[nodiscard]] int write_end() const noexcept { return write_; }
+  void close_read() noexcept;
+  void close_write() noexcept;
+  /// The read end, which the caller closes from now on.
+  [[nodiscard]] int release_read() noexcept;
+
+  /// What is in the pipe now; does not wait for more.
+  [[nodiscard]] std::string read_available();
+
+ private:
+  int read_ = -1;
+  int write_ = -1;
+};
+
+/// Writes all of `bytes`; false when the other side is gone. Safe in a process about to end.
+bool write_fully(int fd, std::string_view bytes) noexcept;
+
+/// How many threads run in this process.
+[[nodiscard]] std::size_t count_threads();
+
+/// The command line of this process.
+[[nodiscard]] std::vector<std::string> own_command_line();
+
+}  // namespace accelerate::detail

@@ -1,0 +1,155 @@
+#include "core/supported.h"
+
+#include <array>
+#include <string_view>
+
+#include "accelerate/errors.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+[[noreturn]] void refuse(std::string_view feature, std::string_view reason,
+                         std::string_view alternative) {
+  throw UnsupportedError(str(feature, " is not supported: ", reason, " ", alternative));
+}
+
+void refuse_device(std::string_view type) {
+  refuse(str("distributed_type ", type), "LibTorch for C++ has no back end for this device.",
+         "Use MULTI_GPU or MULTI_CPU.");
+}
+
+/// Sections and keys of a DeepSpeed configuration that change results and have no counterpart.
+constexpr auto kRefusedDeepspeedKeys = std::to_array<std::string_view>(
+    {"zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
+     "zero_optimization.zero_quantized_nontrainable_weights", "zero_optimization.zeropp_loco_param",
+     "amp", "torch_autocast", "sparse_gradients", "sparse_attention", "progressive_layer_drop",
+     "curriculum_learning", "data_efficiency", "compression_training", "eigenvalue", "elasticity",
+     "autotuning", "flops_profiler", "zenflow", "super_offload", "moe"});
+
+/// A section can be there and be off.
+bool is_on(const Value& entry) {
+  if (entry.is_none()) return false;
+  if (entry.is_bool()) return entry.as_bool();
+  if (!entry.is_dict()) return true;
+  const Value* enabled = entry.as_dict().get("enabled");
+  return enabled == nullptr || !enabled->is_bool() || enabled->as_bool();
+}
+
+}  // namespace
+
+void require_supported(DistributedType type) {
+  switch (type) {
+    case DistributedType::kXla:
+    case DistributedType::kMultiNpu:
+    case DistributedType::kMultiMlu:
+    case DistributedType::kMultiSdaa:
+    case DistributedType::kMultiMusa:
+    case DistributedType::kMultiHpu:
+    case DistributedType::kMultiNeuron:
+      refuse_device(to_string(type));
+      break;
+    default:
+      break;
+  }
+}
+
+void require_supported(ComputeEnvironment environment) {
+  if (environment != ComputeEnvironment::kAmazonSagemaker) return;
+  refuse("compute_environment AMAZON_SAGEMAKER",
+         "jobs are submitted by SageMaker's Python package.",
+         "Start `accelerate launch` with LOCAL_MACHINE inside of the job.");
+}
+
+void require_supported(FP8BackendType backend) {
+  if (backend == FP8BackendType::kTe) {
+    refuse("The FP8 backend TE", "Transformer Engine's layers are Python classes.",
+           "Use AO (AORecipeKwargs).");
+  }
+  if (backend == FP8BackendType::kMsamp) {
+    refuse("The FP8 backend MSAMP", "MS-AMP is a Python package that is no longer maintained.",
+           "Use AO (AORecipeKwargs).");
+  }
+}
+
+void require_supported(DynamoBackend backend) {
+  switch (backend) {
+    case DynamoBackend::kNo:
+    case DynamoBackend::kEager:
+    case DynamoBackend::kCudagraphs:
+    case DynamoBackend::kInductor:
+      return;
+    default:
+      refuse(str("The dynamo backend ", backend), "it compiles Python code.",
+             "Use one of: NO, EAGER, CUDAGRAPHS, INDUCTOR.");
+  }
+}
+
+void require_supported(ProfilerActivity activity) {
+  if (activity == ProfilerActivity::kMtia || activity == ProfilerActivity::kHpu) {
+    refuse(str("The profiler activity '", activity, "'"),
+           "LibTorch for C++ has no back end for this device.", "Use one of: cpu, cuda, xpu.");
+  }
+}
+
+void require_supported(const KwargsHandler& handler) {
+  if (std::holds_alternative<TERecipeKwargs>(handler)) require_supported(FP8BackendType::kTe);
+  if (std::holds_alternative<MSAMPRecipeKwargs>(handler)) require_supported(FP8BackendType::kMsamp);
+  if (const auto* recipe = std::get_if<FP8RecipeKwargs>(&handler)) {
+    require_supported(recipe->backend.value_or(FP8BackendType::kTe));
+  }
+  if (const auto* profile = std::get_if<ProfileKwargs>(&handler); profile && profile->activities) {
+    for (const auto activity : *profile->activities) require_supported(activity);
+  }
+}
+
+void require_supported(const TorchDynamoPlugin& plugin) {
+  if (!plugin.disable) require_supported(plugin.backend.value_or(DynamoBackend::kNo));
+}
+
+void require_supported(const DeepSpeedPlugin& plugin) {
+  if (plugin.enable_msamp.value_or(false) || is_on(plugin.get_value("msamp"))) {
+    require_supported(FP8BackendType::kMsamp);
+  }
+  for (const auto key : kRefusedDeepspeedKeys) {
+    if (is_on(plugin.get_value(key))) {
+      refuse(str("'", key, "' in the DeepSpeed configuration"),
+             "it is part of the DeepSpeed package, which is not used here.",
+             "Remove it, or set it to false.");
+    }
+  }
+}
+
+void require_supported(const MegatronLMPlugin& plugin) {
+  const auto experts = [](std::string_view name, std::optional<std::int64_t> size) {
+    if (size.value_or(1) > 1) {
+      refuse(str(name, " = ", *size), "there is no expert parallelism.", "Set it to 1.");
+    }
+  };
+  experts("expert_model_parallel_size", plugin.expert_model_parallel_size);
+  experts("expert_tensor_parallel_size", plugin.expert_tensor_parallel_size);
+  if (plugin.pipeline_model_parallel_split_rank) {
+    refuse("pipeline_model_parallel_split_rank",
+           "a pipeline is not divided into encoder and decoder.", "Leave it unset.");
+  }
+  if (plugin.megatron_dataset_flag || plugin.custom_megatron_datasets_provider_function) {
+    refuse("megatron_dataset_flag", "Megatron's indexed datasets are read by Python code.",
+           "Give a data loader to prepare.");
+  }
+  if (plugin.other_megatron_args && !plugin.other_megatron_args->empty()) {
+    std::vector<std::string> keys;
+    for (const auto& key : plugin.other_megatron_args->keys()) keys.push_back(key.to_string());
+    refuse(str("other_megatron_args with ", join(keys)), "Megatron-LM itself is not used here.",
+           "Use the fields of MegatronLMPlugin.");
+  }
+}
+
+void require_supported(const ParallelismConfig& config) {
+  if (!config.sp_enabled() || !config.sp_handler) return;
+  const auto name = config.sp_handler->sp_attn_implementation.value_or("sdpa");
+  if (name == "sdpa" || name == "flash_attention_2") return;
+  refuse(str("sp_attn_implementation '", name, "'"), "LibTorch does not bring this kernel.",
+         "Use sdpa or flash_attention_2.");
+}
+
+}  // namespace accelerate::detail

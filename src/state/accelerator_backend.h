@@ -1,0 +1,57 @@
+// src/state/accelerator_backend.h - all that the library asks of a GPU.
+//
+// libaccelerate.so links torch_cpu alone. What needs CUDA is in libaccelerate_cuda.so, which is
+// opened when the library is loaded and a GPU driver is present, and which answers through this
+// interface. Everybody else calls `accelerator_backend()` and copes with nullptr.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <string>
+
+#include "state/process_group.h"
+
+namespace accelerate::detail {
+
+struct DeviceCapability {
+  int major = 0;
+  int minor = 0;
+};
+
+class AcceleratorBackend {
+ public:
+  virtual ~AcceleratorBackend() = default;
+
+  [[nodiscard]] virtual c10::DeviceType type() const = 0;
+  /// Devices this process can see. Never 0: without a device there is no backend.
+  [[nodiscard]] virtual int device_count() const = 0;
+  virtual void set_device(int index) = 0;
+  [[nodiscard]] virtual int current_device() const = 0;
+  [[nodiscard]] virtual std::string device_name(int index) const = 0;
+  /// "0000:01:00.0", as the kernel and NVML spell it.
+  [[nodiscard]] virtual std::string pci_bus_id(int index) const = 0;
+  [[nodiscard]] virtual DeviceCapability capability(int index) const = 0;
+
+  virtual void empty_cache() = 0;
+  virtual void synchronize(int index) = 0;
+  [[nodiscard]] virtual std::int64_t allocated_bytes(int index) const = 0;
+  /// True once this process holds a CUDA context: forking is no longer safe.
+  [[nodiscard]] virtual bool context_exists() const = 0;
+
+  /// A NCCL group; one device per process.
+  [[nodiscard]] virtual c10::intrusive_ptr<c10d::Backend> make_nccl(
+      const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options) = 0;
+};
+
+/// The GPU of this process, or nullptr: no driver, no device, or no companion library.
+[[nodiscard]] AcceleratorBackend* accelerator_backend() noexcept;
+
+/// Why `accelerator_backend()` is nullptr, in words for an error message.
+[[nodiscard]] std::string why_no_accelerator();
+
+}  // namespace accelerate::detail
+
+/// What libaccelerate_cuda.so exports. Returns nullptr when no device can be used.
+extern "C" accelerate::detail::AcceleratorBackend* accelerate_cuda_backend();

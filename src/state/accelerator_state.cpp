@@ -1,0 +1,387 @@
+#include "accelerate/accelerator_state.h"
+
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <ostream>
+
+#include "accelerate/checks.h"
+#include "accelerate/environment.h"
+#include "accelerate/errors.h"
+#include "accelerate/kwargs.h"
+#include "accelerate/parallelism_config.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "state/partial_facts.h"
+
+namespace accelerate {
+namespace detail {
+
+/// What an `Accelerator` has fixed. Kept after a reset, since a reader may still hold it.
+struct AcceleratorFacts {
+  PrecisionType precision = PrecisionType::kNo;
+  AcceleratorStateOptions options = {};
+  /// The active plugin of `options.deepspeed_plugins`.
+  std::atomic<std::size_t> active_deepspeed = 0;
+};
+
+namespace {
+
+constexpr const char* kOwner = "AcceleratorState";
+
+struct AcceleratorSlot {
+  std::mutex mutex;
+  std::atomic<AcceleratorFacts*> current = nullptr;
+  std::vector<std::unique_ptr<AcceleratorFacts>> all;
+};
+
+AcceleratorSlot& slot() {
+  static auto* const the_slot = new AcceleratorSlot;  // never destroyed, as PartialState's
+  return *the_slot;
+}
+
+AcceleratorFacts* current_accelerator() noexcept {
+  return slot().current.load(std::memory_order_acquire);
+}
+
+bool is_multi_accelerator(DistributedType type) {
+  switch (type) {
+    case DistributedType::kNo:
+    case DistributedType::kMultiCpu:
+    case DistributedType::kDeepspeed:
+    case DistributedType::kFsdp:
+    case DistributedType::kXla:
+    case DistributedType::kMegatronLm:
+      return false;
+    default:
+      return true;
+  }
+}
+
+[[noreturn]] void refuse(std::string_view what, std::string_view asked_by,
+                         std::string_view instead) {
+  throw UnsupportedError(str(what, " is asked for by ", asked_by,
+                             ", but this version has no engine for it yet. ", instead));
+}
+
+/// Puts the precision, the type and the plugins of a new accelerator state together.
+class Refinement {
+ public:
+  Refinement(const AcceleratorStateOptions& options, FromAccelerator engines, bool cpu,
+             const Environment& environment)
+      : options_(options), engines_(engines), cpu_(cpu), env_(environment) {}
+
+  PrecisionType precision() const {
+    const PrecisionType wanted =
+        options_.mixed_precision ? *options_.mixed_precision : precision_from_environment();
+    if (wanted != PrecisionType::kFp8) return wanted;
+    if (!engines_.fp8) {
+      refuse("fp8 precision",
+             options_.mixed_precision ? "mixed_precision" : "ACCELERATE_MIXED_PRECISION",
+             "Use bf16, which needs no scaling either.");
+    }
+    if (is_cuda_available() && !check_cuda_fp8_capability()) {
+      warn("fp8 needs a GPU of compute capability 8.9 or more: fp16 is used instead.");
+      return PrecisionType::kFp16;
+    }
+    return wanted;
+  }
+
+  DistributedType type(DistributedType base, PrecisionType precision) const {
+    if (wants_deepspeed()) return deepspeed(precision);
+    const bool shardable = is_multi_accelerator(base) || base == DistributedType::kMultiCpu;
+    if (!shardable) {
+      warn_without_effect();
+      return base;
+    }
+    check_context_parallelism();
+    DistributedType type = base;
+    if (const auto asked = fsdp_asked_by(); !asked.empty()) type = fsdp(asked, precision);
+    if (const auto asked = megatron_asked_by();
+        !asked.empty() && base != DistributedType::kMultiXpu) {
+      if (!engines_.megatron_lm) {
+        refuse("Megatron-LM", asked, "Leave it out: data parallelism needs no plugin.");
+      }
+      type = DistributedType::kMegatronLm;
+    }
+    return type;
+  }
+
+ private:
+  bool wants_deepspeed() const {
+    const bool by_variable = env_.flag("ACCELERATE_USE_DEEPSPEED");
+    if (!by_variable && options_.deepspeed_plugins.empty()) return false;
+    if (cpu_) warn("DeepSpeed does not run on the CPU: its plugin has no effect here.");
+    return !cpu_;
+  }
+
+  DistributedType deepspeed(PrecisionType precision) const {
+    if (!engines_.deepspeed) {
+      refuse("DeepSpeed",
+             options_.deepspeed_plugins.empty() ? "ACCELERATE_USE_DEEPSPEED" : "deepspeed_plugins",
+             "Leave it out: data parallelism needs no plugin.");
+    }
+    if (options_.deepspeed_plugins.empty()) {
+      throw ConfigError(
+          "ACCELERATE_USE_DEEPSPEED is on, but no plugin was given. Pass a DeepSpeedPlugin to the "
+          "first `Accelerator`.");
+    }
+    for (const auto& [name, plugin] : options_.deepspeed_plugins) {
+      plugin->set_mixed_precision(to_string(precision));
+    }
+    return DistributedType::kDeepspeed;
+  }
+
+  std::string fsdp_asked_by() const {
+    if (options_.fsdp_plugin) return "fsdp_plugin";
+    if (env_.flag("ACCELERATE_USE_FSDP")) return "ACCELERATE_USE_FSDP";
+    if (context_parallel()) return "cp_size";
+    return "";
+  }
+
+  std::string megatron_asked_by() const {
+    if (options_.megatron_lm_plugin) return "megatron_lm_plugin";
+    return env_.flag("ACCELERATE_USE_MEGATRON_LM") ? "ACCELERATE_USE_MEGATRON_LM" : "";
+  }
+
+  DistributedType fsdp(const std::string& asked_by, PrecisionType precision) const {
+    if (!engines_.fsdp) {
+      refuse("Fully sharded data parallelism", asked_by,
+             "Leave it out: data parallelism keeps a whole model on each process.");
+    }
+    if (options_.fsdp_plugin && precision != PrecisionType::kNo) {
+      options_.fsdp_plugin->set_mixed_precision(to_string(precision));
+    }
+    return DistributedType::kFsdp;
+  }
+
+  bool context_parallel() const {
+    return options_.parallelism_config && options_.parallelism_config->cp_enabled();
+  }
+
+  void check_context_parallelism() const {
+    if (!context_parallel() || env_.flag("ACCELERATE_ALLOW_CP_STANDALONE")) return;
+    if (!options_.fsdp_plugin) {
+      throw ConfigError(
+          "parallelism_config has cp_size > 1, but there is no fsdp_plugin: context parallelism "
+          "shards the model as well. Pass one with fsdp_version 2.");
+    }
+    if (resolved(*options_.fsdp_plugin).fsdp_version == 1) {
+      throw ConfigError(
+          "parallelism_config has cp_size > 1, which needs fsdp_version 2, but the fsdp_plugin has "
+          "version 1.");
+    }
+  }
+
+  void warn_without_effect() const {
+    for (const auto& asked : {fsdp_asked_by(), megatron_asked_by()}) {
+      if (!asked.empty()) warn(str(asked, " has no effect: this run has one process."));
+    }
+  }
+
+  const AcceleratorStateOptions& options_;
+  FromAccelerator engines_;
+  bool cpu_;
+  const Environment& env_;
+};
+
+std::shared_ptr<DeepSpeedPlugin> active_plugin(const AcceleratorFacts& facts,
+                                               DistributedType type) {
+  if (type != DistributedType::kDeepspeed) return nullptr;
+  return facts.options.deepspeed_plugins[facts.active_deepspeed].second;
+}
+
+PrecisionType precision_of(const AcceleratorFacts& facts, DistributedType type) {
+  const auto plugin = active_plugin(facts, type);
+  if (!plugin || facts.precision == PrecisionType::kFp8) return facts.precision;
+  const HfDeepSpeedConfig config(plugin->deepspeed_config());
+  if (config.is_true("fp16.enabled")) return PrecisionType::kFp16;
+  if (config.is_true("bf16.enabled")) return PrecisionType::kBf16;
+  return PrecisionType::kNo;
+}
+
+// The first construction has fixed these.
+void check_unchanged(const AcceleratorStateOptions& options, bool cpu, const PartialFacts& partial,
+                     PrecisionType precision) {
+  if (cpu && !partial.device.is_cpu()) {
+    throw ConfigError(str("The accelerator state is already set up on ", partial.device.str(),
+                          " and cannot be changed. Pass cpu = true to the first `Accelerator`."));
+  }
+  const auto& wanted = options.mixed_precision;
+  if (wanted && *wanted != precision && partial.type != DistributedType::kDeepspeed) {
+    throw ConfigError(str("The accelerator state is already set up with mixed_precision = '",
+                          precision, "' and cannot be changed. Pass mixed_precision = '", *wanted,
+                          "' to the first `Accelerator`."));
+  }
+}
+
+// TF32 keeps the range of float32 and is what compiled matrix products are tuned for.
+void allow_tf32_for_compiled(const AcceleratorStateOptions& options, PrecisionType precision,
+                             const PartialFacts& partial) {
+  if (!options.dynamo_plugin || precision != PrecisionType::kNo || !partial.device.is_cuda())
+    return;
+  if (resolved(*options.dynamo_plugin).backend == DynamoBackend::kNo) return;
+  at::globalContext().setAllowTF32CuBLAS(true);
+}
+
+void make(const AcceleratorStateOptions& options, FromAccelerator engines, bool cpu,
+          const Environment& environment) {
+  const Refinement refinement(options, engines, cpu, environment);
+  const PrecisionType precision = refinement.precision();
+  const bool had_partial = PartialState::initialized();
+  PartialStateOptions partial_options = options.process_group;
+  partial_options.cpu = partial_options.cpu || cpu;
+  const PartialState partial(partial_options);
+  try {
+    PartialFacts& partial_facts = *current_facts();
+    const DistributedType type = refinement.type(partial_facts.base_type, precision);
+    auto facts = std::make_unique<AcceleratorFacts>();
+    facts->options = options;
+    // DeepSpeed goes by its own configuration, except for fp8.
+    const bool by_config = type == DistributedType::kDeepspeed && precision != PrecisionType::kFp8;
+    facts->precision = by_config ? PrecisionType::kNo : precision;
+    allow_tf32_for_compiled(options, precision, partial_facts);
+    partial_facts.type = type;
+    slot().all.push_back(std::move(facts));
+    slot().current.store(slot().all.back().get(), std::memory_order_release);
+  } catch (...) {
+    if (!had_partial) PartialState::_reset_state();
+    throw;
+  }
+}
+
+}  // namespace
+
+bool accelerator_state_exists() noexcept { return current_accelerator() != nullptr; }
+
+std::optional<PrecisionType> accelerator_precision() {
+  const auto* facts = current_accelerator();
+  const auto* partial = current_facts();
+  if (facts == nullptr || partial == nullptr) return std::nullopt;
+  return precision_of(*facts, partial->type);
+}
+
+}  // namespace detail
+
+using detail::str;
+
+namespace {
+
+const AcceleratorStateOptions& for_existing(const AcceleratorStateOptions& options) {
+  if (AcceleratorState::initialized()) return options;
+  throw StateError(
+      "There is no accelerator state yet. Make one by `Accelerator accelerator;` before anything "
+      "that asks for it.");
+}
+
+}  // namespace
+
+AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options)
+    : AcceleratorState(for_existing(options), detail::FromAccelerator{}) {}
+
+AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options,
+                                   detail::FromAccelerator engines)
+    : PartialState(nullptr, detail::kOwner) {
+  const Environment environment = Environment::process();
+  const bool cpu = options.cpu || environment.flag("ACCELERATE_USE_CPU");
+  const std::lock_guard lock(detail::slot().mutex);
+  if (detail::current_accelerator() == nullptr) {
+    detail::make(options, engines, cpu, environment);
+    return;
+  }
+  PartialStateOptions partial_options = options.process_group;
+  partial_options.cpu = partial_options.cpu || cpu;
+  const PartialState partial(partial_options);  // back again if it alone was reset
+  detail::check_unchanged(options, cpu, *detail::current_facts(), mixed_precision());
+}
+
+bool AcceleratorState::initialized() noexcept { return detail::accelerator_state_exists(); }
+
+bool is_initialized() noexcept { return AcceleratorState::initialized(); }
+
+void AcceleratorState::_reset_state(bool reset_partial_state) {
+  {
+    const std::lock_guard lock(detail::slot().mutex);
+    detail::slot().current.store(nullptr, std::memory_order_release);
+  }
+  if (reset_partial_state) PartialState::_reset_state();
+}
+
+detail::AcceleratorFacts& AcceleratorState::accelerator_facts(const char* attribute) const {
+  if (auto* facts = detail::current_accelerator()) return *facts;
+  throw StateError(str("`AcceleratorState` object has no attribute `", attribute,
+                       "`. This happens if `AcceleratorState._reset_state()` was called and no "
+                       "`Accelerator` was made afterwards. Make one first."));
+}
+
+PrecisionType AcceleratorState::mixed_precision() const {
+  return detail::precision_of(accelerator_facts("mixed_precision"), distributed_type());
+}
+
+bool AcceleratorState::is_fsdp2() const {
+  const auto plugin = fsdp_plugin();
+  return distributed_type() == DistributedType::kFsdp && plugin &&
+         resolved(*plugin).fsdp_version == 2;
+}
+
+std::shared_ptr<TorchDynamoPlugin> AcceleratorState::dynamo_plugin() const {
+  return accelerator_facts("dynamo_plugin").options.dynamo_plugin;
+}
+std::shared_ptr<FullyShardedDataParallelPlugin> AcceleratorState::fsdp_plugin() const {
+  return accelerator_facts("fsdp_plugin").options.fsdp_plugin;
+}
+std::shared_ptr<TorchTensorParallelPlugin> AcceleratorState::torch_tp_plugin() const {
+  return accelerator_facts("torch_tp_plugin").options.torch_tp_plugin;
+}
+std::shared_ptr<MegatronLMPlugin> AcceleratorState::megatron_lm_plugin() const {
+  return accelerator_facts("megatron_lm_plugin").options.megatron_lm_plugin;
+}
+std::shared_ptr<ParallelismConfig> AcceleratorState::parallelism_config() const {
+  return accelerator_facts("parallelism_config").options.parallelism_config;
+}
+
+std::shared_ptr<DeepSpeedPlugin> AcceleratorState::deepspeed_plugin() const {
+  return detail::active_plugin(accelerator_facts("deepspeed_plugin"), distributed_type());
+}
+
+namespace {
+
+std::size_t deepspeed_index(const AcceleratorState& state, const detail::AcceleratorFacts& facts,
+                            const std::string& name) {
+  if (state.distributed_type() != DistributedType::kDeepspeed) {
+    throw StateError(str("The run does not use DeepSpeed, so it has no plugin '", name, "'."));
+  }
+  std::vector<std::string> names;
+  for (const auto& [each, plugin] : facts.options.deepspeed_plugins) {
+    if (each == name) return names.size();
+    names.push_back(each);
+  }
+  throw ArgumentError(
+      str("There is no DeepSpeed plugin '", name, "'. Choose one of: ", detail::join(names), "."));
+}
+
+}  // namespace
+
+std::shared_ptr<DeepSpeedPlugin> AcceleratorState::get_deepspeed_plugin(
+    const std::string& name) const {
+  const auto& facts = accelerator_facts("deepspeed_plugins");
+  return facts.options.deepspeed_plugins[deepspeed_index(*this, facts, name)].second;
+}
+
+void AcceleratorState::select_deepspeed_plugin(const std::string& name) {
+  auto& facts = accelerator_facts("deepspeed_plugins");
+  facts.active_deepspeed = deepspeed_index(*this, facts, name);
+}
+
+std::ostream& operator<<(std::ostream& out, const AcceleratorState& state) {
+  out << static_cast<const PartialState&>(state)
+      << "\nMixed precision type: " << state.mixed_precision() << "\n";
+  if (const auto plugin = state.deepspeed_plugin()) {
+    out << "ds_config: " << Value(plugin->deepspeed_config()).repr() << "\n";
+  }
+  return out;
+}
+
+}  // namespace accelerate

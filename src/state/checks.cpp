@@ -1,0 +1,334 @@
+#include "accelerate/checks.h"
+
+#include <ATen/Context.h>
+#include <c10/core/DeviceType.h>
+#include <dlfcn.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+#include "accelerate/environment.h"
+#include "accelerate/errors.h"
+#include "core/log.h"
+#include "core/nvml.h"
+#include "core/system.h"
+#include "core/text.h"
+#include "core/version.h"
+#include "state/accelerator_backend.h"
+
+namespace accelerate {
+namespace {
+
+using detail::str;
+
+/// LibTorch lends one device type to libraries of vendors; they register it under their own name.
+bool is_private_use_named(std::string_view name, bool check_device) {
+  if (!c10::is_privateuse1_backend_registered() || c10::get_privateuse1_backend() != name)
+    return false;
+  if (!check_device) return true;
+  return at::isPrivateUse1HooksRegistered() && at::detail::getPrivateUse1Hooks().deviceCount() > 0;
+}
+
+/// Python packages whose work this build does itself. What is not listed exists for Python only, or
+/// is not in this build.
+bool contains_part(std::string_view package) {
+  static constexpr std::string_view kParts[] = {"tqdm"};
+  return std::ranges::find(kParts, package) != std::end(kParts);
+}
+
+}  // namespace
+
+// -- Accelerators. Asked of our own backend and not of torch::cuda::is_available(): that would
+// remember "no" for ever in a program that loads torch_cuda later. --------------------------------
+
+bool is_cuda_available() {
+  const auto* backend = detail::accelerator_backend();
+  return backend != nullptr && backend->type() == c10::DeviceType::CUDA;
+}
+
+bool is_rocm_available() {
+#ifdef USE_ROCM
+  return is_cuda_available();  // ROCm builds of LibTorch present their devices as CUDA
+#else
+  return false;
+#endif
+}
+
+// LibTorch's own answer counts devices, so `check_device` asks nothing more.
+bool is_xpu_available(bool /*check_device*/) { return at::hasXPU(); }
+
+bool is_mps_available(std::string_view min_version) {
+  return is_torch_version(">=", min_version) && at::hasMPS();
+}
+
+bool is_npu_available(bool check_device) { return is_private_use_named("npu", check_device); }
+bool is_mlu_available(bool check_device) { return is_private_use_named("mlu", check_device); }
+bool is_sdaa_available(bool check_device) { return is_private_use_named("sdaa", check_device); }
+bool is_musa_available(bool check_device) { return is_private_use_named("musa", check_device); }
+bool is_neuron_available(bool check_device) { return is_private_use_named("neuron", check_device); }
+bool is_hpu_available(bool /*init_hccl*/) {
+  return is_private_use_named("hpu", false) || at::hasHPU();
+}
+
+bool is_habana_gaudi1() { return false; }  // only Habana's Python package tells the generation
+bool is_tpu_available(bool /*check_device*/) { return false; }
+bool is_ipex_available() { return false; }
+
+bool is_torch_xla_available(bool check_is_tpu, bool check_is_gpu) {
+  if (check_is_tpu && check_is_gpu) {
+    throw ArgumentError(
+        "is_torch_xla_available was asked with check_is_tpu and check_is_gpu: choose one of them.");
+  }
+  return false;
+}
+
+std::pair<std::string, DistributedType> get_current_device_type() {
+  if (is_mlu_available()) return {"mlu", DistributedType::kMultiMlu};
+  if (is_sdaa_available()) return {"sdaa", DistributedType::kMultiSdaa};
+  if (is_musa_available()) return {"musa", DistributedType::kMultiMusa};
+  if (is_npu_available()) return {"npu", DistributedType::kMultiNpu};
+  if (is_hpu_available()) return {"hpu", DistributedType::kMultiHpu};
+  if (is_cuda_available()) return {"cuda", DistributedType::kMultiGpu};
+  if (is_xpu_available()) return {"xpu", DistributedType::kMultiXpu};
+  if (is_neuron_available()) return {"neuron", DistributedType::kMultiNeuron};
+  return {"cuda", DistributedType::kMultiGpu};
+}
+
+// -- Precision and communication. -----------------------------------------------------------------
+
+// Everything we can run on computes bfloat16: CPUs, every CUDA device (LibTorch counts the
+// emulation before Ampere), XPU, and MPS since macOS 14, the oldest system LibTorch still supports.
+bool is_bf16_available(bool /*ignore_tpu*/) { return true; }
+bool is_fp16_available() { return !is_habana_gaudi1(); }
+bool is_fp8_available() {
+  return is_msamp_available() || is_transformer_engine_available() || is_torchao_available();
+}
+
+bool check_cuda_fp8_capability() {
+  static const bool capable = [] {
+    const auto* backend = detail::accelerator_backend();
+    if (backend == nullptr || backend->type() != c10::DeviceType::CUDA) return false;
+    const auto [major, minor] = backend->capability(0);
+    return std::pair(major, minor) >= std::pair(8, 9);
+  }();
+  return capable;
+}
+
+bool is_torch_distributed_available() {
+#ifdef USE_DISTRIBUTED
+  return true;
+#else
+  return false;
+#endif
+}
+
+bool is_xccl_available() {
+#ifdef USE_C10D_XCCL
+  return true;
+#else
+  return false;
+#endif
+}
+
+// -- Parts. ---------------------------------------------------------------------------------------
+
+bool is_4bit_bnb_available() { return contains_part("bitsandbytes"); }
+bool is_8bit_bnb_available() { return contains_part("bitsandbytes"); }
+bool is_aim_available() { return contains_part("aim"); }
+bool is_bitsandbytes_multi_backend_available() { return contains_part("bitsandbytes"); }
+bool is_bnb_available(std::optional<std::string_view> /*min_version*/) {
+  return contains_part("bitsandbytes");
+}
+bool is_boto3_available() { return contains_part("boto3"); }
+bool is_clearml_available() { return contains_part("clearml"); }
+bool is_comet_ml_available() { return contains_part("comet_ml"); }
+bool is_datasets_available() { return contains_part("datasets"); }
+bool is_deepspeed_available() { return contains_part("deepspeed"); }
+bool is_dvclive_available() { return contains_part("dvclive"); }
+bool is_import_timer_available() { return contains_part("import_timer"); }
+bool is_lomo_available() { return contains_part("lomo_optim"); }
+bool is_matplotlib_available() { return contains_part("matplotlib"); }
+bool is_megatron_lm_available() { return contains_part("megatron"); }
+bool is_mlflow_available() { return contains_part("mlflow"); }
+bool is_msamp_available() { return contains_part("msamp"); }
+bool is_numpy_available(std::string_view /*min_version*/) { return contains_part("numpy"); }
+bool is_pandas_available() { return contains_part("pandas"); }
+bool is_peft_available() { return contains_part("peft"); }
+bool is_pippy_available() { return contains_part("pippy"); }
+bool is_pynvml_available() { return detail::Nvml::system() != nullptr; }
+bool is_pytest_available() { return contains_part("pytest"); }
+bool is_rich_available() {
+  return contains_part("rich") && parse_flag_from_env("ACCELERATE_ENABLE_RICH");
+}
+bool is_sagemaker_available() { return contains_part("sagemaker"); }
+bool is_schedulefree_available() { return contains_part("schedulefree"); }
+bool is_swanlab_available() { return contains_part("swanlab"); }
+bool is_tensorboard_available() { return contains_part("tensorboard"); }
+bool is_timm_available() { return contains_part("timm"); }
+bool is_torchao_available() { return contains_part("torchao"); }
+bool is_torchdata_available() { return contains_part("torchdata"); }
+bool is_torchdata_stateful_dataloader_available() { return contains_part("torchdata"); }
+bool is_torchvision_available() { return contains_part("torchvision"); }
+bool is_tqdm_available() { return contains_part("tqdm"); }
+bool is_trackio_available() { return contains_part("trackio"); }
+bool is_transformer_engine_available() { return contains_part("transformer_engine"); }
+bool is_transformer_engine_mxfp8_available() { return contains_part("transformer_engine"); }
+bool is_transformers_available() { return contains_part("transformers"); }
+bool is_triton_available() { return contains_part("triton"); }
+bool is_wandb_available() { return contains_part("wandb"); }
+bool is_weights_only_available() { return is_torch_version(">=", "2.4.0"); }
+
+std::vector<std::string> are_libraries_initialized(const std::vector<std::string>& /*names*/) {
+  return {};
+}
+
+void install_xla(bool /*upgrade*/) {
+  throw UnsupportedError(
+      "install_xla: torch_xla is a Python package and cannot be used from C++. Run on CPU or CUDA "
+      "devices instead.");
+}
+
+// -- Versions. ------------------------------------------------------------------------------------
+
+namespace {
+
+using detail::Version;
+
+/// Of the LibTorch that this process has loaded, which may be newer than the headers we saw.
+std::string torch_version() {
+  const auto packed = aoti_torch_abi_version();
+  return str(packed >> 56 & 0xff, ".", packed >> 48 & 0xff, ".", packed >> 40 & 0xff);
+}
+
+/// A function of a CUDA library, if that is loaded: we link none of them.
+template <class Function>
+Function* loaded(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
+}
+
+std::optional<std::string> cuda_version() {
+  auto* get = loaded<int(int*)>("cudaRuntimeGetVersion");
+  int version = 0;  // 13000 is 13.0
+  if (get == nullptr || get(&version) != 0) return std::nullopt;
+  return str(version / 1000, ".", version % 1000 / 10);
+}
+
+std::optional<std::string> cudnn_version() {
+  auto* get = loaded<std::size_t()>("cudnnGetVersion");
+  if (get == nullptr) return std::nullopt;
+  const auto version = get();  // 91900 is 9.19.0
+  return str(version / 10000, ".", version % 10000 / 100, ".", version % 100);
+}
+
+std::optional<std::string> nccl_version() {
+  auto* get = loaded<int(int*)>("ncclGetVersion");
+  int version = 0;  // 22807 is 2.28.7
+  if (get == nullptr || get(&version) != 0) return std::nullopt;
+  return str(version / 10000, ".", version % 10000 / 100, ".", version % 100);
+}
+
+std::string version_of_library(std::string_view library) {
+  if (library == "torch") return torch_version();
+  if (library == "accelerate") return ACCELERATE_VERSION;
+  std::optional<std::string> version;
+  if (library == "cuda") {
+    version = cuda_version();
+  } else if (library == "cudnn") {
+    version = cudnn_version();
+  } else if (library == "nccl") {
+    version = nccl_version();
+  } else {
+    throw UnsupportedError(
+        str("compare_versions knows no library '", library,
+            "'. Give a version, or one of: torch, accelerate, cuda, cudnn, nccl."));
+  }
+  if (version) return *version;
+  throw UnsupportedError(str("compare_versions: ", library, " is not loaded in this process."));
+}
+
+}  // namespace
+
+bool compare_versions(std::string_view library_or_version, std::string_view operation,
+                      std::string_view requirement) {
+  auto left = Version::try_parse(library_or_version);
+  if (!left) left = Version::parse(version_of_library(library_or_version));
+  return detail::compare(*left, operation, Version::parse(requirement));
+}
+
+bool is_torch_version(std::string_view operation, std::string_view version) {
+  return compare_versions("torch", operation, version);
+}
+
+// -- CPU affinity. --------------------------------------------------------------------------------
+
+namespace {
+
+/// The CPUs next to the GPU that CUDA, after its own numbering and CUDA_VISIBLE_DEVICES, calls by
+/// this index. The driver's word first, then the kernel's.
+std::vector<int> cpus_near_gpu(detail::AcceleratorBackend& backend, int index) {
+  const auto address = backend.pci_bus_id(index);
+  if (const auto* nvml = detail::Nvml::system()) {
+    const auto cpu_count = static_cast<std::size_t>(detail::allowed_cpus().back()) + 1;
+    if (auto cpus = nvml->cpus_near(address, cpu_count); cpus && !cpus->empty()) return *cpus;
+  }
+  return detail::cpus_near_pci_device(address);
+}
+
+/// The CPUs to pin to; nothing when there is no choice to make.
+std::optional<std::vector<int>> cpus_to_use(int local_process_index) {
+  const auto allowed = detail::allowed_cpus();
+  if (allowed.empty()) {
+    detail::warn("The CPUs of this process cannot be asked for: its affinity stays as it is.");
+    return std::nullopt;
+  }
+  auto* backend = detail::accelerator_backend();
+  if (backend == nullptr) {
+    return detail::cpus_of_turn(local_process_index, detail::numa_nodes(), allowed);
+  }
+  const int device = local_process_index % backend->device_count();
+  auto near = detail::intersection(cpus_near_gpu(*backend, device), allowed);
+  if (near.empty()) {
+    detail::warn(str("None of the CPUs this process may use (", detail::format_cpulist(allowed),
+                     ") is known to be next to its GPU ", device,
+                     ": its affinity stays as it is."));
+    return std::nullopt;
+  }
+  return near;
+}
+
+}  // namespace
+
+void override_numa_affinity(int local_process_index, std::optional<bool> verbose) {
+  if (local_process_index < 0) {
+    throw ArgumentError(
+        str("The local index of a process is 0 or more, not ", local_process_index, "."));
+  }
+  const bool tell = verbose ? *verbose : parse_flag_from_env("ACCELERATE_DEBUG_MODE");
+  const auto cpus = cpus_to_use(local_process_index);
+  if (!cpus) {
+    if (tell) {
+      detail::info(str("Process ", local_process_index, " stays on all CPUs it may use: ",
+                       detail::format_cpulist(detail::allowed_cpus())));
+    }
+    return;
+  }
+  if (const auto reason = detail::restrict_to_cpus(*cpus)) {
+    detail::warn(str("Process ", local_process_index, " cannot be kept on CPUs ",
+                     detail::format_cpulist(*cpus), ": ", *reason, "."));
+  } else if (tell) {
+    detail::info(str("Assigning ", cpus->size(), " cpu cores to process ", local_process_index,
+                     ": ", detail::format_cpulist(*cpus)));
+  }
+}
+
+void set_numa_affinity(int local_process_index, std::optional<bool> verbose) {
+  static std::mutex mutex;
+  static std::set<int> done;
+  const std::lock_guard lock(mutex);
+  if (!done.insert(local_process_index).second) return;
+  override_numa_affinity(local_process_index, verbose);
+}
+
+}  // namespace accelerate

@@ -1,0 +1,303 @@
+#include "accelerate/launchers.h"
+
+#include <ATen/Parallel.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "accelerate/checks.h"
+#include "accelerate/environment.h"
+#include "accelerate/errors.h"
+#include "accelerate/state.h"
+#include "core/launch_children.h"
+#include "core/text.h"
+#include "core/world.h"
+
+namespace accelerate::detail {
+namespace {
+
+// The file that the ranks of a debug launch meet at; gone with the launch.
+class MeetingFile {
+ public:
+  MeetingFile() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "accelerate-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) {
+      throw Error(str("debug_launcher: no folder could be made in ",
+                      std::filesystem::temp_directory_path().string(),
+                      " for the processes to meet at. Set TMPDIR to one that can be written to."));
+    }
+    folder_ = pattern;
+  }
+  ~MeetingFile() {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  MeetingFile(const MeetingFile&) = delete;
+  MeetingFile& operator=(const MeetingFile&) = delete;
+
+  [[nodiscard]] std::string path() const { return (folder_ / "store").string(); }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+// Cores shared out among the processes, unless the user has decided already.
+std::optional<int> threads_for(int num_processes) {
+  if (Environment::process().integer({"OMP_NUM_THREADS"}, 0) > 0) return std::nullopt;
+  return threads_per_process(physical_core_count(), num_processes);
+}
+
+// What every child gets. A launcher may itself run below another one, whose traces must go.
+VariableChanges common_variables(int rank, int num_processes, std::optional<int> threads) {
+  VariableChanges variables = {
+      {"RANK", str(rank)},
+      {"WORLD_SIZE", str(num_processes)},
+      {"LOCAL_RANK", str(rank)},
+      {"LOCAL_WORLD_SIZE", str(num_processes)},
+      {"FORK_LAUNCHED", "1"},
+      {"ACCELERATE_DEBUG_RDV_FILE", std::nullopt},
+      {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
+      {"TORCHELASTIC_RESTART_COUNT", std::nullopt},
+  };
+  if (threads) variables.emplace_back("OMP_NUM_THREADS", str(*threads));
+  return variables;
+}
+
+// A copy has read OMP_NUM_THREADS long ago, so LibTorch is told by itself. The group is ended here,
+// in order: `destroy_process_group` leaves it alone in processes of a launcher.
+std::function<void()> in_child(const std::function<void()>& f, std::optional<int> threads) {
+  return [&f, threads] {
+    if (threads) at::set_num_threads(*threads);
+    f();
+    if (!PartialState::initialized()) return;
+    PartialState state;
+    if (state.process_group()) state.destroy_process_group(state.process_group());
+  };
+}
+
+void refuse_existing_state(const std::string& launcher, StartMethod method) {
+  if (method == StartMethod::kFork && PartialState::initialized()) {
+    throw StateError(str(launcher,
+                         ": this process has a PartialState already, and its copies would take "
+                         "themselves for it. Make it inside the function, or use "
+                         "StartMethod::kSpawn."));
+  }
+}
+
+// Looks at device files only: NVML starts a thread and CUDA cannot be used after a fork, so a
+// process that has asked either cannot be copied any more.
+bool gpu_may_be_used() {
+  if (Environment::process().flag("ACCELERATE_USE_CPU")) return false;
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    const auto text = trim(visible);
+    if (text.empty() || text == "-1") return false;
+  }
+  std::error_code ignored;
+  return std::filesystem::exists("/dev/nvidia0", ignored) ||
+         std::filesystem::exists("/dev/nvidiactl", ignored) ||
+         std::filesystem::exists("/dev/dxg", ignored);
+}
+
+// NCCL must not try the direct ways between GPUs that do not have them. Asked in the child, since
+// NVML answers.
+void avoid_missing_peer_access() {
+  if (check_cuda_p2p_ib_support()) return;
+  ::setenv("NCCL_P2P_DISABLE", "1", 1);
+  ::setenv("NCCL_IB_DISABLE", "1", 1);
+}
+
+struct Endpoint {
+  std::string host;
+  int port = 0;
+};
+
+int parse_port(const std::string& text, const std::string& source) {
+  const bool digits = !text.empty() && text.size() <= 5 &&
+                      text.find_first_not_of("0123456789") == std::string::npos;
+  const int port = digits ? std::stoi(text) : -1;
+  if (port < 0 || port > 65535) {
+    throw ConfigError(str("notebook_launcher: ", source, " is '", text,
+                          "', which is not a port. Give a number from 0 to 65535; 0 takes a free "
+                          "one."));
+  }
+  return port;
+}
+
+// Where rank 0 will serve the store. `c10d` lets the agents agree on a port of their own.
+Endpoint endpoint_of(const NotebookLaunchOptions& options) {
+  Endpoint endpoint{options.master_addr, 0};
+  if (!options.rdzv_endpoint.empty()) {
+    const auto colon = options.rdzv_endpoint.rfind(':');
+    endpoint.host = options.rdzv_endpoint.substr(0, colon);
+    if (colon != std::string::npos) {
+      endpoint.port = parse_port(options.rdzv_endpoint.substr(colon + 1), "rdzv_endpoint's port");
+    }
+  } else if (options.rdzv_backend == "static") {
+    endpoint.port = parse_port(options.use_port, "use_port");
+  }
+  if (endpoint.port == 0) {
+    endpoint.port = get_free_port();
+  } else {
+    ReservedPort probe(endpoint.port);  // says so if somebody else has it
+  }
+  return endpoint;
+}
+
+void check(const NotebookLaunchOptions& options) {
+  if (!options.num_processes) {
+    throw ConfigError(
+        "notebook_launcher: num_processes is not given. Say how many processes shall run, such as "
+        "{.num_processes = 2}.");
+  }
+  if (*options.num_processes < 1) {
+    throw ConfigError(str("notebook_launcher: num_processes is ", *options.num_processes,
+                          "; at least one process is needed."));
+  }
+  if (options.node_rank >= options.num_nodes || options.node_rank < 0) {
+    throw ConfigError(str("notebook_launcher: node_rank is ", options.node_rank,
+                          ", which must be less than the number of nodes (", options.num_nodes,
+                          ") and not negative."));
+  }
+  if (options.rdzv_backend != "static" && options.rdzv_backend != "c10d") {
+    throw ConfigError(str("notebook_launcher: rdzv_backend is '", options.rdzv_backend,
+                          "'. Choose one of: static, c10d."));
+  }
+  if (!std::isfinite(options.monitor_interval) || options.monitor_interval <= 0) {
+    throw ConfigError(str("notebook_launcher: monitor_interval is ", options.monitor_interval,
+                          " seconds; it must be positive."));
+  }
+  constexpr std::string_view kElsewhere =
+      " is not supported yet; the launcher of the command line, `accelerate launch`, will bring "
+      "it.";
+  if (options.num_nodes > 1) {
+    throw UnsupportedError(str("notebook_launcher: a launch on several machines (num_nodes = ",
+                               options.num_nodes, ")", kElsewhere));
+  }
+  if (options.max_restarts != 0) {
+    throw UnsupportedError(str("notebook_launcher: restarting failed processes (max_restarts = ",
+                               options.max_restarts, ")", kElsewhere));
+  }
+  if (!options.rdzv_conf.empty()) {
+    throw UnsupportedError(
+        str("notebook_launcher: rdzv_conf configures how several machines meet, "
+            "which",
+            kElsewhere));
+  }
+}
+
+VariableChanges notebook_variables(const NotebookLaunchOptions& options, const Endpoint& endpoint,
+                                   VariableChanges variables, bool gpu) {
+  const auto precision = to_string(options.mixed_precision);
+  const VariableChanges own = {{"NPROC", str(*options.num_processes)},
+                               {"NODE_RANK", str(options.node_rank)},
+                               {"MASTER_ADDR", endpoint.host},
+                               {"MASTER_PORT", str(endpoint.port)},
+                               {"ACCELERATE_MIXED_PRECISION", precision},
+                               {"MIXED_PRECISION", precision},
+                               {"TORCHELASTIC_RUN_ID", options.rdzv_id}};
+  variables.insert(variables.end(), own.begin(), own.end());
+  if (!gpu) variables.emplace_back("ACCELERATE_USE_CPU", "yes");
+  return variables;
+}
+
+void run_in_place(const NotebookLaunchOptions& options, const std::function<void()>& f) {
+  const auto precision = to_string(options.mixed_precision);
+  auto patched = patch_environment(
+      {{"ACCELERATE_MIXED_PRECISION", precision}, {"MIXED_PRECISION", precision}});
+  if (is_mps_available()) {
+    ::setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1", 1);
+    std::cout << "Launching training on MPS." << std::endl;
+  } else if (is_cuda_available()) {
+    std::cout << "Launching training on one GPU." << std::endl;
+  } else if (is_xpu_available()) {
+    std::cout << "Launching training on one XPU." << std::endl;
+  } else {
+    std::cout << "Launching training on CPU." << std::endl;
+  }
+  f();
+}
+
+}  // namespace
+
+void debug_launch(const DebugLaunchOptions& options, const std::function<void()>& f) {
+  const int n = options.num_processes;
+  if (n < 1) {
+    throw ConfigError(
+        str("debug_launcher: num_processes is ", n, "; at least one process is needed."));
+  }
+  refuse_existing_state("debug_launcher", options.start_method);
+  const auto threads = threads_for(n);
+  // Made by the process that launches, and not by those that come here to be launched.
+  std::optional<MeetingFile> file;
+  if (!on_the_way_to_a_launcher()) file.emplace();
+  ChildrenOptions children{.launcher = "debug_launcher",
+                           .num_processes = n,
+                           .start_method = options.start_method,
+                           .where = options.where,
+                           .variables = {}};
+  children.variables = [&](int rank) {
+    auto variables = common_variables(rank, n, threads);
+    const VariableChanges own = {
+        {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", "29500"},
+        {"ACCELERATE_MIXED_PRECISION", "no"}, {"ACCELERATE_DEBUG_RDV_FILE", file->path()},
+        {"ACCELERATE_USE_CPU", "yes"},        {"GLOO_SOCKET_IFNAME", "lo"}};
+    variables.insert(variables.end(), own.begin(), own.end());
+    return variables;
+  };
+  launch_children(children, in_child(f, threads));
+}
+
+void notebook_launch(const NotebookLaunchOptions& options, const std::function<void()>& f) {
+  check(options);
+  const int n = *options.num_processes;
+  if (n == 1) return run_in_place(options, f);
+  if (AcceleratorState::initialized()) {
+    throw StateError(
+        "notebook_launcher: this process has an Accelerator already. To launch several processes, "
+        "make it inside the function that is launched.");
+  }
+  refuse_existing_state("notebook_launcher", options.start_method);
+
+  const bool gpu = gpu_may_be_used();
+  const auto threads = gpu ? std::nullopt : threads_for(n);
+  // A process on its way to a launcher starts nothing: it must not look for a port either.
+  const Endpoint endpoint = on_the_way_to_a_launcher() ? Endpoint{} : endpoint_of(options);
+  ChildrenOptions children{
+      .launcher = "notebook_launcher",
+      .num_processes = n,
+      .start_method = options.start_method,
+      .where = options.where,
+      .variables = {},
+      .log_line_prefix_template = options.log_line_prefix_template,
+      .monitor_interval = std::chrono::ceil<std::chrono::milliseconds>(
+          std::chrono::duration<double>(std::min(options.monitor_interval, 3600.0)))};
+  children.variables = [&](int rank) {
+    return notebook_variables(options, endpoint, common_variables(rank, n, threads), gpu);
+  };
+  if (Environment::process().flag("ACCELERATE_DEBUG_MODE")) {
+    // A launch that does nothing: what fails here is the machine's fault and not the function's.
+    const std::function<void()> meet = [&] {
+      if (gpu) avoid_missing_peer_access();
+      PartialState state;
+    };
+    launch_children(children, in_child(meet, threads));
+  }
+  if (!on_the_way_to_a_launcher()) {
+    std::cout << "Launching training on " << n << (gpu ? " GPUs." : " CPU processes.") << std::endl;
+  }
+  const std::function<void()> train = [&] {
+    if (gpu) avoid_missing_peer_access();
+    f();
+  };
+  launch_children(children, in_child(train, threads));
+}
+
+}  // namespace accelerate::detail

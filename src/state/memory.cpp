@@ -1,0 +1,81 @@
+#include "accelerate/memory.h"
+
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/DeviceType.h>
+#include <c10/util/Exception.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+
+#include "core/bytes.h"
+#include "state/accelerator_backend.h"
+
+namespace accelerate {
+namespace {
+
+// Python's list, then what the driver and cuBLAS say when the caching allocator was not asked.
+constexpr std::string_view kOutOfMemoryTexts[] = {
+    " out of memory.",  // CUDA, HIP, XPU
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
+    "DefaultCPUAllocator: can't allocate memory",
+    "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed",  // HPU
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator: not enough memory",
+};
+
+bool tells_of_memory(std::string_view message) {
+  return std::ranges::any_of(kOutOfMemoryTexts, [&](std::string_view text) {
+    return message.find(text) != std::string_view::npos;
+  });
+}
+
+}  // namespace
+
+void clear_device_cache(bool garbage_collection) {
+#ifdef __GLIBC__
+  if (garbage_collection) ::malloc_trim(0);
+#endif
+  if (auto* backend = detail::accelerator_backend()) {
+    backend->empty_cache();
+  } else if (at::hasMPS()) {
+    at::detail::getMPSHooks().emptyCache();
+  } else if (c10::is_privateuse1_backend_registered() || at::hasXPU()) {
+    at::accelerator::emptyCache();
+  }
+}
+
+bool should_reduce_batch_size(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
+  if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error)) {
+    return tells_of_memory(torch_error->what_without_backtrace());
+  }
+  if (dynamic_cast<const std::runtime_error*>(&error) != nullptr) {
+    return tells_of_memory(error.what());
+  }
+  return false;
+}
+
+bool should_reduce_batch_size(const std::exception_ptr& error) {
+  if (error == nullptr) return false;
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    return should_reduce_batch_size(exception);
+  } catch (...) {
+    return false;
+  }
+}
+
+std::string convert_bytes(std::int64_t size) { return detail::convert_bytes(size); }
+std::string convert_bytes(double size) { return detail::convert_bytes(size); }
+
+std::int64_t convert_file_size_to_int(std::string_view size) {
+  return detail::convert_file_size_to_int(size);
+}
+
+}  // namespace accelerate

@@ -1,0 +1,89 @@
+// src/state/partial_facts.h - what stands behind the handles of accelerate/partial_state.h.
+//
+// Internal. One slot holds the facts of this process, another the group that it belongs to: the
+// group outlives `_reset_state()`, and the next state adopts it.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accelerate/enums.h"
+#include "accelerate/partial_state_options.h"
+#include "core/world.h"
+
+namespace accelerate::detail {
+
+/// Fixed when the state is made, except for what is atomic.
+struct PartialFacts {
+  bool cpu = false;
+  std::optional<std::string> backend = std::nullopt;
+  c10::Device device = c10::Device(c10::kCPU);
+  /// By device alone, and as `AcceleratorState` refines it (kMultiGpu becomes kFsdp).
+  DistributedType base_type = DistributedType::kNo;
+  std::atomic<DistributedType> type = DistributedType::kNo;
+  int num_processes = 1;
+  int process_index = 0;
+  int local_process_index = 0;
+  std::optional<int> local_num_processes = 1;
+  std::optional<int> num_machines = 1;
+  std::string host_name = {};
+  std::chrono::milliseconds timeout = {};
+  std::atomic<bool> debug = false;
+  std::atomic<bool> fork_launched = false;
+  /// Counts `main_process_first` and the like: all processes go through them in the same order.
+  std::atomic<std::int64_t> sections = 0;
+};
+
+/// The group of all processes, and what it was made with.
+struct DefaultGroup {
+  c10::intrusive_ptr<c10d::ProcessGroup> group = {};
+  c10::intrusive_ptr<c10d::Store> store = {};
+  /// The host program's: never shut down by us.
+  bool lent = false;
+  World world = {};
+  std::string backend = {};
+  std::chrono::milliseconds timeout = {};
+};
+
+/// The group of this process; `group` is null when there is none.
+[[nodiscard]] DefaultGroup& default_group();
+
+/// New facts and what to tell the user once they are in place.
+struct Startup {
+  std::unique_ptr<PartialFacts> facts;
+  std::vector<std::string> warnings;
+};
+
+/// Collective when there are several processes. Finds the others and chooses a device; fills
+/// `default_group()`. Leaves that untouched when it throws.
+[[nodiscard]] Startup start_up(const PartialStateOptions& options);
+
+/// The facts in force, or null.
+[[nodiscard]] PartialFacts* current_facts() noexcept;
+
+/// The device of a process that is alone and not told otherwise.
+[[nodiscard]] c10::Device choose_default_device();
+
+/// Ends a group: NCCL aborts its communicators, Gloo closes its connections with the last
+/// reference.
+void shut_down(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
+
+/// Whether there is an accelerator state, and its precision.
+[[nodiscard]] bool accelerator_state_exists() noexcept;
+[[nodiscard]] std::optional<PrecisionType> accelerator_precision();
+
+/// ACCELERATE_MIXED_PRECISION in any case, else `kNo`. Throws `ConfigError`.
+[[nodiscard]] PrecisionType precision_from_environment();
+
+}  // namespace accelerate::detail

@@ -1,0 +1,110 @@
+#include "state/process_group.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <map>
+
+#include "accelerate/errors.h"
+#include "core/text.h"
+#include "state/accelerator_backend.h"
+
+namespace accelerate::detail {
+namespace {
+
+using BackendType = c10d::ProcessGroup::BackendType;
+
+struct DeviceBackend {
+  c10::DeviceType device;
+  std::string name;  // "gloo" or "nccl"
+};
+
+std::string checked_name(const std::string& name, const std::string& whole) {
+  if (name == "gloo" || name == "nccl") return name;
+  if (name == "mpi" || name == "ucc" || name == "xccl" || name == "hccl" || name == "cncl") {
+    throw UnsupportedError(
+        str("backend '", whole, "' asks for ", name,
+            ", which this LibTorch does not contain. Use gloo (CPU) or nccl (NVIDIA GPUs)."));
+  }
+  throw ConfigError(str("backend is '", whole, "', which is not a backend. ",
+                        "Choose gloo, nccl, or a pair such as cuda:nccl,cpu:gloo."));
+}
+
+/// "cuda:nccl,cpu:gloo" names a backend per device; a bare name serves what it can.
+std::vector<DeviceBackend> parse_backend(const std::string& text) {
+  std::vector<DeviceBackend> result;
+  for (const auto& part : split(to_lower(text), ',')) {
+    const auto colon = part.find(':');
+    if (colon == std::string::npos) {
+      const auto name = checked_name(part, text);
+      // Gloo moves CUDA tensors too (through the host); NCCL never CPU tensors.
+      if (name == "gloo") result.push_back({c10::kCPU, name});
+      result.push_back({c10::kCUDA, name});
+      continue;
+    }
+    const auto device = part.substr(0, colon);
+    const auto name = checked_name(part.substr(colon + 1), text);
+    if (device == "cpu" && name == "nccl") {
+      throw ConfigError(
+          str("backend is '", text, "', but nccl has no CPU side. ", "Use cuda:nccl,cpu:gloo."));
+    }
+    if (device != "cpu" && device != "cuda") {
+      throw UnsupportedError(str("backend is '", text, "', but this LibTorch has no device '",
+                                 device, "'. Use cpu or cuda."));
+    }
+    result.push_back({device == "cpu" ? c10::kCPU : c10::kCUDA, name});
+  }
+  return result;
+}
+
+c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
+                                               const c10::intrusive_ptr<c10d::Store>& store,
+                                               const GroupOptions& options) {
+  const auto own = c10::make_intrusive<c10d::PrefixStore>(name, store);
+  if (name == "gloo") return make_gloo(own, options);
+  AcceleratorBackend* accelerator = accelerator_backend();
+  if (accelerator == nullptr) {
+    throw UnsupportedError(str("backend nccl needs a GPU, and none can be used here: ",
+                               why_no_accelerator(), ". Use gloo, or run where a GPU is."));
+  }
+  return accelerator->make_nccl(own, options);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
+    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options) {
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, options.rank, options.world_size);
+  std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
+  const auto wanted = parse_backend(options.backend);
+  for (const auto& [device, name] : wanted) {
+    auto& backend = made[name];
+    if (!backend) backend = make_backend(name, store, options);
+    const auto type = name == "gloo" ? BackendType::GLOO : BackendType::NCCL;
+    group->setBackend(device, type, backend);
+  }
+  group->setDefaultBackend(wanted.front().name == "gloo" ? BackendType::GLOO : BackendType::NCCL);
+  group->setGroupName("accelerate_world");
+  return group;
+}
+
+void barrier(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device device,
+             std::chrono::milliseconds timeout, std::source_location where) {
+  c10d::BarrierOptions options;
+  options.timeout = timeout;
+  options.device = device;
+  if (device.is_cuda()) options.device_ids = {device.index()};
+  try {
+    group->barrier(options)->wait(timeout);
+  } catch (const c10::Error& error) {
+    throw CommError(str("waiting for the other processes failed at ", where.file_name(), ":",
+                        where.line(), ": ", error.what_without_backtrace()));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CommError(str("waiting for the other processes failed at ", where.file_name(), ":",
+                        where.line(), ": ", error.what()));
+  }
+}
+
+}  // namespace accelerate::detail

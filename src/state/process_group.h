@@ -1,0 +1,85 @@
+// src/state/process_group.h - where processes meet, and the group they form.
+//
+// Internal. c10d stays behind these functions: the state decides who and with what, this file how.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <source_location>
+#include <string>
+
+#include "accelerate/api.h"
+#include "accelerate/fwd.h"
+
+namespace c10d {
+class Backend;
+}
+
+namespace accelerate::detail {
+
+/// Where and as whom to meet the others.
+struct Rendezvous {
+  /// "tcp://host:port" or "file:///path".
+  std::string init_method = {};
+  int rank = 0;
+  int world_size = 1;
+  /// How long to wait for the others before naming those that are missing.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// Somebody else (torchrun's agent) serves the store; rank 0 is a client too.
+  bool served_elsewhere = false;
+  /// Grows with every restart of the job, so that a new attempt never sees keys of an old one.
+  int attempt = 0;
+};
+
+/// Collective. Connects to the others and returns the store that all of them share.
+///
+/// Throws `CommError` naming address, port and time tried when nobody answers there, and the ranks
+/// that never arrived when somebody is missing at the end of the timeout.
+[[nodiscard]] c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& rendezvous);
+
+/// Collective. The same through a store that the host program brought along.
+[[nodiscard]] c10::intrusive_ptr<c10d::Store> meet_at(const c10::intrusive_ptr<c10d::Store>& store,
+                                                      const Rendezvous& rendezvous);
+
+struct GroupOptions {
+  /// "gloo", "nccl", or a pair such as "cuda:nccl,cpu:gloo".
+  std::string backend = "gloo";
+  int rank = 0;
+  int world_size = 1;
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// The device of this process; NCCL binds to it.
+  c10::Device device = c10::Device(c10::kCPU);
+  /// The address of this host that the peers can reach; "" asks Gloo to choose.
+  std::string address = "127.0.0.1";
+};
+
+/// Collective. Throws `ConfigError` for a backend that does not exist, `UnsupportedError` for one
+/// that this build or machine lacks.
+[[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
+    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options);
+
+/// The address of this host on the way to `master`: what peers on other hosts can reach us by.
+/// "" when only a loopback address could be found.
+[[nodiscard]] std::string address_towards(const std::string& master);
+
+/// Collective. Returns when every process of the group is here.
+void barrier(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device device,
+             std::chrono::milliseconds timeout, std::source_location where);
+
+/// The one translation unit that sees Gloo's headers.
+[[nodiscard]] c10::intrusive_ptr<c10d::Backend> make_gloo(
+    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options);
+
+/// A TCP store on a port that the system chose, for programs that pass the address on by other
+/// means (MPI). `port` 0 on the serving side; returns the store and the port it serves.
+struct ServedStore {
+  c10::intrusive_ptr<c10d::Store> store;
+  int port = 0;
+};
+[[nodiscard]] ACCELERATE_API ServedStore serve_store(std::chrono::milliseconds timeout);
+[[nodiscard]] ACCELERATE_API c10::intrusive_ptr<c10d::Store> connect_store(
+    const std::string& host, int port, std::chrono::milliseconds timeout);
+
+}  // namespace accelerate::detail

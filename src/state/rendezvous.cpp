@@ -1,0 +1,233 @@
+// How processes find each other: one store that all of them can read and write.
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "accelerate/errors.h"
+#include "core/text.h"
+#include "state/process_group.h"
+
+namespace accelerate::detail {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+struct Addresses {
+  addrinfo* list = nullptr;
+  ~Addresses() {
+    if (list != nullptr) ::freeaddrinfo(list);
+  }
+};
+
+/// Looks a host up; 0, or the code that `gai_strerror` explains.
+int resolve(const std::string& host, int port, int socket_type, Addresses& out) {
+  addrinfo hints = {};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = socket_type;
+  return ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &out.list);
+}
+
+/// Whether somebody listens there now.
+bool answers(const std::string& host, int port, std::string& why_not) {
+  Addresses addresses;
+  if (const int code = resolve(host, port, SOCK_STREAM, addresses); code != 0) {
+    why_not = str("the name does not resolve (", ::gai_strerror(code), ")");
+    return false;
+  }
+  for (const addrinfo* each = addresses.list; each != nullptr; each = each->ai_next) {
+    const int fd = ::socket(each->ai_family, each->ai_socktype | SOCK_CLOEXEC, each->ai_protocol);
+    if (fd < 0) continue;
+    timeval limit = {.tv_sec = 5, .tv_usec = 0};
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    const bool connected = ::connect(fd, each->ai_addr, each->ai_addrlen) == 0;
+    if (!connected) why_not = errno == EINPROGRESS ? "no answer" : std::strerror(errno);
+    ::close(fd);
+    if (connected) return true;
+  }
+  return false;
+}
+
+std::string in_words(milliseconds time) {
+  if (time.count() % 1000 != 0) return str(time.count(), " ms");
+  return str(time.count() / 1000, " s");
+}
+
+/// Waits until the store's server is up. c10d alone would retry once a second and write a line to
+/// stderr for each try; most workers are there a few milliseconds before their rank 0.
+void wait_for_server(const std::string& host, int port, milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  std::string why_not = "no answer";
+  for (auto pause = milliseconds(2);; pause = std::min(pause * 2, milliseconds(200))) {
+    if (answers(host, port, why_not)) return;
+    if (Clock::now() + pause >= deadline) {
+      throw CommError(
+          str("nobody answers at ", host, ":", port, ", where the processes of this job meet (",
+              why_not, "; tried for ", in_words(timeout),
+              "). Check that MASTER_ADDR and MASTER_PORT name the host of process 0, that process "
+              "0 has started, and that no firewall is between."),
+          0);
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+c10::intrusive_ptr<c10d::Store> tcp_store(const Rendezvous& rendezvous,
+                                          const std::string& address) {
+  const auto colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0) {
+    throw ConfigError(str("init_method is 'tcp://", address,
+                          "', which is not tcp://host:port. Example: tcp://10.0.0.1:29500."));
+  }
+  auto host = address.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);  // [::1]:29500
+  }
+  const int port = std::atoi(address.c_str() + colon + 1);
+  if (port < 0 || port > 65535 || (port == 0 && rendezvous.world_size > 1)) {
+    throw ConfigError(str("the port in '", address, "' must be a number from 1 to 65535."));
+  }
+
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(port);
+  options.isServer = rendezvous.rank == 0 && !rendezvous.served_elsewhere;
+  options.numWorkers = rendezvous.world_size;
+  options.waitWorkers = false;  // we count ourselves, so that we can say who is missing
+  options.multiTenant = true;   // a second world of this process shares the server
+  options.timeout = rendezvous.timeout;
+  if (!options.isServer) wait_for_server(host, port, rendezvous.timeout);
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(host, options);
+  } catch (const c10::Error& error) {
+    throw CommError(str(options.isServer ? "cannot open the port at which the processes meet, "
+                                         : "cannot connect to ",
+                        host, ":", port, ": ", error.what_without_backtrace()),
+                    0);
+  }
+}
+
+/// Each rank says that it is here; each waits until all have said so.
+void call_the_roll(const c10::intrusive_ptr<c10d::Store>& store, const Rendezvous& rendezvous) {
+  std::vector<std::string> everybody;
+  for (int rank = 0; rank < rendezvous.world_size; ++rank) {
+    everybody.push_back(str("arrived/", rank));
+  }
+  try {
+    if (store->add(str("claimed/", rendezvous.rank), 1) > 1) {
+      throw CommError(str("two processes say that they are rank ", rendezvous.rank, " of ",
+                          rendezvous.world_size,
+                          ". Give each process its own RANK (on several machines: its own "
+                          "--machine_rank)."),
+                      rendezvous.rank);
+    }
+    store->set(everybody[rendezvous.rank], std::vector<std::uint8_t>{1});
+    store->wait(everybody, rendezvous.timeout);
+    return;
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception&) {
+    // Somebody is missing, or the server is gone; find out who below.
+  }
+  std::vector<int> missing;
+  try {
+    for (int rank = 0; rank < rendezvous.world_size; ++rank) {
+      if (!store->check({everybody[rank]})) missing.push_back(rank);
+    }
+  } catch (const std::exception& error) {
+    throw CommError(
+        str("the store of process 0 went away while the processes gathered: ", error.what()), 0);
+  }
+  throw CommError(
+      str(missing.size(), " of ", rendezvous.world_size, " processes did not arrive within ",
+          in_words(rendezvous.timeout), ": missing rank ", join(missing, ", rank "),
+          ". Look at the output of those processes."),
+      missing.empty() ? -1 : missing.front());
+}
+
+/// Counts the worlds this process has joined, so that a second one meets under fresh names. All
+/// processes create and leave worlds in the same order, so they agree on the number.
+std::string fresh_prefix(int attempt) {
+  static std::atomic<int> worlds{0};
+  return str("accelerate/attempt_", attempt, "/world_", worlds++);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Store> meet_at(const c10::intrusive_ptr<c10d::Store>& store,
+                                        const Rendezvous& rendezvous) {
+  auto own = c10::make_intrusive<c10d::PrefixStore>(fresh_prefix(rendezvous.attempt), store);
+  own->setTimeout(rendezvous.timeout);
+  call_the_roll(own, rendezvous);
+  return own;
+}
+
+c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& rendezvous) {
+  const std::string_view method = rendezvous.init_method;
+  if (method.starts_with("tcp://")) {
+    return meet_at(tcp_store(rendezvous, std::string(method.substr(6))), rendezvous);
+  }
+  if (method.starts_with("file://")) {
+    const std::string path(method.substr(7));
+    return meet_at(c10::make_intrusive<c10d::FileStore>(path, rendezvous.world_size), rendezvous);
+  }
+  throw ConfigError(str("init_method is '", method,
+                        "', which is not a way to meet. Use env://, tcp://host:port or "
+                        "file:///path/on/a/shared/disk."));
+}
+
+std::string address_towards(const std::string& master) {
+  Addresses addresses;
+  if (resolve(master, 9, SOCK_DGRAM, addresses) != 0) return "";
+  for (const addrinfo* each = addresses.list; each != nullptr; each = each->ai_next) {
+    // Connecting a datagram socket sends nothing: it only asks the kernel for the route.
+    const int fd = ::socket(each->ai_family, each->ai_socktype | SOCK_CLOEXEC, each->ai_protocol);
+    if (fd < 0) continue;
+    sockaddr_storage own = {};
+    socklen_t length = sizeof own;
+    const bool routed = ::connect(fd, each->ai_addr, each->ai_addrlen) == 0 &&
+                        ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0;
+    ::close(fd);
+    char text[NI_MAXHOST] = {};
+    if (!routed || ::getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof text,
+                                 nullptr, 0, NI_NUMERICHOST) != 0) {
+      continue;
+    }
+    const std::string address = text;
+    if (!address.starts_with("127.") && address != "::1") return address;
+  }
+  return "";
+}
+
+ServedStore serve_store(milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  const int port = store->getPort();
+  return {std::move(store), port};
+}
+
+c10::intrusive_ptr<c10d::Store> connect_store(const std::string& host, int port,
+                                              milliseconds timeout) {
+  wait_for_server(host, port, timeout);
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(port);
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  return c10::make_intrusive<c10d::TCPStore>(host, options);
+}
+
+}  // namespace accelerate::detail

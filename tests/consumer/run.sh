@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Installs the build tree to a temporary prefix, then builds and runs another project against it.
+#
+#   run.sh <build folder> <source folder> [--with-torch <LibTorch>]
+set -euo pipefail
+build=$1 source=$2
+shift 2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+cmake --install "$build" --prefix "$work/prefix" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+options=(-DCMAKE_PREFIX_PATH="$work/prefix")
+if [ "${1:-}" = --with-torch ]; then
+  if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+    echo "SKIPPED: find_package(Torch) of a CUDA build needs a CUDA toolkit, and none was found"
+    exit 77
+  fi
+  export PATH=$PATH:/usr/local/cuda/bin
+  options=(-DCMAKE_PREFIX_PATH="$work/prefix;$2" -DCONSUMER_FINDS_TORCH=ON)
+fi
+cmake -G Ninja -S "$source" -B "$work/build" -DCMAKE_BUILD_TYPE=Release "${options[@]}"
+cmake --build "$work/build"
+
+# The installed library alone must be enough: no package but LibTorch, nothing of CUDA linked.
+needed=$(readelf -d "$work"/prefix/lib/libaccelerate.so | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p')
+for library in $needed; do
+  case $library in
+    libtorch_cpu.so | libc10.so | libstdc++.so.* | libm.so.* | libgcc_s.so.* | libc.so.* | ld-linux*) ;;
+    libpthread.so.* | libdl.so.* | libasan.so.* | libubsan.so.* | libtsan.so.*) ;;
+    *) echo "libaccelerate.so needs $library, which a machine with LibTorch may not have"; exit 1 ;;
+  esac
+done
+"$work/build/consumer"

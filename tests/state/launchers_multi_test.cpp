@@ -1,0 +1,448 @@
+// Launches of real processes. Each test runs in a fresh process of its own (`in_a_program`): only
+// there no thread runs yet, and what it and its children write can be looked at.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <ATen/Parallel.h>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "accelerate/checks.h"
+#include "accelerate/environment.h"
+#include "accelerate/errors.h"
+#include "accelerate/launchers.h"
+#include "accelerate/state.h"
+#include "support/on_processes.h"
+
+namespace accelerate {
+namespace {
+
+using namespace std::chrono_literals;
+using Changes = std::vector<std::pair<std::string, std::optional<std::string>>>;
+
+// A program that was started by hand: none of the variables of a launcher.
+template <class F>
+RankOutcome in_a_program(F f, Changes environment = {}, std::chrono::milliseconds timeout = 60s) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}) {
+    environment.emplace_back(name, std::nullopt);
+  }
+  return run_processes(
+             1, {.timeout = timeout, .environment = std::move(environment), .rendezvous = false}, f)
+      .at(0);
+}
+
+std::vector<std::string> sorted_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  std::sort(lines.begin(), lines.end());
+  return lines;
+}
+
+using Lines = std::vector<std::string>;
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "(unset)";
+}
+
+// One write, so that lines of two processes do not mix.
+void say(const std::string& text) {
+  const std::string line = text + "\n";
+  ASSERT_EQ(::write(STDOUT_FILENO, line.data(), line.size()), static_cast<ssize_t>(line.size()));
+}
+
+[[noreturn]] void hang() {
+  for (;;) ::pause();
+}
+
+bool is_gone(pid_t pid) {
+  if (::kill(pid, 0) != 0) return true;
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string stat{std::istreambuf_iterator<char>(file), {}};
+  return stat.empty() || stat.find(") Z ") != std::string::npos;
+}
+
+// The error of a launch, which must have one.
+template <class F>
+CommError failure_of(F launch) {
+  try {
+    launch();
+  } catch (const CommError& error) {
+    return error;
+  }
+  ADD_FAILURE() << "the launch succeeded";
+  return CommError("no error");
+}
+
+TEST(DebugLauncher, RunsTheFunctionOnEveryRankOfAGroup) {
+  const auto outcome = in_a_program([] {
+    debug_launcher(
+        [] {
+          PartialState state;
+          state.wait_for_everyone();
+          say("rank " + std::to_string(state.process_index()) + " of " +
+              std::to_string(state.num_processes()) + " on " + state.device().str());
+        },
+        {.num_processes = 3});
+    say("~ and here again");
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+  EXPECT_EQ(sorted_lines(outcome.output), (Lines{"rank 0 of 3 on cpu:0", "rank 1 of 3 on cpu:0",
+                                                 "rank 2 of 3 on cpu:0", "~ and here again"}));
+}
+
+TEST(DebugLauncher, RunsTwoProcessesUnlessToldOtherwiseAndPassesArguments) {
+  const auto outcome = in_a_program([] {
+    const std::string word = "hello";
+    debug_launcher([](int number, const std::string& text) { say(text + std::to_string(number)); },
+                   {}, 7, word);
+  });
+  EXPECT_EQ(sorted_lines(outcome.output), (Lines{"hello7", "hello7"})) << outcome.output;
+}
+
+TEST(DebugLauncher, GivesTheChildrenTheirVariablesAndTheParentNone) {
+  const auto outcome = in_a_program(
+      [] {
+        debug_launcher([] {
+          say(variable("RANK") + "/" + variable("WORLD_SIZE") + " " + variable("LOCAL_RANK") + "/" +
+              variable("LOCAL_WORLD_SIZE") + " " + variable("MASTER_ADDR") + ":" +
+              variable("MASTER_PORT") + " " + variable("ACCELERATE_MIXED_PRECISION") + " " +
+              variable("ACCELERATE_USE_CPU") + " " + variable("GLOO_SOCKET_IFNAME") + " " +
+              variable("FORK_LAUNCHED") + " " + variable("TORCHELASTIC_RESTART_COUNT") +
+              (variable("ACCELERATE_DEBUG_RDV_FILE") == "(unset)" ? " nowhere" : " file"));
+        });
+        EXPECT_EQ(variable("WORLD_SIZE"), "(unset)");
+        EXPECT_EQ(variable("ACCELERATE_DEBUG_RDV_FILE"), "(unset)");
+      },
+      {{"TORCHELASTIC_RESTART_COUNT", "2"}});
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+  EXPECT_EQ(sorted_lines(outcome.output),
+            (Lines{"0/2 0/2 127.0.0.1:29500 no yes lo 1 (unset) file",
+                   "1/2 1/2 127.0.0.1:29500 no yes lo 1 (unset) file"}));
+}
+
+TEST(DebugLauncher, SharesTheCoresOut) {
+  const auto outcome = in_a_program(
+      [] {
+        const int share = std::max(1, physical_core_count() / 2);
+        debug_launcher([share] {
+          EXPECT_EQ(at::get_num_threads(), share);
+          EXPECT_EQ(variable("OMP_NUM_THREADS"), std::to_string(share));
+          if (::testing::Test::HasFailure()) throw std::runtime_error("see above");
+        });
+      },
+      {{"OMP_NUM_THREADS", std::nullopt}});
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(DebugLauncher, RethrowsTheFirstFailureWithRankTypeAndText) {
+  const auto outcome = in_a_program([] {
+    const auto error = failure_of([] {
+      debug_launcher(
+          [] {
+            if (variable("RANK") == "1") throw std::out_of_range("batch 7 is not there");
+          },
+          {.num_processes = 3});
+    });
+    EXPECT_EQ(error.rank(), 1);
+    EXPECT_STREQ(error.what(),
+                 "debug_launcher: rank 1 failed: std::out_of_range: batch 7 is not there");
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(DebugLauncher, EndsTheOthersPromptlyWhenOneFails) {
+  const auto outcome = in_a_program([] {
+    const auto before = std::chrono::steady_clock::now();
+    const auto error = failure_of([] {
+      debug_launcher([] {
+        if (variable("RANK") == "0") throw StateError("not now");
+        hang();
+      });
+    });
+    EXPECT_EQ(error.rank(), 0);
+    EXPECT_LT(std::chrono::steady_clock::now() - before, 20s);
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(DebugLauncher, BlamesTheCulpritAndNotThoseWhoWaitedForIt) {
+  const auto outcome = in_a_program([] {
+    const auto error = failure_of([] {
+      debug_launcher([] {
+        PartialState state;
+        if (state.process_index() == 1) throw std::runtime_error("it was me");
+        state.wait_for_everyone();
+      });
+    });
+    EXPECT_EQ(error.rank(), 1);
+    EXPECT_STREQ(error.what(), "debug_launcher: rank 1 failed: std::runtime_error: it was me");
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(DebugLauncher, BlamesTheCulpritEvenWhenItEndsLast) {
+  const auto outcome = in_a_program([] {
+    std::array<int, 2> pipe{};
+    ASSERT_EQ(::pipe(pipe.data()), 0);
+    const auto error = failure_of([&] {
+      debug_launcher([&] {
+        pid_t victim = ::getpid();
+        if (variable("RANK") == "1") {
+          ASSERT_EQ(::write(pipe[1], &victim, sizeof(victim)), ssize_t{sizeof(victim)});
+          throw CommError("rank 0 is gone");
+        }
+        ASSERT_EQ(::read(pipe[0], &victim, sizeof(victim)), ssize_t{sizeof(victim)});
+        while (!is_gone(victim)) std::this_thread::yield();
+        throw std::runtime_error("it was me");
+      });
+    });
+    EXPECT_EQ(error.rank(), 0);
+    EXPECT_STREQ(error.what(), "debug_launcher: rank 0 failed: std::runtime_error: it was me");
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(DebugLauncher, ReportsExitsAndSignals) {
+  const auto outcome = in_a_program([] {
+    const auto exited = failure_of([] {
+      debug_launcher([] {
+        if (variable("RANK") == "1") ::_exit(7);
+      });
+    });
+    EXPECT_EQ(exited.rank(), 1);
+    EXPECT_STREQ(exited.what(),
+                 "debug_launcher: rank 1 ended with exit code 7 and left no message.");
+    const auto killed = failure_of([] {
+      debug_launcher([] {
+        if (variable("RANK") == "0") ::raise(SIGKILL);
+      });
+    });
+    EXPECT_EQ(killed.rank(), 0);
+    EXPECT_STREQ(killed.what(),
+                 "debug_launcher: rank 0 was ended by signal 9 (SIGKILL) and left no message.");
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(DebugLauncher, CarriesLongAndOddMessagesWhole) {
+  const auto outcome = in_a_program([] {
+    const std::string text = std::string(10000, 'x') + "\n\"quoted\" \xff end";
+    const auto error = failure_of([&] { debug_launcher([&] { throw std::runtime_error(text); }); });
+    const std::string what = error.what();
+    EXPECT_NE(what.find(std::string(10000, 'x') + "\n\"quoted\" "), std::string::npos);
+    EXPECT_TRUE(what.ends_with(" end"));
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(DebugLauncher, RefusesToCopyAProcessWithThreads) {
+  const auto outcome = in_a_program([] {
+    std::jthread other([](const std::stop_token& stop) {
+      while (!stop.stop_requested()) std::this_thread::yield();
+    });
+    try {
+      debug_launcher([] {});
+      ADD_FAILURE() << "copied a process with threads";
+    } catch (const StateError& error) {
+      EXPECT_STREQ(error.what(),
+                   "debug_launcher: 1 other thread runs in this process and would be missing in "
+                   "copies of it, with whatever locks they hold. Launch before anything else is "
+                   "computed, or use StartMethod::kSpawn.");
+    }
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(DebugLauncher, LeavesNothingBehindWhenItIsKilled) {
+  // The program never returns from the launch; the harness kills it at the time limit.
+  const auto outcome = in_a_program(
+      [] {
+        debug_launcher([] {
+          say(std::to_string(::getpid()));
+          hang();
+        });
+      },
+      {}, 3s);
+  if (in_child_process()) return;
+  EXPECT_TRUE(outcome.timed_out);
+  const auto pids = sorted_lines(outcome.output);
+  ASSERT_EQ(pids.size(), 2u) << outcome.output;
+  const auto deadline = std::chrono::steady_clock::now() + 20s;
+  for (const auto& pid : pids) {
+    while (!is_gone(std::stoi(pid)) && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(is_gone(std::stoi(pid)));
+  }
+}
+
+TEST(SpawnedProcesses, RunTheProgramAgainUpToTheCall) {
+  const auto outcome = in_a_program([] {
+    std::jthread other([](const std::stop_token& stop) {
+      while (!stop.stop_requested()) std::this_thread::yield();
+    });
+    say("before " + variable("RANK"));
+    debug_launcher(
+        [] {
+          PartialState state;
+          state.wait_for_everyone();
+          say("inside " + std::to_string(state.process_index()));
+        },
+        {.start_method = StartMethod::kSpawn});
+    say("after " + variable("RANK"));
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+  EXPECT_EQ(sorted_lines(outcome.output), (Lines{"after (unset)", "before (unset)", "before 0",
+                                                 "before 1", "inside 0", "inside 1"}));
+}
+
+TEST(SpawnedProcesses, LeaveNoFilesBehind) {
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("accelerate-launch-" + std::to_string(::getpid()));
+  if (!in_child_process()) std::filesystem::create_directories(folder);
+  const auto outcome = in_a_program(
+      [] {
+        for (const auto method : {StartMethod::kFork, StartMethod::kSpawn}) {
+          debug_launcher([] { PartialState().wait_for_everyone(); }, {.start_method = method});
+        }
+        EXPECT_TRUE(std::filesystem::is_empty(variable("TMPDIR")));
+      },
+      {{"TMPDIR", folder.string()}});
+  std::filesystem::remove_all(folder);
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(SpawnedProcesses, FindTheirCallAmongSeveral) {
+  const auto outcome = in_a_program([] {
+    for (const char* round : {"first", "second"}) {
+      debug_launcher([round] { say(round + (" " + variable("RANK"))); },
+                     {.num_processes = 1, .start_method = StartMethod::kSpawn});
+    }
+    debug_launcher([] { say("third " + variable("RANK")); },
+                   {.num_processes = 1, .start_method = StartMethod::kSpawn});
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+  EXPECT_EQ(sorted_lines(outcome.output), (Lines{"first 0", "second 0", "third 0"}));
+}
+
+TEST(SpawnedProcesses, ReportTheirFailures) {
+  const auto outcome = in_a_program([] {
+    const auto error = failure_of([] {
+      debug_launcher(
+          [] {
+            if (variable("RANK") == "1") throw std::out_of_range("not there");
+            hang();
+          },
+          {.start_method = StartMethod::kSpawn});
+    });
+    EXPECT_EQ(error.rank(), 1);
+    EXPECT_STREQ(error.what(), "debug_launcher: rank 1 failed: std::out_of_range: not there");
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(SpawnedProcesses, MustReachTheCall) {
+  const auto outcome = in_a_program([] {
+    if (variable("RANK") != "(unset)") std::_Exit(0);  // a program that takes another way
+    const auto error =
+        failure_of([] { debug_launcher([] {}, {.start_method = StartMethod::kSpawn}); });
+    EXPECT_NE(std::string(error.what()).find(" ended before it reached the call at "),
+              std::string::npos)
+        << error.what();
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(NotebookLauncher, RunsSeveralProcessesThatMeetAtAPort) {
+  const auto outcome = in_a_program([] {
+    for (const char* backend : {"static", "c10d"}) {
+      notebook_launcher(
+          [backend](int number) {
+            PartialState state;
+            state.wait_for_everyone();
+            say(std::string(backend) + " " + std::to_string(state.process_index()) + " " +
+                variable("NPROC") + " " + variable("NODE_RANK") + " " +
+                variable("ACCELERATE_MIXED_PRECISION") + " " + std::to_string(number));
+          },
+          {.num_processes = 2,
+           .mixed_precision = PrecisionType::kBf16,
+           .use_port = "0",
+           .rdzv_backend = backend},
+          5);
+    }
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+  const auto lines = sorted_lines(outcome.output);
+  ASSERT_EQ(lines.size(), 6u) << outcome.output;
+  EXPECT_TRUE(lines[0].starts_with("Launching training on 2 ")) << lines[0];
+  EXPECT_EQ(Lines(lines.begin() + 2, lines.end()),
+            (Lines{"c10d 0 2 0 bf16 5", "c10d 1 2 0 bf16 5", "static 0 2 0 bf16 5",
+                   "static 1 2 0 bf16 5"}));
+}
+
+TEST(NotebookLauncher, PutsAPrefixBeforeTheLinesOfTheProcesses) {
+  const auto outcome = in_a_program([] {
+    notebook_launcher([] { say("hello"); },
+                      {.num_processes = 2,
+                       .use_port = "0",
+                       .log_line_prefix_template = "[${role_name} ${rank}/${local_rank}] "});
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+  auto lines = sorted_lines(outcome.output);
+  ASSERT_EQ(lines.size(), 3u) << outcome.output;
+  EXPECT_EQ(lines[1], "[default 0/0] hello");
+  EXPECT_EQ(lines[2], "[default 1/1] hello");
+}
+
+TEST(NotebookLauncher, TriesTheMachineFirstInDebugMode) {
+  const auto outcome = in_a_program(
+      [] {
+        notebook_launcher(
+            [] { say("function"); },
+            {.num_processes = 2, .use_port = "0", .start_method = StartMethod::kSpawn});
+      },
+      {{"ACCELERATE_DEBUG_MODE", "true"}});
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+  const auto lines = sorted_lines(outcome.output);
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), "function"), 2) << outcome.output;
+}
+
+TEST(NotebookLauncher, RethrowsTheFirstFailure) {
+  const auto outcome = in_a_program([] {
+    const auto error = failure_of([] {
+      notebook_launcher(
+          [] {
+            if (variable("RANK") == "1") throw std::runtime_error("no data");
+            hang();
+          },
+          {.num_processes = 2, .use_port = "0"});
+    });
+    EXPECT_EQ(error.rank(), 1);
+    EXPECT_STREQ(error.what(), "notebook_launcher: rank 1 failed: std::runtime_error: no data");
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(NotebookLauncher, SaysThatItsPortIsTaken) {
+  const auto outcome = in_a_program([] {
+    const ReservedPort taken;
+    EXPECT_THROW(
+        notebook_launcher([] {}, {.num_processes = 2, .use_port = std::to_string(taken.port())}),
+        ConfigError);
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+}  // namespace
+}  // namespace accelerate

@@ -1,0 +1,223 @@
+#!/usr/bin/env bash
+# Brings a machine to the point where CMake can configure: system packages and LibTorch.
+#
+#   tools/setup.sh            packages and LibTorch; prints nothing when all is there
+#   tools/setup.sh --where    the folder of LibTorch that setup found or installed
+#   tools/setup.sh --python   the Python environment of `make interop` and `make bench`
+#   tools/setup.sh --packages NAME...   Debian packages that only some targets need
+#
+# Settings, from the environment:
+#   TORCH=2.15.0     use exactly this version of LibTorch (default: what is found, else 2.11.0)
+#   CUDA=1           LibTorch with all CUDA libraries (default: where a GPU is present); CUDA=0: never
+#   ACCELERATE_DEPS  where LibTorch is kept (default: ${XDG_CACHE_HOME:-~/.cache}/accelerate)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+pinned=2.11.0
+accelerate_version=1.13.0  # the Python package that we compare with
+deps=${ACCELERATE_DEPS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/accelerate}
+version=${TORCH:-$pinned}
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+fail() {
+  printf 'setup: %s\n' "$1" >&2
+  shift
+  for line in "$@"; do printf '       %s\n' "$line" >&2; done
+  exit 1
+}
+
+# --- system packages ---------------------------------------------------------------------------
+
+wanted_packages() { sed -e 's/#.*//' -e 's/[[:space:]]*$//' -e '/^$/d' tools/packages.txt; }
+
+missing_packages() {
+  comm -13 <(dpkg-query -W -f '${Package} ${Status}\n' "$@" 2>/dev/null |
+    sed -n 's/ install ok installed$//p' | sort -u) <(printf '%s\n' "$@" | sort -u)
+}
+
+install_packages() {  # names
+  command -v dpkg-query >/dev/null || {
+    # Not Debian: the compiler will say what it misses; say beforehand what it is.
+    local tool absent=()
+    for tool in g++ cmake ninja; do command -v "$tool" >/dev/null || absent+=("$tool"); done
+    [ ${#absent[@]} -eq 0 ] && return 0
+    fail "this is not a Debian system, and ${absent[*]} is missing." \
+      "Install what stands for these Debian packages, then run make again:" "$*"
+  }
+  local missing
+  missing=$(missing_packages "$@" | tr '\n' ' ')
+  [ -z "${missing// /}" ] && return 0
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null && sudo -n true 2>/dev/null && as_root=(sudo -n)
+    [ ${#as_root[@]} -eq 0 ] && command -v sudo >/dev/null && [ -t 0 ] && as_root=(sudo)
+    [ ${#as_root[@]} -eq 0 ] && fail "these packages are missing, and installing them needs root: $missing" \
+      "Ask an administrator to run:  apt-get install --no-install-recommends $missing" "then run make again."
+  fi
+  say "installing Debian packages: $missing"
+  local log
+  log=$(mktemp)
+  # shellcheck disable=SC2086
+  if ! { "${as_root[@]}" apt-get update -q &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing; } \
+    >"$log" 2>&1; then
+    tail -n 15 "$log" >&2
+    fail "apt-get failed (the end of its output is above; all of it is in $log)." \
+      "By hand:  apt-get update && apt-get install --no-install-recommends $missing" \
+      "An interrupted installation is repaired by:  dpkg --configure -a"
+  fi
+  rm -f "$log"
+}
+
+# --- LibTorch ----------------------------------------------------------------------------------
+
+is_libtorch() { [ -e "$1/lib/libtorch_cpu.so" ] && [ -e "$1/include/ATen/ATen.h" ]; }
+
+version_of() {
+  local header=$1/include/torch/headeronly/version.h
+  [ -e "$header" ] || header=$1/include/torch/version.h
+  sed -n 's/^#define TORCH_VERSION_\(MAJOR\|MINOR\|PATCH\) \([0-9]*\).*/\2/p' "$header" 2>/dev/null |
+    paste -sd. -
+}
+
+fits() {  # a folder with a LibTorch of the wanted version
+  is_libtorch "$1" || return 1
+  local found
+  found=$(version_of "$1")
+  if [ -n "${TORCH:-}" ]; then
+    [ "$found" = "$TORCH" ]
+  else
+    [ "$(printf '%s\n2.11.0\n' "$found" | sort -V | head -n 1)" = 2.11.0 ]
+  fi
+}
+
+gpu_is_here() { [ -e /dev/nvidiactl ] || [ -e /dev/nvidia0 ] || [ -e /dev/dxg ]; }
+
+wants_cuda() {
+  case "${CUDA:-}" in
+    1 | on | ON | yes | true) return 0 ;;
+    0 | off | OFF | no | false) return 1 ;;
+    *) gpu_is_here ;;
+  esac
+}
+
+cached_dir() {
+  if wants_cuda; then echo "$deps/torch-$version-cuda"; else echo "$deps/torch-$version"; fi
+}
+
+find_libtorch() {
+  local candidate prefix
+  for candidate in "${ACCELERATE_TORCH_DIR:-}" "${Torch_DIR:+$Torch_DIR/../../..}"; do
+    [ -n "$candidate" ] && fits "$candidate" && { (cd "$candidate" && pwd); return 0; }
+  done
+  local IFS=':;'
+  for prefix in ${CMAKE_PREFIX_PATH:-}; do
+    for candidate in "$prefix" "$prefix/torch" "$prefix/libtorch" "$prefix/../.."; do
+      fits "$candidate" && { (cd "$candidate" && pwd); return 0; }
+    done
+  done
+  unset IFS
+  if command -v python3 >/dev/null; then
+    candidate=$(python3 -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')" 2>/dev/null || true)
+    [ -n "$candidate" ] && fits "$candidate" && { echo "$candidate"; return 0; }
+  fi
+  # One with all CUDA libraries serves a build without as well.
+  for candidate in "$(cached_dir)" "$deps/torch-$version-cuda"; do
+    fits "$candidate/torch" && { echo "$candidate/torch"; return 0; }
+  done
+  return 1
+}
+
+needs_space() {  # megabytes, what for
+  local free
+  mkdir -p "$deps" 2>/dev/null || fail "cannot write to $deps." "Choose another place: ACCELERATE_DEPS=/some/folder make ..."
+  free=$(df -Pm "$deps" | awk 'NR==2{print $4}')
+  [ "$free" -ge "$1" ] || fail "$2 needs $1 MB in $deps, and $free MB are free." \
+    "Free some space, or choose another disk: ACCELERATE_DEPS=/some/folder make ..."
+}
+
+pip_install() {  # target folder, then what to give to pip
+  local target=$1
+  shift
+  python3 -m pip --version >/dev/null 2>&1 ||
+    fail "python3 has no pip, which fetches LibTorch." "Debian: apt-get install python3-pip" \
+      "Or give a LibTorch you have: CMAKE_PREFIX_PATH=/path/to/libtorch make ..."
+  local quiet=(--disable-pip-version-check --no-warn-script-location --root-user-action=ignore)
+  # pip unpacks in TMPDIR first: keep that on the disk we checked.
+  TMPDIR=$target.tmp python3 -m pip install "${quiet[@]}" --no-compile --target "$target" "$@" >&2
+}
+
+install_libtorch() {
+  local target part
+  target=$(cached_dir)
+  part=$target.part
+  if wants_cuda; then
+    needs_space 14000 "LibTorch $version with all CUDA libraries"
+    say "fetching LibTorch $version with all CUDA libraries (about 2.5 GB, 2 minutes) into $target"
+  else
+    needs_space 3000 "LibTorch $version"
+    say "fetching LibTorch $version (545 MB, under a minute) into $target"
+  fi
+  rm -rf "$part" "$part.tmp"
+  mkdir -p "$part.tmp"
+  local failed=0
+  if wants_cuda; then
+    pip_install "$part" "torch==$version" || failed=1
+  else
+    # torch_cpu of the CUDA build needs these two small libraries and nothing else of CUDA.
+    pip_install "$part" --no-deps "torch==$version" nvidia-cuda-runtime nvidia-cuda-cupti || failed=1
+  fi
+  rm -rf "$part.tmp"
+  if [ $failed -ne 0 ] || ! is_libtorch "$part/torch"; then
+    rm -rf "$part"
+    fail "LibTorch $version could not be fetched (pip's words are above)." \
+      "Without network: unpack a LibTorch archive or wheel of 2.11 or newer anywhere and run" \
+      "  CMAKE_PREFIX_PATH=/path/to/libtorch make ..." \
+      "Behind a proxy or mirror: pip reads https_proxy, PIP_INDEX_URL and its configuration file."
+  fi
+  rm -rf "$target"
+  mv "$part" "$target"  # whole or not at all: an interrupted set-up leaves no half LibTorch
+}
+
+ensure_libtorch() {
+  find_libtorch >/dev/null && return 0
+  mkdir -p "$deps" 2>/dev/null || fail "cannot write to $deps." "Choose another place: ACCELERATE_DEPS=/some/folder make ..."
+  exec 9>"$deps/.lock"
+  flock 9  # two clones that set up at once fetch one LibTorch
+  find_libtorch >/dev/null || install_libtorch
+  flock -u 9
+}
+
+# --- the Python side of comparisons --------------------------------------------------------------
+
+ensure_python() {
+  local target=$deps/python-accelerate-$accelerate_version-torch-$pinned
+  if [ ! -e "$target/complete" ]; then
+    needs_space 9000 "the Python environment of the comparison"
+    exec 8>"$deps/.python.lock"
+    flock 8
+    if [ ! -e "$target/complete" ]; then
+      say "fetching Python Accelerate $accelerate_version and torch $pinned (about 2.5 GB, 2 minutes) into $target"
+      rm -rf "$target"
+      python3 -m venv "$target"
+      "$target/bin/python" -m pip install --disable-pip-version-check -q \
+        "accelerate==$accelerate_version" "torch==$pinned" tqdm packaging pyyaml >&2 ||
+        fail "Python Accelerate could not be fetched (pip's words are above)." "The C++ library does not need it: make test works without."
+      touch "$target/complete"
+    fi
+    flock -u 8
+  fi
+  echo "$target/bin/python"
+}
+
+case "${1:-}" in
+  "")
+    # shellcheck disable=SC2046 # one word per package
+    install_packages $(wanted_packages)
+    ensure_libtorch
+    ;;
+  --where) find_libtorch || fail "LibTorch is not there yet." "Run: make setup" ;;
+  --python) ensure_python ;;
+  --packages) install_packages "${@:2}" ;;
+  *) fail "unknown argument '$1'." "Use --where, --python, --packages or none." ;;
+esac
