@@ -50,8 +50,7 @@ void work(Clock::time_point start) {
       state.split_between_processes(torch::arange(10), {.apply_padding = true}).to(state.device());
   const std::map<std::string, torch::Tensor> results = {{"input", mine}, {"square", mine * mine}};
   const auto all = accelerate::gather(results);
-  state.print("squares:", all.at("square").cpu().slice(0, 0, 10).toString(), "->",
-              accelerate::listify(all.at("square")).repr());
+  state.print("gathered:", accelerate::listify(all.at("square")).repr());
 
   // Each rank draws other numbers; after the mean over ranks all hold the same ones.
   const auto mean = accelerate::reduce(torch::rand({1000}, state.device()));
@@ -61,9 +60,9 @@ void work(Clock::time_point start) {
   }
   const bool agree = std::ranges::all_of(sums, [&](const auto& sum) { return sum == sums[0]; });
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  state.print("result:", state.num_processes(),
-              agree ? "processes agree on" : "processes DISAGREE on", sums[0], "after",
-              std::round(seconds * 100) / 100, "s");
+  state.print(
+      "result:", state.num_processes(), state.num_processes() == 1 ? "process" : "processes",
+      agree ? "agree on" : "DISAGREE on", sums[0], "after", std::round(seconds * 100) / 100, "s");
   if (!agree) throw accelerate::CommError("the processes hold different numbers");
 }
 

@@ -1,4 +1,4 @@
-// Written by tests/reference/unicode/write_printable.py: Unicode 14.0.0.
+// Written by tools/write_unicode_printable.py: Unicode 14.0.0.
 #include <algorithm>
 #include <iterator>
 

@@ -24,6 +24,7 @@ struct Slot {
   std::mutex mutex;
   std::atomic<PartialFacts*> current = nullptr;
   std::vector<std::unique_ptr<PartialFacts>> all;
+  std::vector<c10::intrusive_ptr<c10d::Store>> retired_stores;
 };
 
 Slot& slot() {
@@ -177,6 +178,9 @@ void PartialState::destroy_process_group(const Lent<c10d::ProcessGroup>& group) 
   {
     const std::lock_guard lock(detail::slot().mutex);
     own = std::exchange(detail::default_group(), {});
+    // Others may still be leaving, or be in the next world already, through the store that we
+    // serve.
+    if (own.store) detail::slot().retired_stores.push_back(own.store);
   }
   if (own.group && !own.lent) detail::shut_down(own.group);
 }

@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <cstdlib>
 #include <fstream>
+#include <map>
 
 #include "accelerate/checks.h"
 #include "accelerate/environment.h"
@@ -195,6 +197,16 @@ std::chrono::milliseconds default_timeout(const std::string& backend) {
   return uses_nccl(backend) ? std::chrono::minutes(10) : std::chrono::minutes(30);
 }
 
+// One per file and process, never closed: c10d removes the file when as many stores have closed as
+// there are processes, which must not be while some are in the next world already. The file stays
+// behind: whoever names one gives each run a new name.
+c10::intrusive_ptr<c10d::Store> file_store(const std::string& path, int world_size) {
+  static std::map<std::string, c10::intrusive_ptr<c10d::Store>> open;  // under the slot's lock
+  auto& store = open[path];
+  if (!store) store = c10::make_intrusive<c10d::FileStore>(path, world_size);
+  return store;
+}
+
 c10::intrusive_ptr<c10d::Store> meet_the_others(const PartialStateOptions& options,
                                                 const World& world,
                                                 const Environment& environment) {
@@ -218,6 +230,10 @@ c10::intrusive_ptr<c10d::Store> meet_the_others(const PartialStateOptions& optio
                                    is_ipv6 ? "]" : "", ":", world.master_port);
       rendezvous.served_elsewhere = world.agent_store;
     }
+  }
+  constexpr std::string_view kFile = "file://";
+  if (rendezvous.init_method.starts_with(kFile)) {
+    return meet_at(file_store(rendezvous.init_method.substr(kFile.size()), world.size), rendezvous);
   }
   return meet(rendezvous);
 }

@@ -1,4 +1,4 @@
-// tests/comm/samples.h - the inputs that tests/reference/operations/make_operations.py uses too.
+// tests/comm/samples.h - the inputs that tests/reference/operations/write_reference.py uses too.
 #pragma once
 
 #include <torch/torch.h>
@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "support/reference_path.h"
 
 namespace accelerate {
 
@@ -23,7 +25,7 @@ inline torch::Tensor sample(int rank, torch::ScalarType dtype, std::int64_t size
 
 inline const nlohmann::json& reference() {
   static const auto json = [] {
-    std::ifstream file(std::string(ACCELERATE_TEST_REFERENCE) + "/operations/operations.json");
+    std::ifstream file(test::reference_path("operations/operations.json"));
     return nlohmann::json::parse(file);
   }();
   return json;

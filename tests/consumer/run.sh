@@ -31,3 +31,12 @@ for library in $needed; do
   esac
 done
 "$work/build/consumer"
+if [ -x "$work/build/consumer_of_both" ]; then
+  # Linking all of LibTorch brings in CUDA libraries, which a LibTorch set up for the CPU does not have.
+  missing=$(ldd "$work/build/consumer_of_both" | sed -n 's/^[[:space:]]*\(.*\) => not found/\1/p' | sort -u | paste -sd ' ')
+  if [ -n "$missing" ]; then
+    echo "linked against all of LibTorch, not run: this machine has no $missing"
+  else
+    "$work/build/consumer_of_both"
+  fi
+fi

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "accelerate/progress.h"
+#include "support/reference_path.h"
 
 namespace accelerate {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 using detail::Meter;
 
 nlohmann::json reference() {
-  std::ifstream file(ACCELERATE_TEST_REFERENCE "/progress/meters.json");
+  std::ifstream file(test::reference_path("progress/meters.json"));
   return nlohmann::json::parse(file);
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "core/json.h"
+#include "support/reference_path.h"
 
 namespace accelerate::test {
 
@@ -19,10 +20,6 @@ inline std::string read_file(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   EXPECT_TRUE(in) << path;
   return {std::istreambuf_iterator<char>(in), {}};
-}
-
-inline std::filesystem::path reference_path(const std::string& name) {
-  return std::filesystem::path(ACCELERATE_TEST_REFERENCE) / name;
 }
 
 inline Value reference(const std::string& name) {

@@ -8,6 +8,7 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/split_range.h"
+#include "support/reference_path.h"
 
 namespace accelerate {
 namespace {
@@ -76,7 +77,7 @@ TEST(SplitPart, PadsListsWithTheLastItemOfThePart) {
 }
 
 TEST(SplitPart, IsWhatPythonGivesForListsOfAllSizes) {
-  std::ifstream file(ACCELERATE_TEST_REFERENCE "/state/state.json");
+  std::ifstream file(test::reference_path("state/state.json"));
   const auto cases = nlohmann::json::parse(file).at("split");
   ASSERT_EQ(cases.size(), 40U);
   for (const auto& each : cases) {

@@ -71,7 +71,8 @@ TEST_F(Cuda, TwoRanksOnOneGpuUseGlooAndSaySo) {
     state.wait_for_everyone();
   });
   for (const auto& outcome : outcomes) EXPECT_TRUE(outcome.ok()) << outcome.output;
-  EXPECT_TRUE(outcomes[0].output_contains("Gloo")) << outcomes[0].output;
+  EXPECT_TRUE(outcomes[0].output_contains("2 processes on this host share 1 GPU"))
+      << outcomes[0].output;
 }
 
 TEST_F(Cuda, TreesOfGpuTensorsOfSeveralDtypesAreGatheredTogether) {

@@ -16,9 +16,9 @@ expect "3 processes" "$output"
 expect "result: 3 processes agree on" "$output"
 echo "torchrun started 3 native processes"
 
-output=$("$bin/accelerate" launch --cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no \
-  --multi_gpu --no_python "$demo" 2>&1 || true)
-case $output in
-  *"result: 2 processes agree on"*) echo "accelerate launch started 2 native processes" ;;
-  *) echo "accelerate launch on a machine without GPU starts one process:" && expect "result:" "$output" ;;
-esac
+# --multi_gpu is the mode in which Python's launcher starts several processes; the variable above keeps
+# them on the CPU.
+output=$("$bin/accelerate" launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no \
+  --dynamo_backend no --no_python "$demo" 2>&1)
+expect "result: 2 processes agree on" "$output"
+echo "accelerate launch started 2 native processes"

@@ -12,7 +12,11 @@ count=0
 for script in "$work"/reference/*/*.py; do
   name=${script#"$work/reference/"}
   echo "running $name"
-  (cd "$(dirname "$script")" && OMP_NUM_THREADS=1 "$ACCELERATE_PYTHON" "$(basename "$script")" >"$work/log" 2>&1) || {
+  # A script that needs several processes says in its banner how torchrun starts it.
+  processes=$(sed -n 's/.*torchrun --nproc_per_node \([0-9]*\).*/\1/p' "$script" | head -n 1)
+  start=("$ACCELERATE_PYTHON")
+  [ -z "$processes" ] || start+=(-m torch.distributed.run --standalone --nproc_per_node "$processes")
+  (cd "$(dirname "$script")" && ACCELERATE_USE_CPU=1 OMP_NUM_THREADS=1 "${start[@]}" "$(basename "$script")" >"$work/log" 2>&1) || {
     cat "$work/log"
     echo "$name failed"
     exit 1

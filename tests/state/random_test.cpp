@@ -8,13 +8,14 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
+#include "support/reference_path.h"
 
 namespace accelerate {
 namespace {
 
 const nlohmann::json& python() {
   static const auto values = [] {
-    std::ifstream in(std::string(ACCELERATE_TEST_REFERENCE) + "/random/random.json");
+    std::ifstream in(test::reference_path("random/random.json"));
     return nlohmann::json::parse(in);
   }();
   return values;

@@ -16,6 +16,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
 #include "support/on_processes.h"
+#include "support/reference_path.h"
 
 namespace accelerate {
 namespace {
@@ -70,7 +71,7 @@ TEST(StateOnProcesses, KnowsEveryRankAndPrintsWhatPythonPrints) {
     EXPECT_EQ(state.num_machines(), 1);
     expect_a_working_group(state);
     if (rank_from_harness() == 1) {
-      std::ifstream file(ACCELERATE_TEST_REFERENCE "/state/state.json");
+      std::ifstream file(test::reference_path("state/state.json"));
       std::ostringstream out;
       out << state;
       EXPECT_EQ(out.str(), nlohmann::json::parse(file).at("printed").at("partial_rank_1_of_2"));

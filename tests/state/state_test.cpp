@@ -14,6 +14,7 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/kwargs.h"
+#include "support/reference_path.h"
 
 namespace accelerate {
 namespace {
@@ -21,7 +22,7 @@ namespace {
 using detail::FromAccelerator;
 
 nlohmann::json reference() {
-  std::ifstream file(ACCELERATE_TEST_REFERENCE "/state/state.json");
+  std::ifstream file(test::reference_path("state/state.json"));
   return nlohmann::json::parse(file);
 }
 

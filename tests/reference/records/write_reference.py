@@ -1,7 +1,7 @@
 """Writes records.json: what Python Accelerate 1.13 makes of its enumerations, constants, handlers, plugins and
 parallelism configurations. Run with an interpreter that has accelerate==1.13.0 and torch==2.11.0:
 
-    python write_records.py
+    python write_reference.py
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Writes meters.json: lines as Python's tqdm formats them, for tests/core/progress_line_test.cpp.
 
-    python make_meters.py  # beside it
+    python write_reference.py  # beside it
 """
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Writes src/core/unicode_printable.cpp: the code points that Python's str.isprintable() accepts.
 
-    python tests/reference/unicode/write_printable.py > src/core/unicode_printable.cpp
+    python tools/write_unicode_printable.py > src/core/unicode_printable.cpp
 """
 
 import sys
@@ -15,7 +15,7 @@ for c in range(0x20, 0x110000):
     else:
         ranges.append([c, c])
 
-print(f"""// Written by tests/reference/unicode/write_printable.py: Unicode {unicodedata.unidata_version}.
+print(f"""// Written by tools/write_unicode_printable.py: Unicode {unicodedata.unidata_version}.
 #include <algorithm>
 #include <iterator>
 

@@ -1,6 +1,6 @@
 """Writes operations.json: what Python Accelerate gives for the inputs of the tests in tests/comm.
 
-    torchrun --nproc_per_node 3 tests/reference/operations/make_operations.py
+    torchrun --nproc_per_node 3 tests/reference/operations/write_reference.py
 """
 
 import json
