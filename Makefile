@@ -39,12 +39,12 @@ interop: build  ## compare with Python Accelerate, live (fetches it: about 5 GB)
 	  $(call ctest,$(PRESET)) -L '^interop$$' $(if $(AREA),-R '$(AREA)')
 
 bench: setup  ## measure ours and Python Accelerate in one run, as ratios
-	@tools/build.sh release $(call folder,release)
+	@tools/build.sh release $(call folder,release) accelerate_benches
 	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH=$(call folder,release)/bench bench/run.sh
 
 bench-gpu: setup  ## the same on a GPU
-	@tools/build.sh release $(call folder,release)
-	@BENCH=$(call folder,release)/bench bench/run_gpu.sh
+	@tools/build.sh release $(call folder,release) accelerate_benches
+	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH=$(call folder,release)/bench bench/run.sh gpu
 
 fuzz:  ## run every fuzz target for FUZZ_SECONDS (Clang 16)
 	@tools/setup.sh
@@ -62,7 +62,7 @@ docs:  ## reference pages of the public headers, in build/docs
 	@tools/docs.sh
 
 install: setup  ## build the release preset and install it to PREFIX
-	@tools/build.sh release $(call folder,release)
+	@tools/build.sh release $(call folder,release) accelerate_installed
 	@cmake --install $(call folder,release) --prefix $(PREFIX) | tail -n 1
 
 format:  ## format all sources

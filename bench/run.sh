@@ -1,21 +1,37 @@
 #!/usr/bin/env bash
 # Runs our benchmarks and Python Accelerate's in turn, in one go, and prints both with their ratio.
 #
+#   bench/run.sh        two processes on the CPU
+#   bench/run.sh gpu    one process on a GPU
+#
 #   ACCELERATE_PYTHON  python of the comparison      BENCH  folder of our programs
 set -euo pipefail
-cd "$(dirname "$0")"
 : "${ACCELERATE_PYTHON:?}" "${BENCH:?}"
-BENCH=$(cd .. && cd "$BENCH" && pwd)
+BENCH=$(cd "$BENCH" && pwd)
+cd "$(dirname "$0")"
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 
-two_processes() { env ACCELERATE_USE_CPU=1 OMP_NUM_THREADS=1 "$(dirname "$ACCELERATE_PYTHON")/torchrun" --standalone --nproc_per_node 2 "$@"; }
+if [ "${1:-cpu}" = gpu ]; then
+  processes=1 cases="startup" where="1 process, $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)"
+else
+  processes=2 cases="startup collectives" where="2 processes, Gloo on one host"
+  export ACCELERATE_USE_CPU=1
+fi
+launch() {  # result file, then the program
+  local out=$1
+  shift
+  OMP_NUM_THREADS=1 "$ACCELERATE_PYTHON" -m torch.distributed.run --standalone --nproc_per_node $processes "$@" >>"$out" 2>"$results/log" ||
+    { cat "$results/log" >&2; exit 1; }
+}
 
 # In turns, so that a slow minute of the machine hits both.
-for round in 1 2 3; do
-  two_processes collectives.py >>"$results/python" 2>"$results/log" || { cat "$results/log"; exit 1; }
-  two_processes --no-python "$BENCH/bench_collectives" >>"$results/ours" 2>"$results/log" || { cat "$results/log"; exit 1; }
+for _ in 1 2 3; do
+  for case in $cases; do
+    launch "$results/python" "$case.py"
+    launch "$results/ours" --no-python "$BENCH/bench_$case"
+  done
 done
 
-echo "$(nproc) cores, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(date -u +%F), 2 processes, Gloo on one host, medians of 3 rounds"
+echo "$(date -u +%F), $(nproc) cores, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $where, medians of 3 rounds"
 "$ACCELERATE_PYTHON" compare.py "$results/ours" "$results/python"

@@ -22,6 +22,9 @@ if(ACCELERATE_SANITIZE)
   target_compile_options(accelerate_flags INTERFACE
     -fsanitize=${ACCELERATE_SANITIZE} -fno-omit-frame-pointer)
   target_link_options(accelerate_flags INTERFACE -fsanitize=${ACCELERATE_SANITIZE})
+  # With instrumentation GCC loses track of what is set and warns about LibTorch's own classes.
+  target_compile_options(accelerate_flags INTERFACE
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 endif()
 set(CMAKE_CXX_EXTENSIONS OFF)
 

@@ -1,6 +1,8 @@
 # Installation: headers, libraries and a package file for find_package(accelerate).
 include_guard(GLOBAL)
 
+# What `make install` has to build.
+add_custom_target(accelerate_installed DEPENDS accelerate)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/accelerate)
 set_target_properties(accelerate PROPERTIES
   INSTALL_RPATH "\$ORIGIN;${ACCELERATE_TORCH_FOUND}/lib")
@@ -8,6 +10,7 @@ set_target_properties(accelerate PROPERTIES
 install(TARGETS accelerate EXPORT accelerate_targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET accelerate_cuda)
   # Opened at run time from beside libaccelerate.so; nobody links it.
+  add_dependencies(accelerate_installed accelerate_cuda)
   install(TARGETS accelerate_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/accelerate DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

@@ -11,5 +11,8 @@ foreach(header IN LISTS headers)
   list(APPEND units ${unit})
 endforeach()
 add_library(accelerate_headers OBJECT ${units})
+if(ACCELERATE_SANITIZE)  # says nothing new there
+  set_target_properties(accelerate_headers PROPERTIES EXCLUDE_FROM_ALL ON)
+endif()
 target_link_libraries(accelerate_headers PRIVATE accelerate_flags accelerate::torch)
 target_compile_options(accelerate_headers PRIVATE -O0 -g0)

@@ -16,11 +16,11 @@ status=0
 complain() { printf 'lint: %s\n' "$*" >&2; status=1; }
 
 unformatted=$(sources | xargs "$formatter" --dry-run 2>&1 | sed -n 's/^\([^:]*\):[0-9]*:.*clang-format-violations.*/\1/p' | sort -u)
-[ -z "$unformatted" ] || complain "not formatted (make format mends it):" $unformatted
+[ -z "$unformatted" ] || complain "not formatted (make format mends it): $(tr '\n' ' ' <<<"$unformatted")"
 
 # Each area includes itself and what layers.txt allows; public headers include public headers only.
 areas=$(sed -n 's/^\([a-z]*\):.*/\1/p' tools/layers.txt)
-pattern=$(echo $areas | tr ' ' '|')
+pattern=$(paste -sd '|' <<<"$areas")
 for area in $areas; do
   folder=src/$area
   [ -d "$folder" ] || folder=$area

@@ -144,6 +144,7 @@ pip_install() {  # target folder, then what to give to pip
       "Or give a LibTorch you have: CMAKE_PREFIX_PATH=/path/to/libtorch make ..."
   local quiet=(--disable-pip-version-check --no-warn-script-location --root-user-action=ignore)
   # pip unpacks in TMPDIR first: keep that on the disk we checked.
+  mkdir -p "$target.tmp"
   TMPDIR=$target.tmp python3 -m pip install "${quiet[@]}" --no-compile --target "$target" "$@" >&2
 }
 
@@ -159,13 +160,24 @@ install_libtorch() {
     say "fetching LibTorch $version (545 MB, under a minute) into $target"
   fi
   rm -rf "$part" "$part.tmp"
-  mkdir -p "$part.tmp"
-  local failed=0
+  local failed=0 cuda
   if wants_cuda; then
     pip_install "$part" "torch==$version" || failed=1
   else
-    # torch_cpu of the CUDA build needs these two small libraries and nothing else of CUDA.
-    pip_install "$part" --no-deps "torch==$version" nvidia-cuda-runtime nvidia-cuda-cupti || failed=1
+    pip_install "$part" --no-deps "torch==$version" || failed=1
+  fi
+  cuda=$(sed -n "s/^cuda.*= '\\([0-9]*\\.[0-9]*\\).*/\\1/p" "$part/torch/version.py" 2>/dev/null || true)
+  if [ $failed -eq 0 ] && [ -n "$cuda" ]; then
+    local extra
+    if wants_cuda; then
+      # Headers that the runtime's own headers include, and that torch does not ask for.
+      extra=("nvidia-cuda-crt==$cuda.*")
+    else
+      # torch_cpu of a CUDA build needs these two small libraries and nothing else of CUDA.
+      extra=("nvidia-cuda-runtime==${cuda%.*}.*" "nvidia-cuda-cupti==${cuda%.*}.*")
+    fi
+    # Into a folder of its own first: pip would not add to a folder nvidia/ that is there.
+    pip_install "$part.tmp/extra" --no-deps "${extra[@]}" && cp -a "$part.tmp/extra/." "$part/" || failed=1
   fi
   rm -rf "$part.tmp"
   if [ $failed -ne 0 ] || ! is_libtorch "$part/torch"; then

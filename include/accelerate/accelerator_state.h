@@ -63,8 +63,9 @@ class ACCELERATE_API AcceleratorState : public PartialState {
  public:
   /// Attaches to the state of the `Accelerator`.
   ///
-  /// Throws `StateError` when there is none yet, or when the options ask for another precision or
-  /// for the CPU while the state has an accelerator: both are fixed by the first construction.
+  /// Throws `StateError` when there is none yet, and `ConfigError` when the options ask for another
+  /// precision or for the CPU while the state has an accelerator: the first construction fixes
+  /// both.
   explicit AcceleratorState(const AcceleratorStateOptions& options = {});
   /// Collective when it makes the `PartialState`. Makes the state, or attaches to it. Nothing is
   /// left behind when it throws: `ConfigError` for options that contradict each other,

@@ -3,7 +3,8 @@
 // Part of accelerate/operations.h. Functions marked "Collective" must be called by every process of
 // the group, in the same order, with trees of the same structure; tensors agree in shape and dtype
 // unless a contract says otherwise. Each takes any tree of tensors (accelerate/tree.h) and moves it
-// as a whole: one message for many tensors. Mappings are matched by key, whatever their order.
+// as a whole: one message for many tensors (`reduce` says when there are more). Mappings are
+// matched by key, whatever their order.
 //
 // Without a group the processes of `PartialState` take part; `gather(tree, group)` and so on take
 // an explicit one. A single process gets its input back.
@@ -75,9 +76,11 @@ std::remove_cvref_t<T> broadcast(T&& tree, const c10::intrusive_ptr<c10d::Proces
 
 /// Collective unless `kNone`. New tensors with the sum, mean (the sum, then divided) or maximum
 /// over all processes, the same bits on each; `kNone` copies. Sums are made in the dtype of the
-/// tensor; of bool tensors sum and maximum are "any". `ArgumentError`: mean of integers or bool,
-/// maximum of complex numbers, any of float8. `scale` acts on no device this library knows and is
-/// warned about.
+/// tensor: up to 256 KiB in all in one message and in rank order, above that by one message per
+/// dtype and in the order of the backend, so that the last bits may depend on the size of the tree.
+/// A maximum with NaN in it is NaN. Of bool tensors sum and maximum are "any". `ArgumentError`:
+/// mean of integers or bool, maximum of complex numbers, any of float8. `scale` acts on no device
+/// this library knows and is warned about.
 ///
 /// A result of an input that requires grad stays attached to it; its gradient is that of the copy,
 /// divided by the number of processes for the mean: other processes are not differentiated through.
@@ -130,8 +133,8 @@ template <class T>
 }
 
 /// Collective. Exactly one process passes a tensor, the others nothing; each gets a copy of it,
-/// with its shape and dtype, on its own device. Throws `ArgumentError` on every process when none
-/// or several pass one.
+/// with its shape and dtype, on its own device; so does a single process. Throws `ArgumentError` on
+/// every process when none or several pass one, or the tensor is not dense.
 [[nodiscard]] ACCELERATE_API at::Tensor copy_tensor_to_devices(
     const std::optional<at::Tensor>& tensor = std::nullopt,
     std::source_location where = std::source_location::current());
@@ -139,18 +142,19 @@ template <class T>
 struct GatheredParametersOptions {
   /// Whose changes inside the scope count; unset means that nobody makes any.
   std::optional<int> modifier_rank = std::nullopt;
+  /// Whether to gather and check anything at all.
   bool enabled = true;
 };
 
-/// Collective when some of `parameters` are sharded over processes. Runs `f` with all of them whole
-/// and returns what it returns; afterwards the changes of `modifier_rank` are sent to all.
-/// Parameters that every process holds whole need no gathering: then `f` runs and nothing is sent.
+/// Runs `f` with all of `parameters` whole and returns what it returns. Parameters that every
+/// process holds whole need no gathering: nothing is sent. Throws `UnsupportedError` for parameters
+/// that are spread over processes.
 ///
 ///     gathered_parameters(model->parameters(), {.modifier_rank = 0}, [&] { init(model); });
 template <class F>
 decltype(auto) gathered_parameters(std::span<const at::Tensor> parameters,
                                    const GatheredParametersOptions& options, F&& f) {
-  detail::check_gathered(parameters, options.modifier_rank);
+  if (options.enabled) detail::check_gathered(parameters, options.modifier_rank);
   return std::forward<F>(f)();
 }
 

@@ -11,6 +11,7 @@
 #include <source_location>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -34,7 +35,8 @@ struct Call {
 class TreeView {
  public:
   template <class T>
-  explicit TreeView(const T& tree) : tree_(&tree), flatten_(&flatten<T>), describe_(&describe<T>) {}
+  explicit TreeView(const T& tree)
+      : tree_(&tree), flatten_(&flatten<T>), describe_(&describe<T>), refuse_(&refuse<T>) {}
 
   /// The paths of the leaves, in the order in which they are sent.
   [[nodiscard]] std::vector<std::string> paths() const { return flatten_(tree_).paths; }
@@ -42,6 +44,10 @@ class TreeView {
   [[nodiscard]] Value described(Value (*of)(const at::Tensor&)) const {
     return describe_(tree_, of);
   }
+
+  /// Throws `ArgumentError` for a leaf that is no tensor. Not before debug mode has compared the
+  /// processes: the others would wait.
+  void refuse_others(std::string_view operation) const { refuse_(operation, tree_); }
 
  private:
   template <class T>
@@ -52,10 +58,15 @@ class TreeView {
   static Value describe(const void* tree, Value (*of)(const at::Tensor&)) {
     return to_value(tree::transform<Value>(*of, *static_cast<const T*>(tree)));
   }
+  template <class T>
+  static void refuse(std::string_view operation, const void* tree) {
+    detail::refuse_others<at::Tensor>(operation, *static_cast<const T*>(tree));
+  }
 
   const void* tree_;
   tree::Flat (*flatten_)(const void*);
   Value (*describe_)(const void*, Value (*)(const at::Tensor&));
+  void (*refuse_)(std::string_view, const void*);
 };
 
 struct Padding {
@@ -73,7 +84,7 @@ ACCELERATE_API void reduce(Tensors& leaves, const TreeView& view, Reduction redu
                            const Call& call);
 ACCELERATE_API void pad_across_processes(Tensors& leaves, const TreeView& view,
                                          const Padding& padding, const Call& call);
-/// Throws `ArgumentError` for a rank that is not there.
+/// Throws `ArgumentError` for a rank that is not there, `UnsupportedError` for sharded parameters.
 ACCELERATE_API void check_gathered(std::span<const at::Tensor> parameters,
                                    std::optional<int> modifier_rank);
 
@@ -84,7 +95,6 @@ std::remove_cvref_t<T> on_leaves(T&& tree, F&& collective) {
   using Tree = std::remove_cvref_t<T>;
   tree::detail::check_pure_tree<Tree>();
   Tree result = std::forward<T>(tree);
-  refuse_others<at::Tensor>("a collective", std::as_const(result));
   auto leaves = tree::leaves(result, tree::Order::kSorted);
   collective(leaves, TreeView(std::as_const(result)));
   return tree::unflatten(std::move(result), leaves, tree::Order::kSorted);

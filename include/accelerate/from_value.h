@@ -27,6 +27,9 @@ namespace detail {
 ACCELERATE_API std::span<const Value> value_items(const TreePath& path, const Value& value,
                                                   std::int64_t size = -1);
 
+/// The dtype of a name such as 'torch.float32'. Throws `ArgumentError` for anything else.
+ACCELERATE_API at::ScalarType read_dtype(const TreePath& path, const Value& value);
+
 template <class T>
 T read_value(const TreePath& path, const Value& value);
 
@@ -52,11 +55,37 @@ T read_number(const TreePath& path, const Value& value) {
 template <class T>
 T read_mapping(const TreePath& path, const Value& value) {
   if (!value.is_dict()) refuse_value(path, value, "a dict");
-  T result;
-  for (const auto& [key, item] : value.as_dict()) {
-    auto own_key = read_value<typename T::key_type>(path, key.value());
-    result.emplace(std::move(own_key), read_value<typename T::mapped_type>(path.entry(key), item));
+  if constexpr (std::same_as<T, ValueDict>) {
+    return value.as_dict();
+  } else {
+    T result;
+    for (const auto& [key, item] : value.as_dict()) {
+      auto own_key = read_value<tree::detail::KeyOf<T>>(path, key.value());
+      auto child = read_value<tree::detail::MappedOf<T>>(path.entry(key), item);
+      if constexpr (tree::detail::PairMapping<T>) {
+        result.emplace(std::move(own_key), std::move(child));
+      } else {
+        result.insert(std::move(own_key), std::move(child));
+      }
+    }
+    return result;
   }
+}
+
+/// The members that the struct lists; all must be there, others are left at their defaults.
+template <class T>
+T read_record(const TreePath& path, const Value& value) {
+  if (!value.is_dict()) refuse_value(path, value, "a dict");
+  T result{};
+  const auto read = [&](const auto& field) {
+    using Member = std::remove_cvref_t<decltype(result.*field.member)>;
+    const Value* item = value.as_dict().get(field.name);
+    if (item == nullptr) {
+      refuse_value(path, value, "a dict with the key '" + std::string(field.name) + "'");
+    }
+    result.*field.member = read_value<Member>(path.member(field.name), *item);
+  };
+  std::apply([&](const auto&... all) { (read(all), ...); }, tree::detail::fields<T>());
   return result;
 }
 
@@ -76,10 +105,14 @@ T read_variant(const TreePath& path, const Value& value) {
 
 template <class T>
 T read_value(const TreePath& path, const Value& value) {
+  using tree::Node;
+  [[maybe_unused]] constexpr Node kind = tree::detail::node_of<T, at::Tensor>();
   if constexpr (std::same_as<T, Value>) {
     return value;
   } else if constexpr (hooks::FromValue<T>) {
     return hooks::call_from_value<T>(value);
+  } else if constexpr (std::same_as<T, at::ScalarType>) {
+    return read_dtype(path, value);
   } else if constexpr (std::is_enum_v<T>) {
     return static_cast<T>(read_number<std::underlying_type_t<T>>(path, value));
   } else if constexpr (std::is_arithmetic_v<T>) {
@@ -98,7 +131,9 @@ T read_value(const TreePath& path, const Value& value) {
   } else if constexpr (tree::detail::Fixed<T>) {
     constexpr auto size = std::tuple_size_v<T>;
     return read_fixed<T>(path, value_items(path, value, size), std::make_index_sequence<size>{});
-  } else if constexpr (tree::detail::PairMapping<T>) {
+  } else if constexpr (kind == Node::kRecord) {
+    return read_record<T>(path, value);
+  } else if constexpr (kind == Node::kMapping) {
     return read_mapping<T>(path, value);
   } else if constexpr (Set<T> ||
                        requires(T t) { t.push_back(std::declval<typename T::value_type>()); }) {

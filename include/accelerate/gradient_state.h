@@ -70,9 +70,10 @@ class ACCELERATE_API GradientState {
   /// For `Accelerator` and the data loaders.
   void _set_sync_gradients(bool sync_gradients);
   void _add_dataloader(std::weak_ptr<DataLoaderStateMixin> loader);
-  void _remove_dataloader(const std::shared_ptr<DataLoaderStateMixin>& loader);
+  /// Nothing happens where the loader, or the state, is not there.
+  void _remove_dataloader(const std::shared_ptr<DataLoaderStateMixin>& loader) noexcept;
   /// The same by address, for a destructor: the last reference is gone by then.
-  void _remove_dataloader(const DataLoaderStateMixin* loader);
+  void _remove_dataloader(const DataLoaderStateMixin* loader) noexcept;
 };
 
 /// Four lines: the flags, the remainder, and the plugin values that are not the default.

@@ -40,9 +40,11 @@ struct RefuseOthers {
   void leaf(const TreePath&, L&) {}
   template <class T>
   void other(const TreePath& path, T& x) {
-    if constexpr (std::same_as<std::remove_const_t<T>, Value>) {
-      if (x.is_none() || tree::HeldInValue<Leaf>::get(x) != nullptr) return;
-      refuse_other_value(operation, path.str(), x);
+    using Dynamic = tree::Dynamic<std::remove_const_t<T>>;
+    if constexpr (Dynamic::kOpens) {
+      const Value& value = Dynamic::other(x);
+      if (value.is_none() || tree::HeldInValue<Leaf>::get(value) != nullptr) return;
+      refuse_other_value(operation, path.str(), value);
     } else {
       refuse_other(operation, path.str(), typeid(T), type_name(typeid(Leaf)));
     }
@@ -94,7 +96,7 @@ std::int64_t batch_size(const T& node, const TreePath& path) {
     std::int64_t size = 0;
     tree::Dynamic<T>::open(node, [&](const auto& content) {
       if constexpr (std::same_as<std::remove_cvref_t<decltype(content)>, T>) {
-        refuse_other_value("find_batch_size", path.str(), to_value(content));
+        refuse_other_value("find_batch_size", path.str(), tree::Dynamic<T>::other(content));
       } else {
         size = batch_size(content, path);
       }

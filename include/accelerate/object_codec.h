@@ -56,11 +56,13 @@ void write(ObjectWriter& out, const T& x) {
   } else if constexpr (tree::detail::kIs<T, std::pair> || tree::detail::kIs<T, std::tuple>) {
     out.open(ObjectTag::kTuple, std::tuple_size_v<T>);
     std::apply([&](const auto&... all) { (write(out, all), ...); }, x);
-  } else if constexpr (requires { typename T::mapped_type; }) {
+  } else if constexpr (std::same_as<T, ValueDict>) {
+    out.value(Value(x), &tensor_leaf_codec());
+  } else if constexpr (ObjectMapping<T>) {
     out.open(ObjectTag::kMap, x.size());
-    for (const auto& [key, item] : x) {
-      write(out, key);
-      write(out, item);
+    for (const auto& entry : x) {
+      write(out, tree::detail::entry_key(entry));
+      write(out, tree::detail::entry_value(entry));
     }
   } else if constexpr (kIsBlock<T>) {
     out.raw(typeid(T).name(), x.data(), x.size() * sizeof(typename T::value_type));
@@ -111,6 +113,22 @@ T read_block(ObjectReader& in) {
 }
 
 template <class T>
+T read_map(ObjectReader& in) {
+  T result;
+  for (auto count = in.open(ObjectTag::kMap); count > 0; --count) {
+    auto key = read<tree::detail::KeyOf<T>>(in);
+    auto item = read<tree::detail::MappedOf<T>>(in);
+    if constexpr (tree::detail::KeyedMapping<T>) {
+      if (result.contains(key)) in.refuse("a key that was there before");
+      result.insert(std::move(key), std::move(item));
+    } else {
+      result.emplace(std::move(key), std::move(item));
+    }
+  }
+  return result;
+}
+
+template <class T>
 T read(ObjectReader& in) {
   if constexpr (std::same_as<T, bool>) {
     return in.boolean();
@@ -139,13 +157,12 @@ T read(ObjectReader& in) {
     return [&]<template <class...> class C, class... Ts>(std::type_identity<C<Ts...>>) {
       return T{read<Ts>(in)...};  // braces: read from left to right
     }(std::type_identity<T>{});
-  } else if constexpr (requires { typename T::mapped_type; }) {
-    T result;
-    for (auto count = in.open(ObjectTag::kMap); count > 0; --count) {
-      auto key = read<typename T::key_type>(in);
-      result.emplace(std::move(key), read<typename T::mapped_type>(in));
-    }
-    return result;
+  } else if constexpr (std::same_as<T, ValueDict>) {
+    auto value = in.value(&tensor_leaf_codec());
+    if (!value.is_dict()) in.refuse("a value that is no dict");
+    return std::move(value).as_dict();
+  } else if constexpr (ObjectMapping<T>) {
+    return read_map<T>(in);
   } else if constexpr (kIsBlock<T>) {
     return read_block<T>(in);
   } else if constexpr (tree::detail::kIsArray<T> || Range<T>) {

@@ -1,13 +1,17 @@
 // accelerate/object_operations.h - move data that is not tensors between processes.
 //
 // Part of accelerate/operations.h. Takes numbers, bool, enumerations, strings, containers of the
-// standard library, tensors, `Value`, plain structs without pointers (as their bytes) and types
-// with `to_value` and `from_value` (accelerate/to_value.h). Nothing that arrives is executed: a
-// type tag and a length stand before each piece, and both are checked.
+// standard library, torch::OrderedDict, tensors, `Value`, plain structs without pointers (as their
+// bytes) and types with `to_value` and `from_value` (accelerate/to_value.h). Nothing that arrives
+// is executed: a type tag and a length stand before each piece, and both are checked.
+//
+// An object that one process cannot write (a sparse tensor, a `to_value` that throws) is an error
+// on all: there it is thrown on, everybody else gets a `CommError` with its text.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <functional>
 #include <iterator>
 #include <source_location>
 #include <string>
@@ -27,14 +31,17 @@ using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 /// Whether there is nobody to talk to.
 [[nodiscard]] ACCELERATE_API bool is_alone(const GroupHandle* group);
+/// Makes the bytes of an object. May throw, which the other processes then learn: they throw
+/// `CommError`, and this one what `Encode` threw.
+using Encode = std::function<std::string()>;
 /// Collective. The bytes of every process, in rank order.
-[[nodiscard]] ACCELERATE_API std::vector<std::string> exchange(std::string bytes,
+[[nodiscard]] ACCELERATE_API std::vector<std::string> exchange(const Encode& encode,
                                                                const GroupHandle* group,
                                                                const char* operation,
                                                                std::source_location where);
-/// Collective. The bytes of `from_process`. `count` must be the same on every process, or each
-/// throws `ArgumentError` with all counts.
-[[nodiscard]] ACCELERATE_API std::string broadcast_bytes(std::string bytes, std::size_t count,
+/// Collective. The bytes of `from_process`, where alone `encode` is called. `count` must be the
+/// same on every process, or each throws `ArgumentError` with all counts.
+[[nodiscard]] ACCELERATE_API std::string broadcast_bytes(const Encode& encode, std::size_t count,
                                                          int from_process, const GroupHandle* group,
                                                          std::source_location where);
 [[nodiscard]] ACCELERATE_API int rank_in(const GroupHandle* group);
@@ -45,7 +52,8 @@ std::vector<T> gather_object(const std::vector<T>& objects, const GroupHandle* g
   check_codec<T>();
   if (is_alone(group)) return objects;
   std::vector<T> result;
-  for (const auto& bytes : exchange(encode_object(objects), group, "gather_object", where)) {
+  const auto encode = [&] { return encode_object(objects); };
+  for (const auto& bytes : exchange(encode, group, "gather_object", where)) {
     auto part = decode_object<std::vector<T>>(bytes);
     result.insert(result.end(), std::make_move_iterator(part.begin()),
                   std::make_move_iterator(part.end()));
@@ -62,7 +70,8 @@ std::vector<T> all_gather_object(const T& object, const GroupHandle* group,
     result.push_back(object);
     return result;
   }
-  for (const auto& bytes : exchange(encode_object(object), group, "all_gather_object", where)) {
+  const auto encode = [&] { return encode_object(object); };
+  for (const auto& bytes : exchange(encode, group, "all_gather_object", where)) {
     result.push_back(decode_object<T>(bytes));
   }
   return result;
@@ -73,10 +82,9 @@ T& broadcast_objects(T& objects, std::size_t count, int from_process, const Grou
                      std::source_location where) {
   check_codec<T>();
   if (is_alone(group)) return objects;
-  const bool sends = rank_in(group) == from_process;
-  auto bytes = broadcast_bytes(sends ? encode_object(objects) : std::string(), count, from_process,
-                               group, where);
-  if (!sends) objects = decode_object<T>(bytes);
+  const auto encode = [&] { return encode_object(objects); };
+  const auto bytes = broadcast_bytes(encode, count, from_process, group, where);
+  if (rank_in(group) != from_process) objects = decode_object<T>(bytes);
   return objects;
 }
 

@@ -17,6 +17,12 @@ namespace accelerate::detail {
 
 template <class T>
 concept Range = tree::detail::Sequence<T> || Set<T> || std::same_as<T, std::vector<bool>>;
+// Also with keys that a tree cannot have.
+template <class T>
+concept ObjectMapping = requires {
+  typename T::mapped_type;
+}
+|| tree::detail::KeyedMapping<T>;
 
 // Types that are copied byte by byte and would carry an address of this process along.
 template <class T>
@@ -43,7 +49,7 @@ inline constexpr bool kIsBlock<std::vector<T>> =
 template <class T>
 constexpr bool has_codec() {
   if constexpr (std::same_as<T, Value> || std::same_as<T, at::Tensor> || std::is_arithmetic_v<T> ||
-                std::is_enum_v<T> || std::same_as<T, std::string>) {
+                std::is_enum_v<T> || std::same_as<T, std::string> || std::same_as<T, ValueDict>) {
     return true;
   } else if constexpr (hooks::ToValue<T> && hooks::FromValue<T>) {
     return true;
@@ -55,8 +61,8 @@ constexpr bool has_codec() {
     return []<template <class...> class C, class... Ts>(std::type_identity<C<Ts...>>) {
       return (has_codec<Ts>() && ...);
     }(std::type_identity<T>{});
-  } else if constexpr (requires { typename T::mapped_type; }) {
-    return has_codec<typename T::key_type>() && has_codec<typename T::mapped_type>();
+  } else if constexpr (ObjectMapping<T>) {
+    return has_codec<tree::detail::KeyOf<T>>() && has_codec<tree::detail::MappedOf<T>>();
   } else {
     return Raw<T>;
   }

@@ -62,6 +62,15 @@ class ACCELERATE_API OrderedSection {
   void fail(const std::string& message) noexcept;
 
  private:
+  struct Failure {
+    int rank = 0;
+    std::string message;
+  };
+  /// Collective. One of the first processes that failed, if any did.
+  [[nodiscard]] std::optional<Failure> agree(bool failed_here) const;
+  [[nodiscard]] std::string message_key(int rank) const;
+  [[nodiscard]] std::string message_of(int rank) const;
+
   const PartialState& state_;
   std::source_location where_;
   std::string key_;

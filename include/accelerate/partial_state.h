@@ -76,11 +76,12 @@ class ACCELERATE_API PartialState {
   [[nodiscard]] const std::string& host_name() const;
   /// How long a collective may wait for the others.
   [[nodiscard]] std::chrono::milliseconds timeout() const;
-  /// The group of all processes; null when alone, and after `destroy_process_group()`.
-  [[nodiscard]] const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
+  /// The group of all processes; null when alone, and after `destroy_process_group()`. To call this
+  /// or `store()` include <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
+  [[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> process_group() const;
   /// The key-value store that all processes share; null when alone or when a group was lent
   /// without.
-  [[nodiscard]] const c10::intrusive_ptr<c10d::Store>& store() const;
+  [[nodiscard]] c10::intrusive_ptr<c10d::Store> store() const;
 
   /// Collective. Returns when every process has called it; at once when alone.
   void wait_for_everyone(std::source_location where = std::source_location::current()) const;

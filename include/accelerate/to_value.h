@@ -4,8 +4,9 @@
 //     value.repr();                                                        // {'sizes': [2, 3]}
 //     auto back = from_value<std::map<std::string, std::vector<int>>>(value);
 //
-// Built in: numbers, bool, enumerations (as their number), strings, tensors, the containers of the
-// standard library, tensor trees. A type of your own takes part by two functions beside it:
+// Built in: numbers, bool, enumerations (as their number), dtypes (as their name), strings,
+// tensors, the containers of the standard library, tensor trees. A type of your own takes part by
+// two functions beside it:
 //
 //     accelerate::Value to_value(const Score& score);
 //     Score from_value(std::type_identity<Score>, const accelerate::Value& value);
@@ -17,6 +18,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "accelerate/api.h"
 #include "accelerate/tree_node.h"
 #include "accelerate/value.h"
 
@@ -48,9 +50,12 @@ T call_from_value(const Value& value) {
 
 template <class T>
 concept Set = requires {
-  typename T::key_compare;
+  requires std::same_as<typename T::key_type, typename T::value_type>;
 }
-&&std::same_as<typename T::key_type, typename T::value_type>;
+&&!requires { typename T::mapped_type; };
+
+/// 'torch.float32' and so on, as Python writes dtypes.
+[[nodiscard]] ACCELERATE_API std::string dtype_name(at::ScalarType dtype);
 
 struct ToValueFunction {
   template <class T>
@@ -63,6 +68,8 @@ struct ToValueFunction {
       return hooks::call_to_value(x);
     } else if constexpr (std::same_as<T, at::Tensor>) {
       return x.defined() ? Value(x) : Value();
+    } else if constexpr (std::same_as<T, at::ScalarType>) {
+      return Value(dtype_name(x));
     } else if constexpr (std::is_enum_v<T>) {
       return Value(static_cast<std::int64_t>(x));
     } else if constexpr (kind == Node::kOptional) {

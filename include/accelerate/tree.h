@@ -13,6 +13,7 @@
 // or Value::Dict where the order of insertion matters.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <span>
@@ -150,7 +151,10 @@ template <class F, class T>
   for (std::size_t i = 0; i < std::max(left.paths.size(), right.paths.size()); ++i) {
     if (i >= right.paths.size()) detail::refuse_structure("zip", left.paths[i], 0);
     if (i >= left.paths.size()) detail::refuse_structure("zip", right.paths[i], 1);
-    if (left.paths[i] != right.paths[i]) detail::refuse_structure("zip", left.paths[i], 0);
+    if (left.paths[i] != right.paths[i]) {
+      const bool in_both = std::ranges::find(right.paths, left.paths[i]) != right.paths.end();
+      detail::refuse_structure("zip", in_both ? right.paths[i] : left.paths[i], in_both ? 1 : 0);
+    }
     left.tensors[i] = std::invoke(f, std::as_const(left.tensors[i]), right.tensors[i]);
   }
   return unflatten(a, left.tensors, Order::kSorted);

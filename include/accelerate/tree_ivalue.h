@@ -32,6 +32,17 @@ struct Dynamic<c10::IValue> {
     f(std::as_const(value));
   }
 
+  /// What is no node, as a value: what `Value` has no kind for becomes its name, such as 'Device'.
+  static Value other(const c10::IValue& x) {
+    if (x.isNone()) return {};
+    if (x.isBool()) return Value(x.toBool());
+    if (x.isInt()) return Value(x.toInt());
+    if (x.isDouble()) return Value(x.toDouble());
+    if (x.isString()) return Value(x.toStringRef());
+    return Value(x.tagKind());
+  }
+  static bool is_tuple(const c10::IValue& x) { return x.isTuple(); }
+
  private:
   template <class V, class F>
   static void open_tensor(V& value, F& f) {

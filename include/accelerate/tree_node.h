@@ -123,6 +123,8 @@ auto& entry_value(Entry& entry) {
 }
 template <class Map>
 using MappedOf = std::remove_cvref_t<decltype(entry_value(std::declval<EntryOf<Map>&>()))>;
+template <class Map>
+using KeyOf = std::remove_cvref_t<decltype(entry_key(std::declval<const EntryOf<Map>&>()))>;
 
 // `torch::data::Example<Data, Target>`, and the form without target.
 template <class T>

@@ -115,15 +115,12 @@ Value rebuild_dynamic(F& f, const V& node) {
   Dynamic<V>::open(node, [&](const auto& content) {
     using Content = std::remove_cvref_t<decltype(content)>;
     if constexpr (std::same_as<Content, V>) {
-      result = to_value(content);
+      result = Dynamic<V>::other(content);
     } else {
       result = to_value(rebuild<R, Leaf>(f, content));
     }
   });
-  if constexpr (std::same_as<V, Value>) {
-    if (node.is_tuple()) return Value::tuple(std::move(result).as_list());
-  }
-  return result;
+  return Dynamic<V>::is_tuple(node) ? Value::tuple(std::move(result).as_list()) : result;
 }
 
 template <class R, class Leaf, class F, class T>

@@ -39,6 +39,10 @@ struct Dynamic<Value> {
     }
   }
 
+  /// What is no node, as a value.
+  static const Value& other(const Value& x) { return x; }
+  static bool is_tuple(const Value& x) { return x.is_tuple(); }
+
  private:
   template <class V, class F>
   static void open_tensor(V& value, F& f) {

@@ -12,7 +12,7 @@
 
 namespace accelerate::detail {
 
-/// What a value can hold without knowing it: a tensor, the description of one, a dtype, a device.
+/// What a value can hold without knowing it: a tensor, or the description of one.
 class ACCELERATE_API ValueLeaf {
  public:
   virtual ~ValueLeaf();

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,8 +11,9 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/object_operations.h"
-#include "comm/dtype_name.h"
+#include "accelerate/to_value.h"
 #include "comm/peers.h"
+#include "comm/sharded.h"
 #include "core/log.h"
 #include "core/text.h"
 
@@ -63,6 +65,28 @@ void mark_written(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
+/// Copies what arrived into a tensor of the caller. Inference tensors are written in inference mode
+/// only, and the caller may be outside of it.
+void write_leaf(const at::Tensor& leaf, const at::Tensor& content) {
+  std::optional<c10::InferenceMode> mode;
+  if (leaf.is_inference()) mode.emplace();
+  leaf.detach().copy_(content);
+}
+
+/// One tensor: exactly its bytes, in the order of its elements. Strides may differ between the
+/// processes, so that they must not decide what is sent.
+void broadcast_one(const Peers& peers, const at::Tensor& leaf, int root) {
+  if (leaf.numel() == 0) return;
+  const auto content = dense(leaf);  // the memory of the leaf itself where that is dense
+  peers.broadcast(bytes_of(content), root);
+  if (peers.rank() == root) return;
+  if (content.is_alias_of(leaf)) {
+    mark_written(leaf);
+  } else {
+    write_leaf(leaf, content);
+  }
+}
+
 void broadcast_packed(const Peers& peers, Tensors& leaves, const Packing& packing, int root) {
   const bool sends = peers.rank() == root;
   const auto& first = leaves[packing.which().front()];
@@ -73,7 +97,7 @@ void broadcast_packed(const Peers& peers, Tensors& leaves, const Packing& packin
   if (sends) return;
   for (std::size_t slot = 0; slot < packing.which().size(); ++slot) {
     const auto& leaf = leaves[packing.which()[slot]];
-    if (leaf.numel() > 0) leaf.detach().copy_(packing.part(buffer, slot, leaf));
+    if (leaf.numel() > 0) write_leaf(leaf, packing.part(buffer, slot, leaf));
   }
 }
 
@@ -133,10 +157,12 @@ void warn_of_nested(const Tensors& leaves, const TreeView& view) {
   }
 }
 
+/// Every tensor, also one that is not padded here: it may be on another process, and then either
+/// all throw or none.
 void check_padding(const Tensors& leaves, const TreeView& view, const Padding& padding) {
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const auto dtype = leaves[i].scalar_type();
-    if (!can_pad(leaves[i], padding.dim) || representable(padding.pad_index, dtype)) continue;
+    if (leaves[i].is_nested() || representable(padding.pad_index, dtype)) continue;
     throw ArgumentError(detail::str("pad_across_processes: pad_index is ", padding.pad_index,
                                     ", which is no value of ", dtype_name(dtype),
                                     ", the dtype of the tensor", leaf_place(view, i), "."));
@@ -192,8 +218,9 @@ Value size_shape(const at::Tensor& leaf) {
 
 void gather(Tensors& leaves, const TreeView& view, const Call& call) {
   const Peers peers("gather", call);
-  if (peers.alone()) return;
   verify(peers, leaves, view, {.operation = "gather"});
+  view.refuse_others(peers.operation());
+  if (peers.alone()) return;
   peers.check(leaves, view);
   const at::NoGradGuard no_grad;
   for (auto& which : by_device(leaves)) {
@@ -210,17 +237,15 @@ void broadcast(Tensors& leaves, const TreeView& view, int from_process, const Ca
   // In debug mode first of all: a process that threw alone would leave the others waiting.
   verify(peers, leaves, view,
          {.operation = "broadcast", .arguments = str("from_process=", from_process)});
+  view.refuse_others(peers.operation());
   peers.check_rank(from_process, "from_process");
   if (peers.alone()) return;
   peers.check(leaves, view);
   check_writable(leaves, view);
   const at::NoGradGuard no_grad;
   for (auto& which : by_device(leaves)) {
-    const auto& first = leaves[which.front()];
-    if (which.size() == 1 && first.is_contiguous() && !first.is_conj() && !first.is_neg()) {
-      if (first.numel() == 0) continue;
-      peers.broadcast(bytes_of(first.detach()), from_process);
-      if (peers.rank() != from_process) mark_written(first);
+    if (which.size() == 1) {
+      broadcast_one(peers, leaves[which.front()], from_process);
       continue;
     }
     const Packing packing(leaves, std::move(which));
@@ -232,15 +257,20 @@ void pad_across_processes(Tensors& leaves, const TreeView& view, const Padding& 
                           const Call& call) {
   const Peers peers("pad_across_processes", call);
   warn_of_nested(leaves, view);
-  if (peers.alone()) return;
   try {
-    verify(peers, leaves, view, {.operation = "gather", .of = &size_shape});
+    verify(peers, leaves, view,
+           {.operation = "gather",
+            .arguments = detail::str("dim=", padding.dim, ", pad_index=", padding.pad_index,
+                                     ", pad_first=", padding.pad_first ? "true" : "false"),
+            .of = &size_shape});
   } catch (const DistributedOperationException& inner) {
     std::throw_with_nested(DistributedOperationException(
         "`accelerate.utils.operations.pad_across_processes` could not exchange the sizes of its "
         "tensors. The nested error has the details.",
         inner.rank()));
   }
+  view.refuse_others(peers.operation());
+  if (peers.alone()) return;
   check_padding(leaves, view, padding);
   const auto all = accelerate::all_gather_object(shapes_of(leaves), peers.group(), peers.where());
   check_agreement(peers, all, view);
@@ -255,7 +285,12 @@ void pad_across_processes(Tensors& leaves, const TreeView& view, const Padding& 
   }
 }
 
-void check_gathered(std::span<const at::Tensor>, std::optional<int> modifier_rank) {
+void check_gathered(std::span<const at::Tensor> parameters, std::optional<int> modifier_rank) {
+  if (std::ranges::any_of(parameters, is_sharded)) {
+    throw UnsupportedError(
+        "gathered_parameters is not supported for parameters that are spread over processes: they "
+        "cannot be gathered yet. Change them before they are sharded.");
+  }
   const PartialState state;
   if (!modifier_rank || (*modifier_rank >= 0 && *modifier_rank < state.num_processes())) return;
   throw ArgumentError(str("gathered_parameters: modifier_rank is ", *modifier_rank,
@@ -264,33 +299,55 @@ void check_gathered(std::span<const at::Tensor>, std::optional<int> modifier_ran
 
 }  // namespace detail
 
-at::Tensor copy_tensor_to_devices(const std::optional<at::Tensor>& tensor,
-                                  std::source_location where) {
-  using detail::str;
-  const detail::Peers peers("copy_tensor_to_devices", {nullptr, where});
-  const bool owns = tensor.has_value() && tensor->defined();
-  std::optional<std::pair<std::int64_t, std::vector<std::int64_t>>> header;
-  if (owns) header.emplace(static_cast<std::int64_t>(tensor->scalar_type()), tensor->sizes().vec());
-  std::vector<int> owners;
-  std::vector<decltype(header)> headers{header};
-  if (!peers.alone()) headers = all_gather_object(header, peers.group(), where);
-  for (std::size_t rank = 0; rank < headers.size(); ++rank) {
-    if (headers[rank]) owners.push_back(static_cast<int>(rank));
+namespace {
+
+/// What a process says about its tensor before it is sent, if it has one: why it cannot be sent (""
+/// when it can), dtype and shape.
+using Offer = std::optional<std::tuple<std::string, std::int64_t, std::vector<std::int64_t>>>;
+
+Offer offer_of(const std::optional<at::Tensor>& tensor) {
+  if (!tensor || !tensor->defined()) return std::nullopt;
+  auto problem = tensor->is_meta() ? "on meta and has no data" : detail::not_dense(*tensor);
+  if (!problem.empty()) return Offer({std::move(problem), 0, {}});
+  return Offer({"", static_cast<std::int64_t>(tensor->scalar_type()), tensor->sizes().vec()});
+}
+
+/// The one process that has a tensor. Depends on the offers alone, so that all throw or none.
+std::size_t owner_of(const std::vector<Offer>& offers) {
+  std::vector<std::size_t> owners;
+  for (std::size_t rank = 0; rank < offers.size(); ++rank) {
+    if (offers[rank]) owners.push_back(rank);
   }
   if (owners.size() != 1) {
     throw ArgumentError(
-        str("copy_tensor_to_devices: exactly one process must pass a tensor, but ",
-            owners.empty() ? "none did." : "processes " + detail::join(owners) + " did."));
+        detail::str("copy_tensor_to_devices: exactly one process must pass a tensor, but ",
+                    owners.empty() ? "none did." : "processes " + detail::join(owners) + " did."));
   }
-  if (peers.alone()) return *tensor;
+  if (const auto& problem = std::get<0>(*offers[owners.front()]); !problem.empty()) {
+    throw ArgumentError(detail::str("copy_tensor_to_devices: the tensor of process ",
+                                    owners.front(), " is ", problem,
+                                    ", and only dense tensors can be sent. Convert it first."));
+  }
+  return owners.front();
+}
+
+}  // namespace
+
+at::Tensor copy_tensor_to_devices(const std::optional<at::Tensor>& tensor,
+                                  std::source_location where) {
+  const detail::Peers peers("copy_tensor_to_devices", {nullptr, where});
+  std::vector<Offer> offers{offer_of(tensor)};
+  if (!peers.alone()) offers = all_gather_object(offers.front(), peers.group(), where);
+  const auto owner = owner_of(offers);
 
   const at::NoGradGuard no_grad;
-  const auto& [dtype, shape] = *headers[static_cast<std::size_t>(owners.front())];
+  const auto& [problem, dtype, shape] = *offers[owner];
   const auto options =
       at::TensorOptions(static_cast<at::ScalarType>(dtype)).device(peers.state().device());
   auto copy = at::empty(shape, options);
-  if (owns) copy.copy_(tensor->detach());
-  if (copy.numel() > 0) peers.broadcast(detail::bytes_of(copy), owners.front());
+  const auto root = static_cast<int>(owner);
+  if (peers.rank() == root) copy.copy_(tensor->detach());
+  if (!peers.alone() && copy.numel() > 0) peers.broadcast(detail::bytes_of(copy), root);
   return copy;
 }
 

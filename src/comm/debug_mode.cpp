@@ -11,14 +11,16 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/object_operations.h"
-#include "comm/dtype_name.h"
+#include "accelerate/to_value.h"
 #include "comm/peers.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
 namespace {
 
-Value shape_of(const at::Tensor& leaf) { return to_value(leaf.sizes().vec()); }
+Value shape_of(const at::Tensor& leaf) {
+  return leaf.is_nested() ? Value("nested") : to_value(leaf.sizes().vec());
+}
 Value dtype_of(const at::Tensor& leaf) { return Value(dtype_name(leaf.scalar_type())); }
 Value device_type_of(const at::Tensor& leaf) {
   return Value(c10::DeviceTypeName(leaf.device().type(), /*lower_case=*/true));
@@ -153,47 +155,54 @@ class Board {
       : peers_(peers), store_(std::move(store)), call_(next_call(peers.group())) {}
 
   Facts exchange(const Value& mine, const DebugFacts& facts) const {
-    store_->set(key(call_, peers_.rank()), to_bytes(encode_object(mine)));
+    peers_.guarded([&] { store_->set(key(call_, peers_.rank()), to_bytes(encode_object(mine))); });
     std::vector<std::string> keys;
     for (int rank = 0; rank < peers_.size(); ++rank) keys.push_back(key(call_, rank));
     try {
       store_->wait(keys, peers_.state().timeout());
-    } catch (const std::exception&) {
+    } catch (const c10::Error& error) {
       refuse_missing(keys, facts);
+      throw CommError(str(peers_.call_site(), ": every process came, but the store failed on rank ",
+                          peers_.rank(), ": ", error.what_without_backtrace()));
     }
     Facts all;
     for (const auto& name : keys) all.push_back(read(name));
     // Everybody who is here has read the facts of two calls ago.
-    if (call_ > 2) store_->deleteKey(key(call_ - 2, peers_.rank()));
+    if (call_ > 2) {
+      peers_.guarded([&] { store_->deleteKey(key(call_ - 2, peers_.rank())); });
+    }
     return all;
   }
 
  private:
   [[nodiscard]] std::string key(std::int64_t call, int rank) const {
-    return str("accelerate/debug/", call, "/", rank);
+    return str("accelerate/debug/", peers_.group()->getGroupName(), "/", call, "/", rank);
   }
 
-  [[noreturn]] void refuse_missing(const std::vector<std::string>& keys,
-                                   const DebugFacts& facts) const {
+  /// Throws unless everybody came.
+  void refuse_missing(const std::vector<std::string>& keys, const DebugFacts& facts) const {
     std::vector<int> missing;
     Facts all;
     for (int rank = 0; rank < peers_.size(); ++rank) {
       const auto& name = keys[static_cast<std::size_t>(rank)];
-      const bool here = store_->check({name});
+      bool here = false;
+      peers_.guarded([&] { here = store_->check({name}); });
       all.push_back(here ? read(name) : Value());
       if (!here) missing.push_back(rank);
     }
+    if (missing.empty()) return;
     throw DistributedOperationException(
         str(missing.size() == 1 ? "process " : "processes ", join(missing), " did not reach `",
             dotted(facts.operation), "` #", call_, " within ",
             std::chrono::duration_cast<std::chrono::seconds>(peers_.state().timeout()).count(),
             " seconds: rank ", join(missing, ", rank "), " took another branch, or has ended.\n",
             block("Operations", all, call_and_place)),
-        missing.empty() ? -1 : missing.front());
+        missing.front());
   }
 
   [[nodiscard]] Value read(const std::string& name) const {
-    const auto bytes = store_->get(name);
+    std::vector<std::uint8_t> bytes;
+    peers_.guarded([&] { bytes = store_->get(name); });
     return decode_object<Value>(
         std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   }
@@ -203,7 +212,7 @@ class Board {
   std::int64_t call_;
 };
 
-/// Each group has a store of its own, so that keys of different groups never meet.
+/// Groups may share a store: the name of the group is part of each key.
 c10::intrusive_ptr<c10d::Store> store_of(const Peers& peers) {
   if (peers.group() == peers.state().process_group()) return peers.state().store();
   return peers.group()->getStore();

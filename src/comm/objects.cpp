@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
 #include "accelerate/errors.h"
 #include "accelerate/object_operations.h"
@@ -26,6 +27,28 @@ constexpr std::size_t kInlineBytes = kSlotBytes - sizeof(Header);
 /// A length beyond this is not an object but a broken message.
 constexpr std::uint64_t kMaxObjectBytes = std::uint64_t{1} << 33;
 
+/// In place of a length: the object could not be written, and the slot has the reason.
+constexpr std::uint64_t kRefused = ~std::uint64_t{0};
+
+/// The object of this process, or why there is none.
+struct Written {
+  std::string bytes = {};  // the reason where there is an error
+  std::exception_ptr error = nullptr;
+};
+
+/// Never throws: the others wait for the first message.
+Written written(const Encode& encode) {
+  try {
+    return {encode()};
+  } catch (const c10::Error& error) {
+    return {error.what_without_backtrace(), std::current_exception()};
+  } catch (const std::exception& error) {
+    return {error.what(), std::current_exception()};
+  } catch (...) {
+    return {"an exception of an unknown type", std::current_exception()};
+  }
+}
+
 std::string_view rest_of(std::string_view bytes) {
   return bytes.substr(std::min(bytes.size(), kInlineBytes));
 }
@@ -48,10 +71,23 @@ struct Slots {
   std::vector<std::string> bytes = {};  // the first part of each object
 };
 
-Slots exchange_slots(const Peers& peers, std::string_view bytes, std::size_t count) {
+/// Throws the error of this process, or tells about that of another.
+void refuse_unwritten(const Peers& peers, const Written& mine, const Slots& slots) {
+  if (mine.error) std::rethrow_exception(mine.error);
+  for (std::size_t rank = 0; rank < slots.headers.size(); ++rank) {
+    if (slots.headers[rank].length != kRefused) continue;
+    const auto& text = slots.bytes[rank];
+    throw CommError(str(peers.call_site(), ": rank ", rank, " could not write its object: ",
+                        std::string_view(text).substr(0, text.find('\0'))),
+                    static_cast<int>(rank));
+  }
+}
+
+Slots exchange_slots(const Peers& peers, const Written& object, std::size_t count) {
+  const std::string_view bytes = object.bytes;
   auto slot = message(kSlotBytes);
   auto* data = slot.mutable_data_ptr<std::uint8_t>();
-  const Header mine{bytes.size(), count};
+  const Header mine{object.error ? kRefused : bytes.size(), count};
   std::memcpy(data, &mine, sizeof mine);
   std::memcpy(data + sizeof mine, bytes.data(), std::min(bytes.size(), kInlineBytes));
   const auto all = all_gather(peers, slot);
@@ -61,7 +97,7 @@ Slots exchange_slots(const Peers& peers, std::string_view bytes, std::size_t cou
         all.const_data_ptr<std::uint8_t>() + static_cast<std::size_t>(rank) * kSlotBytes;
     Header header;
     std::memcpy(&header, from, sizeof header);
-    if (header.length > kMaxObjectBytes) {
+    if (header.length > kMaxObjectBytes && header.length != kRefused) {
       throw CommError(str(peers.call_site(), ": rank ", rank, " announces an object of ",
                           header.length, " bytes; at most ", kMaxObjectBytes, " can be sent."),
                       rank);
@@ -70,6 +106,7 @@ Slots exchange_slots(const Peers& peers, std::string_view bytes, std::size_t cou
     slots.bytes.emplace_back(reinterpret_cast<const char*>(from + sizeof header),
                              std::min<std::size_t>(header.length, kInlineBytes));
   }
+  refuse_unwritten(peers, object, slots);
   return slots;
 }
 
@@ -79,10 +116,11 @@ bool is_alone(const GroupHandle* group) { return Peers("exchange", {group, {}}).
 
 int rank_in(const GroupHandle* group) { return Peers("exchange", {group, {}}).rank(); }
 
-std::vector<std::string> exchange(std::string bytes, const GroupHandle* group,
+std::vector<std::string> exchange(const Encode& encode, const GroupHandle* group,
                                   const char* operation, std::source_location where) {
   const Peers peers(operation, {group, where});
-  auto slots = exchange_slots(peers, bytes, 0);
+  const auto object = written(encode);
+  auto slots = exchange_slots(peers, object, 0);
   std::size_t longest = 0;
   for (const auto& header : slots.headers) {
     if (header.length > kInlineBytes) longest = std::max(longest, header.length - kInlineBytes);
@@ -90,7 +128,7 @@ std::vector<std::string> exchange(std::string bytes, const GroupHandle* group,
   if (longest == 0) return std::move(slots.bytes);
 
   auto more = message(longest);
-  const auto rest = rest_of(bytes);
+  const auto rest = rest_of(object.bytes);
   std::memcpy(more.mutable_data_ptr<std::uint8_t>(), rest.data(), rest.size());
   const auto all = all_gather(peers, more);
   for (std::size_t rank = 0; rank < slots.bytes.size(); ++rank) {
@@ -103,11 +141,13 @@ std::vector<std::string> exchange(std::string bytes, const GroupHandle* group,
   return std::move(slots.bytes);
 }
 
-std::string broadcast_bytes(std::string bytes, std::size_t count, int from_process,
+std::string broadcast_bytes(const Encode& encode, std::size_t count, int from_process,
                             const GroupHandle* group, std::source_location where) {
   const Peers peers("broadcast_object_list", {group, where});
   peers.check_rank(from_process, "from_process");
-  auto slots = exchange_slots(peers, bytes, count);
+  const bool sends = peers.rank() == from_process;
+  const auto object = sends ? written(encode) : Written{};
+  auto slots = exchange_slots(peers, object, count);
   const auto root = static_cast<std::size_t>(from_process);
   const auto differs = [&](const Header& header) {
     return header.count != slots.headers[root].count;
@@ -126,8 +166,8 @@ std::string broadcast_bytes(std::string bytes, std::size_t count, int from_proce
   if (length <= kInlineBytes) return std::move(slots.bytes[root]);
 
   auto more = message(length - kInlineBytes);
-  if (peers.rank() == from_process) {
-    const auto rest = rest_of(bytes);
+  if (sends) {
+    const auto rest = rest_of(object.bytes);
     std::memcpy(more.mutable_data_ptr<std::uint8_t>(), rest.data(), rest.size());
   }
   const auto sent = more.to(peers.message_device());

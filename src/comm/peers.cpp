@@ -21,13 +21,6 @@ std::string device_list(const c10d::ProcessGroup& group) {
   return join(names);
 }
 
-std::string not_dense(const at::Tensor& tensor) {
-  if (tensor.is_nested()) return "nested";
-  if (tensor.is_quantized()) return "quantized";
-  if (tensor.layout() != at::kStrided) return detail::str("of layout ", tensor.layout());
-  return {};
-}
-
 }  // namespace
 
 Peers::Peers(const char* operation, const Call& call) : operation_(operation), where_(call.where) {
@@ -103,17 +96,28 @@ void Peers::broadcast(at::Tensor tensor, int root) const {
   });
 }
 
-void Peers::all_reduce(at::Tensor tensor, bool maximum) const {
+void Peers::all_reduce(const std::vector<AllReduce>& messages) const {
   guarded([&] {
-    c10d::AllreduceOptions options;
-    options.reduceOp = maximum ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-    std::vector<at::Tensor> tensors{std::move(tensor)};
-    group_->allreduce(tensors, options)->wait();
+    std::vector<c10::intrusive_ptr<c10d::Work>> under_way;
+    for (const auto& message : messages) {
+      c10d::AllreduceOptions options;
+      options.reduceOp = message.maximum ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+      std::vector<at::Tensor> tensors{message.tensor};
+      under_way.push_back(group_->allreduce(tensors, options));
+    }
+    for (const auto& work : under_way) work->wait();
   });
 }
 
 at::Device Peers::message_device() const {
   return serves(c10::kCPU) ? at::Device(at::kCPU) : state_.device();
+}
+
+std::string not_dense(const at::Tensor& tensor) {
+  if (tensor.is_nested()) return "nested";
+  if (tensor.is_quantized()) return "quantized";
+  if (tensor.layout() != at::kStrided) return detail::str("of layout ", tensor.layout());
+  return {};
 }
 
 std::string leaf_place(const TreeView& view, std::size_t leaf) {

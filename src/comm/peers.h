@@ -47,15 +47,22 @@ class Peers {
   void all_gather(at::Tensor out, at::Tensor in) const;
   /// Collective. Overwrites `tensor`, contiguous, with that of `root`.
   void broadcast(at::Tensor tensor, int root) const;
-  /// Collective. Overwrites `tensor`, contiguous, with the sum or maximum over all processes.
-  void all_reduce(at::Tensor tensor, bool maximum) const;
+  struct AllReduce {
+    at::Tensor tensor;
+    bool maximum;
+  };
+  /// Collective. Overwrites each tensor, contiguous, with its sum or maximum over all processes.
+  /// All are under way before the first is waited for.
+  void all_reduce(const std::vector<AllReduce>& messages) const;
+
+  /// Runs code that talks to other processes; what it throws leaves as `CommError`.
+  void guarded(const std::function<void()>& communicate) const;
 
   /// Where data that has no device of its own travels.
   [[nodiscard]] at::Device message_device() const;
 
  private:
   [[nodiscard]] bool serves(c10::DeviceType device) const;
-  void guarded(const std::function<void()>& communicate) const;
 
   const char* operation_;
   std::source_location where_;
@@ -67,6 +74,9 @@ class Peers {
 
 /// " at ['mask']" for a leaf of a tree; "" for a bare tensor.
 [[nodiscard]] std::string leaf_place(const TreeView& view, std::size_t leaf);
+
+/// Why no message can carry a tensor, e.g. "nested" or "of layout Sparse"; "" when one can.
+[[nodiscard]] std::string not_dense(const at::Tensor& tensor);
 
 /// The elements of a contiguous tensor as a flat tensor of bytes that shares its memory.
 [[nodiscard]] at::Tensor bytes_of(const at::Tensor& tensor);

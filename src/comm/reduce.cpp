@@ -3,9 +3,10 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "accelerate/errors.h"
-#include "comm/dtype_name.h"
+#include "accelerate/to_value.h"
 #include "comm/peers.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -136,16 +137,31 @@ void combine_small(const Peers& peers, std::vector<Bucket>& buckets) {
   }
 }
 
+/// The tensors of a bucket in one, in memory of our own: the message overwrites what it sends.
+at::Tensor joined(const Bucket& bucket, const Tensors& leaves) {
+  if (bucket.work.size() > 1) return at::cat(bucket.work);
+  const auto& work = bucket.work.front();
+  return work.is_alias_of(leaves[bucket.which.front()]) ? work.clone() : work;
+}
+
+/// One all-reduce per bucket, all at a time. Backends lose NaN in a maximum, so that where NaN was
+/// travels beside it.
 void combine_large(const Peers& peers, const Tensors& leaves, std::vector<Bucket>& buckets) {
+  std::vector<Peers::AllReduce> messages;
+  std::vector<std::pair<Bucket*, at::Tensor>> nans;
   for (auto& bucket : buckets) {
-    const bool one = bucket.work.size() == 1;
-    bucket.combined = one ? bucket.work.front() : at::cat(bucket.work);
-    // The message overwrites what it sends: never the caller's own memory.
-    if (one && bucket.combined.is_alias_of(leaves[bucket.which.front()])) {
-      bucket.combined = bucket.combined.clone();
-    }
+    bucket.combined = joined(bucket, leaves);
     bucket.work.clear();
-    if (bucket.elements > 0) peers.all_reduce(bucket.combined, bucket.maximum);
+    if (bucket.elements == 0) continue;
+    if (bucket.maximum && c10::isFloatingType(bucket.dtype)) {
+      nans.emplace_back(&bucket, bucket.combined.isnan().to(at::kByte));
+      messages.push_back({nans.back().second, /*maximum=*/true});
+    }
+    messages.push_back({bucket.combined, bucket.maximum});
+  }
+  peers.all_reduce(messages);
+  for (const auto& [bucket, mask] : nans) {
+    bucket->combined.masked_fill_(mask.to(at::kBool), std::numeric_limits<double>::quiet_NaN());
   }
 }
 
@@ -189,12 +205,16 @@ void reduce(Tensors& leaves, const TreeView& view, Reduction reduction, double s
         str("reduce: scale is ", scale,
             ", but it only acts on TPUs, which this library does not run on. It is ignored."));
   }
-  if (peers.alone() || reduction == Reduction::kNone) {
+  const bool talks = !peers.alone() && reduction != Reduction::kNone;
+  if (talks) {
+    verify(peers, leaves, view,
+           {.operation = "reduce", .arguments = str("reduction=", to_string(reduction))});
+  }
+  view.refuse_others(peers.operation());
+  if (!talks) {
     for (auto& leaf : leaves) leaf = leaf.clone();
     return;
   }
-  verify(peers, leaves, view,
-         {.operation = "reduce", .arguments = str("reduction=", to_string(reduction))});
   for (std::size_t i = 0; i < leaves.size(); ++i) check_dtype(leaves[i], i, view, reduction);
   peers.check(leaves, view);
   for (const auto& which : by_device(leaves)) {

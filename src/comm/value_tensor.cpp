@@ -1,11 +1,14 @@
 // The leaves of a `Value` that need LibTorch: tensors, and their descriptions.
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "accelerate/errors.h"
+#include "accelerate/from_value.h"
 #include "accelerate/object_codec.h"
 #include "accelerate/tensor_operations.h"
+#include "accelerate/to_value.h"
 #include "accelerate/value.h"
-#include "comm/dtype_name.h"
 #include "core/text.h"
 
 namespace accelerate {
@@ -78,6 +81,21 @@ class InformationLeaf final : public ValueLeaf {
   TensorInformation information_;
 };
 
+/// The bytes of a tensor of this shape. Refuses shapes whose size cannot be. LibTorch computes
+/// strides as if sizes of 0 were 1, so that these must not hide the others.
+std::uint64_t checked_bytes(const ObjectReader& in, const std::vector<std::int64_t>& shape,
+                            std::size_t item_size) {
+  auto extent = static_cast<std::int64_t>(item_size);
+  bool empty = false;
+  for (const auto size : shape) {
+    empty = empty || size == 0;
+    if (size < 0 || __builtin_mul_overflow(extent, std::max<std::int64_t>(size, 1), &extent)) {
+      in.refuse("a tensor of an impossible shape");
+    }
+  }
+  return empty ? 0 : static_cast<std::uint64_t>(extent);
+}
+
 class TensorLeafCodec final : public LeafCodec {
  public:
   void write(ObjectWriter& out, const ValueLeaf& leaf) const override {
@@ -100,6 +118,7 @@ class TensorLeafCodec final : public LeafCodec {
     TensorInformation information;
     information.dtype = checked_dtype(in);
     information.shape = detail::read<std::vector<std::int64_t>>(in);
+    (void)checked_bytes(in, information.shape, 1);
     return std::make_shared<InformationLeaf>(std::move(information));
   }
 
@@ -111,18 +130,6 @@ class TensorLeafCodec final : public LeafCodec {
     return static_cast<at::ScalarType>(code);
   }
 };
-
-/// The bytes of a tensor of this shape. Refuses shapes whose size cannot be.
-std::uint64_t checked_bytes(const ObjectReader& in, const std::vector<std::int64_t>& shape,
-                            std::uint64_t item_size) {
-  std::uint64_t bytes = item_size;
-  for (const auto size : shape) {
-    if (size < 0 || __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes)) {
-      in.refuse("a tensor of an impossible shape");
-    }
-  }
-  return bytes;
-}
 
 }  // namespace
 
@@ -138,6 +145,17 @@ const TensorInformation* tensor_information(const Value& value) {
 std::string dtype_name(at::ScalarType dtype) {
   if (dtype == at::ScalarType::Undefined) return "undefined";
   return "torch." + c10::getDtypeNames(dtype).first;
+}
+
+at::ScalarType read_dtype(const TreePath& path, const Value& value) {
+  if (value.is_string()) {
+    for (std::int64_t code = 0; code <= static_cast<std::int64_t>(at::ScalarType::Undefined);
+         ++code) {
+      const auto dtype = static_cast<at::ScalarType>(code);
+      if (dtype_name(dtype) == value.as_string()) return dtype;
+    }
+  }
+  refuse_value(path, value, "the name of a dtype such as 'torch.float32'");
 }
 
 const LeafCodec& tensor_leaf_codec() {

@@ -11,6 +11,7 @@
 
 #include "accelerate/errors.h"
 #include "core/log.h"
+#include "core/process_variables.h"
 #include "core/text.h"
 
 extern char** environ;  // NOLINT: POSIX keeps the variables here and no header declares it
@@ -222,6 +223,12 @@ std::vector<std::string> convert_dict_to_env_variables(
     }
   }
   return lines;
+}
+
+void detail::set_process_variable(const std::string& name,
+                                  const std::optional<std::string>& value) {
+  const std::lock_guard lock(environment_mutex());
+  put(name, value);
 }
 
 std::string env_var_path_add(const std::string& name, const std::string& path) {

@@ -2,6 +2,7 @@
 #include "accelerate/kwargs.h"
 
 #include <algorithm>
+#include <array>
 
 #include "accelerate/constants.h"
 #include "core/record.h"
@@ -12,20 +13,44 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kPowerSgdOptions = std::to_array<std::string_view>(
-    {"matrix_approximation_rank", "start_powerSGD_iter", "min_compression_rate",
-     "use_error_feedback", "warm_start", "orthogonalization_epsilon", "random_seed",
-     "compression_stats_logging_frequency", "batch_tensors_with_same_shape"});
+struct PowerSgdOption {
+  std::string_view name;
+  std::string_view wanted;
+  bool (*fits)(const Value&);
+};
+
+bool is_truth(const Value& value) { return value.is_bool(); }
+bool is_whole(const Value& value) { return value.is_int(); }
+bool is_number(const Value& value) { return value.is_int() || value.is_double(); }
+
+const std::array kPowerSgdOptions{
+    PowerSgdOption{"matrix_approximation_rank", "a whole number", is_whole},
+    PowerSgdOption{"start_powerSGD_iter", "a whole number", is_whole},
+    PowerSgdOption{"min_compression_rate", "a number", is_number},
+    PowerSgdOption{"use_error_feedback", "true or false", is_truth},
+    PowerSgdOption{"warm_start", "true or false", is_truth},
+    PowerSgdOption{"orthogonalization_epsilon", "a number", is_number},
+    PowerSgdOption{"random_seed", "a whole number", is_whole},
+    PowerSgdOption{"compression_stats_logging_frequency", "a whole number", is_whole},
+    PowerSgdOption{"batch_tensors_with_same_shape", "true or false", is_truth}};
+
+[[noreturn]] void refuse_power_sgd_option(const std::string& name) {
+  std::vector<std::string> known;
+  for (const auto& option : kPowerSgdOptions) known.emplace_back(option.name);
+  const auto near = nearest(name, known);
+  throw ConfigError(str("comm_state_option has the unknown key '", name, "'. Known are: ",
+                        join(known), ".", near.empty() ? "" : str(" Did you mean '", near, "'?")));
+}
 
 void check_power_sgd_options(const Value::Dict& options) {
-  const std::vector<std::string> known(kPowerSgdOptions.begin(), kPowerSgdOptions.end());
   for (const auto& [key, value] : options) {
     const auto name = key.to_string();
-    if (std::ranges::find(known, name) != known.end()) continue;
-    const auto near = nearest(name, known);
-    throw ConfigError(str("comm_state_option has the unknown key '", name,
-                          "'. Known are: ", join(known), ".",
-                          near.empty() ? "" : str(" Did you mean '", near, "'?")));
+    const auto known = std::ranges::find(kPowerSgdOptions, name, &PowerSgdOption::name);
+    if (known == kPowerSgdOptions.end()) refuse_power_sgd_option(name);
+    if (!known->fits(value)) {
+      throw ConfigError(str("comm_state_option has ", name, " = ", value.repr(), ", which is not ",
+                            known->wanted, "."));
+    }
   }
   const auto truth = [&](std::string_view key) { return options.get(key, true).as_bool(); };
   const auto start = options.get("start_powerSGD_iter", 1000).as_int();

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <map>
@@ -10,8 +11,10 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "core/exception_text.h"
+#include "core/process_variables.h"
 #include "core/subprocess.h"
 #include "core/text.h"
 
@@ -38,10 +41,7 @@ struct Report {
   std::string text;
 };
 
-std::string environment_variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
+std::string environment_variable(const char* name) { return parse_choice_from_env(name, ""); }
 
 std::int64_t monotonic_nanoseconds() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
@@ -57,9 +57,22 @@ std::string name_of_call(std::source_location where) {
   return str(place, "#", counts[place]++);
 }
 
-void send(int fd, const nlohmann::json& message) {
+std::string one_line(const nlohmann::json& message) {
   using Handler = nlohmann::json::error_handler_t;
-  write_fully(fd, message.dump(-1, ' ', false, Handler::replace) + "\n");
+  return message.dump(-1, ' ', false, Handler::replace) + "\n";
+}
+
+// JSON may write one byte as six, so the text is cut by the size of the line.
+void send_failure(int fd, const std::string& text, bool lost_peers) {
+  nlohmann::json message = {{"lost_peers", lost_peers}, {"nanoseconds", monotonic_nanoseconds()}};
+  std::string line;
+  auto length = std::min(text.size(), kReportLimit);
+  do {
+    message["failed"] = text.substr(0, length);
+    line = one_line(message);
+    length /= 2;
+  } while (line.size() > kReportLimit);
+  write_fully(fd, line);
 }
 
 // Runs in the child. Whatever leaves `body` ends here.
@@ -77,9 +90,7 @@ int run_and_report(const std::function<void()>& body, int report_fd) {
       lost_peers = true;
     } catch (...) {
     }
-    send(report_fd, {{"failed", exception.text().substr(0, kReportLimit / 2)},
-                     {"lost_peers", lost_peers},
-                     {"nanoseconds", monotonic_nanoseconds()}});
+    send_failure(report_fd, exception.text(), lost_peers);
   }
   std::cout.flush();
   std::cerr.flush();
@@ -133,9 +144,7 @@ class Children {
       auto variables = options_.variables(rank);
       if (options_.start_method == StartMethod::kFork) {
         processes_.fork(spawn, [&] {
-          for (const auto& [name, value] : variables) {
-            value ? ::setenv(name.c_str(), value->c_str(), 1) : ::unsetenv(name.c_str());
-          }
+          for (const auto& [name, value] : variables) set_process_variable(name, value);
           return run_and_report(body, report_fd);
         });
       } else {
@@ -224,9 +233,9 @@ std::string& awaited_call() {
   awaited_call().clear();
   const int report_fd = std::atoi(environment_variable(kReportVariable).c_str());
   // What this process starts in turn is not meant.
-  ::unsetenv(kCallVariable);
-  ::unsetenv(kReportVariable);
-  send(report_fd, {{"reached", true}});
+  set_process_variable(kCallVariable, std::nullopt);
+  set_process_variable(kReportVariable, std::nullopt);
+  write_fully(report_fd, one_line({{"reached", true}}));
   ::_exit(run_and_report(body, report_fd));
 }
 

@@ -14,13 +14,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iostream>
 #include <iterator>
 #include <map>
 
+#include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "core/text.h"
-
-extern char** environ;
 
 namespace accelerate::detail {
 namespace {
@@ -57,8 +57,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 // search happens before.
 std::string find_program(const std::string& name) {
   if (name.find('/') != std::string::npos) return name;
-  const char* path = std::getenv("PATH");
-  for (const auto& folder : split(path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
+  const std::string path = parse_choice_from_env("PATH", "/usr/local/bin:/usr/bin:/bin");
+  for (const auto& folder : split(path, ':')) {
     const std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
     if (::access(candidate.c_str(), X_OK) == 0) return candidate;
   }
@@ -142,6 +142,29 @@ void redirect(int from, int to) {
   }
 }
 
+// A program begins with what every program expects: a signal that we block or ignore would stay
+// blocked or ignored in it, and with SIGCHLD ignored it could not learn how its own children end. A
+// copy of this process keeps its handlers, but ends when nobody reads what it writes.
+void restore_signals(bool executes) {
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::signal(SIGPIPE, SIG_DFL);
+  if (!executes) return;
+  for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) ::signal(signal, SIG_DFL);
+}
+
+// The status of a child that has ended. Where the host program ignores SIGCHLD the system throws it
+// away; then nobody knows how the child ended, which must not pass for success.
+ExitStatus collect(pid_t pid) {
+  int status = 0;
+  pid_t found = -1;
+  do {
+    found = ::waitpid(pid, &status, 0);
+  } while (found < 0 && errno == EINTR);
+  return found == pid ? ExitStatus::from_wait(status) : ExitStatus{.code = 255, .signal = 0};
+}
+
 // Between fork and exec: system calls only.
 void set_up_child(const SpawnOptions& options, const Prepared& prepared, int output, int error,
                   pid_t parent) {
@@ -158,12 +181,6 @@ void set_up_child(const SpawnOptions& options, const Prepared& prepared, int out
   for (const int fd : options.inherit) ::fcntl(fd, F_SETFD, 0);
   if (!prepared.folder.empty() && ::chdir(prepared.folder.c_str()) != 0)
     fail_in_child(prepared, Stage::kFolder);
-
-  // What we block or ignore is inherited even by a program that knows nothing about it.
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::signal(SIGPIPE, SIG_DFL);
 }
 
 // In a program that was started without its standard streams a pipe could get their numbers.
@@ -198,9 +215,9 @@ std::vector<std::string> environment_with(
   for (const auto& [name, value] : changes) latest[name] = value;
 
   std::vector<std::string> result;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    if (!latest.contains(text.substr(0, text.find('=')))) result.emplace_back(text);
+  const Environment now = Environment::process();
+  for (const auto& [name, value] : now.variables()) {
+    if (!latest.contains(name)) result.push_back(name + "=" + value);
   }
   for (const auto& [name, value] : latest) {
     if (value) result.push_back(name + "=" + *value);
@@ -324,6 +341,8 @@ std::size_t ProcessSet::start(const SpawnOptions& options, const std::function<i
   if (options.error == StreamTarget::kPipe) error.emplace();
 
   // What is buffered here must not be written twice.
+  std::cout.flush();
+  std::clog.flush();
   std::fflush(nullptr);
   children_.reserve(children_.size() + 1);
   const pid_t parent = ::getpid();
@@ -331,6 +350,7 @@ std::size_t ProcessSet::start(const SpawnOptions& options, const std::function<i
   if (pid == 0) {
     set_up_child(options, prepared, output ? output->write_end() : -1,
                  error ? error->write_end() : -1, parent);
+    restore_signals(/*executes=*/body == nullptr);
     if (body != nullptr) run_in_child(prepared, *body);
     ::execve(prepared.program.c_str(), prepared.argv.data(), prepared.environment.data());
     fail_in_child(prepared, Stage::kExecute);
@@ -427,32 +447,34 @@ bool ProcessSet::reap(std::size_t index) {
   const int found =
       ::waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOHANG | WNOWAIT);
   if (found == 0 && info.si_pid == 0) return false;
-  ::kill(-child.pid, SIGKILL);
-  int status = 0;
-  while (::waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
-  }
+  if (found == 0) ::kill(-child.pid, SIGKILL);
+  const ExitStatus status = collect(child.pid);
   child.ended = Clock::now();
   drain(index);
-  child.status = ExitStatus::from_wait(status);
+  child.status = status;
   close_fd(child.pidfd);
   return true;
 }
 
+// Both pipes together: one that is kept open must not use up the time of the other.
 void ProcessSet::drain(std::size_t index) {
+  Child& child = children_[index];
   const auto limit = Clock::now() + kDrainLimit;
+  while ((child.output.fd >= 0 || child.error.fd >= 0) && Clock::now() < limit) {
+    std::array<pollfd, 2> ready{{{.fd = child.output.fd, .events = POLLIN, .revents = 0},
+                                 {.fd = child.error.fd, .events = POLLIN, .revents = 0}}};
+    ::poll(ready.data(), ready.size(), milliseconds_until(limit));
+    if (ready[0].revents != 0) read_some(index, Stream::kOutput);
+    if (ready[1].revents != 0) read_some(index, Stream::kError);
+  }
+  // Left open by something that moved out of the child's group: that output is not ours.
   for (const auto stream : {Stream::kOutput, Stream::kError}) {
-    Pipe& pipe = stream == Stream::kOutput ? children_[index].output : children_[index].error;
-    while (pipe.fd >= 0 && Clock::now() < limit) {
-      pollfd ready{.fd = pipe.fd, .events = POLLIN, .revents = 0};
-      if (::poll(&ready, 1, milliseconds_until(limit)) > 0) read_some(index, stream);
-    }
-    // Left open by something that moved out of the child's group: that output is not ours.
-    if (pipe.fd >= 0) {
-      pipe.lines.finish([&](std::string_view text) {
-        if (sink_) sink_(index, stream, text);
-      });
-      close_fd(pipe.fd);
-    }
+    Pipe& pipe = stream == Stream::kOutput ? child.output : child.error;
+    if (pipe.fd < 0) continue;
+    pipe.lines.finish([&](std::string_view text) {
+      if (sink_) sink_(index, stream, text);
+    });
+    close_fd(pipe.fd);
   }
 }
 

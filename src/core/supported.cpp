@@ -96,7 +96,7 @@ void require_supported(const KwargsHandler& handler) {
   if (std::holds_alternative<TERecipeKwargs>(handler)) require_supported(FP8BackendType::kTe);
   if (std::holds_alternative<MSAMPRecipeKwargs>(handler)) require_supported(FP8BackendType::kMsamp);
   if (const auto* recipe = std::get_if<FP8RecipeKwargs>(&handler)) {
-    require_supported(recipe->backend.value_or(FP8BackendType::kTe));
+    require_supported(*resolved(*recipe).backend);
   }
   if (const auto* profile = std::get_if<ProfileKwargs>(&handler); profile && profile->activities) {
     for (const auto activity : *profile->activities) require_supported(activity);

@@ -61,7 +61,8 @@ class Detector {
     World world;
     world.source = families.front().source;
     place(world, families);
-    if (world.source == WorldSource::kSlurm && world.size == 1) return {};
+    // One process needs nobody to meet, unless a launcher says by LOCAL_RANK that it made a group.
+    if (world.size == 1 && !number("LOCAL_RANK")) return {};
     meeting_point(world);
     locality(world, families);
     world.agent_store = env_.get("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
@@ -223,8 +224,6 @@ class Detector {
     if (const auto local_rank = first(families, &Family::local_rank)) {
       check_local_rank(*local_rank, world);
       world.local_rank = local_rank->value;
-    } else if (world.size == 1) {
-      world.local_rank = 0;
     }
     if (!world.num_nodes && world.local_size && world.size % *world.local_size == 0) {
       world.num_nodes = world.size / *world.local_size;
@@ -353,6 +352,11 @@ std::string this_host_name() {
 
 bool is_loopback(std::string_view address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+bool threads_are_chosen(const Environment& environment) {
+  const auto text = environment.get("OMP_NUM_THREADS");
+  return text && *text != "0";
 }
 
 int threads_per_process(int cores, int local_size) {

@@ -91,6 +91,9 @@ struct Locality {
 /// "NodeAddr=" of what `scontrol show node` prints.
 [[nodiscard]] std::optional<std::string> node_addr_from(std::string_view scontrol_output);
 
+/// Whether OMP_NUM_THREADS says how many threads to use. "4,2", a number per level, is legal too.
+[[nodiscard]] bool threads_are_chosen(const Environment& environment);
+
 /// How many threads each process of a host takes: the cores shared out, at least one.
 [[nodiscard]] int threads_per_process(int cores, int local_size);
 

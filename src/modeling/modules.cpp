@@ -3,13 +3,12 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <algorithm>
-#include <atomic>
 #include <unordered_set>
 
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
+#include "comm/sharded.h"
 #include "core/text.h"
-#include "modeling/sharded.h"
 
 namespace accelerate {
 namespace {
@@ -65,18 +64,9 @@ std::pair<Module*, std::string> owner_of(Module& root, std::string_view name) {
   return {module, std::move(last)};
 }
 
-std::atomic<detail::ShardTest> g_shard_test{nullptr};
-
 }  // namespace
 
 namespace detail {
-
-ShardTest set_shard_test(ShardTest test) noexcept { return g_shard_test.exchange(test); }
-
-bool is_sharded(const at::Tensor& parameter) {
-  const auto test = g_shard_test.load();
-  return test != nullptr && test(parameter);
-}
 
 std::string short_class_name(std::string_view qualified) {
   // Namespaces end at the last "::" that stands in no template argument and no parameter list.

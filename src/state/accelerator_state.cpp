@@ -22,6 +22,8 @@ namespace detail {
 /// What an `Accelerator` has fixed. Kept after a reset, since a reader may still hold it.
 struct AcceleratorFacts {
   PrecisionType precision = PrecisionType::kNo;
+  /// The type of parallelism as the plugins refine it.
+  DistributedType type = DistributedType::kNo;
   AcceleratorStateOptions options = {};
   /// The active plugin of `options.deepspeed_plugins`.
   std::atomic<std::size_t> active_deepspeed = 0;
@@ -239,6 +241,7 @@ void make(const AcceleratorStateOptions& options, FromAccelerator engines, bool 
     const DistributedType type = refinement.type(partial_facts.base_type, precision);
     auto facts = std::make_unique<AcceleratorFacts>();
     facts->options = options;
+    facts->type = type;
     // DeepSpeed goes by its own configuration, except for fp8.
     const bool by_config = type == DistributedType::kDeepspeed && precision != PrecisionType::kFp8;
     facts->precision = by_config ? PrecisionType::kNo : precision;
@@ -294,6 +297,7 @@ AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options,
   PartialStateOptions partial_options = options.process_group;
   partial_options.cpu = partial_options.cpu || cpu;
   const PartialState partial(partial_options);  // back again if it alone was reset
+  detail::current_facts()->type = detail::current_accelerator()->type;
   detail::check_unchanged(options, cpu, *detail::current_facts(), mixed_precision());
 }
 

@@ -14,11 +14,18 @@ namespace {
 
 using detail::str;
 
+// The address says which loader it was without bringing it back: a reference that is taken and let
+// go could be the last one, and the loader's destructor comes here.
+struct LoaderReference {
+  std::weak_ptr<DataLoaderStateMixin> loader;
+  const DataLoaderStateMixin* address = nullptr;
+};
+
 struct GradientFacts {
   bool sync_gradients = true;
   bool xla_gradients_synced = false;
   GradientAccumulationPlugin plugin = {};
-  std::vector<std::weak_ptr<DataLoaderStateMixin>> loaders = {};
+  std::vector<LoaderReference> loaders = {};
 };
 
 struct GradientSlot {
@@ -43,15 +50,9 @@ auto with_facts(const char* attribute, F&& f) {
   return f(*slot().facts);
 }
 
-bool is_loader(const std::weak_ptr<DataLoaderStateMixin>& reference,
-               const DataLoaderStateMixin* loader) {
-  const auto alive = reference.lock();
-  return alive == nullptr || alive.get() == loader;  // those that are gone go along
-}
-
 std::shared_ptr<DataLoaderStateMixin> innermost(const GradientFacts& facts) {
   for (auto each = facts.loaders.rbegin(); each != facts.loaders.rend(); ++each) {
-    if (auto loader = each->lock()) return loader;
+    if (auto loader = each->loader.lock()) return loader;
   }
   return nullptr;
 }
@@ -136,7 +137,7 @@ std::vector<std::shared_ptr<DataLoaderStateMixin>> GradientState::dataloader_ref
   return with_facts("dataloader_references", [](const auto& facts) {
     std::vector<std::shared_ptr<DataLoaderStateMixin>> alive;
     for (const auto& reference : facts.loaders) {
-      if (auto loader = reference.lock()) alive.push_back(std::move(loader));
+      if (auto loader = reference.loader.lock()) alive.push_back(std::move(loader));
     }
     return alive;
   });
@@ -157,18 +158,22 @@ void GradientState::_set_sync_gradients(bool sync_gradients) {
 }
 
 void GradientState::_add_dataloader(std::weak_ptr<DataLoaderStateMixin> loader) {
-  with_facts("dataloader_references",
-             [&](auto& facts) { facts.loaders.push_back(std::move(loader)); });
+  const auto alive = loader.lock();
+  with_facts("dataloader_references", [&](auto& facts) {
+    facts.loaders.push_back({std::move(loader), alive.get()});
+  });
 }
 
-void GradientState::_remove_dataloader(const std::shared_ptr<DataLoaderStateMixin>& loader) {
+void GradientState::_remove_dataloader(
+    const std::shared_ptr<DataLoaderStateMixin>& loader) noexcept {
   _remove_dataloader(loader.get());
 }
 
-void GradientState::_remove_dataloader(const DataLoaderStateMixin* loader) {
-  with_facts("dataloader_references", [&](auto& facts) {
-    std::erase_if(facts.loaders,
-                  [&](const auto& reference) { return is_loader(reference, loader); });
+void GradientState::_remove_dataloader(const DataLoaderStateMixin* loader) noexcept {
+  const std::lock_guard lock(slot().mutex);
+  if (!slot().facts) return;
+  std::erase_if(slot().facts->loaders, [&](const LoaderReference& reference) {
+    return reference.address == loader || reference.loader.expired();
   });
 }
 

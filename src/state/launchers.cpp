@@ -18,6 +18,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
 #include "core/launch_children.h"
+#include "core/process_variables.h"
 #include "core/text.h"
 #include "core/world.h"
 
@@ -51,7 +52,7 @@ class MeetingFile {
 
 // Cores shared out among the processes, unless the user has decided already.
 std::optional<int> threads_for(int num_processes) {
-  if (Environment::process().integer({"OMP_NUM_THREADS"}, 0) > 0) return std::nullopt;
+  if (threads_are_chosen(Environment::process())) return std::nullopt;
   return threads_per_process(physical_core_count(), num_processes);
 }
 
@@ -95,9 +96,11 @@ void refuse_existing_state(const std::string& launcher, StartMethod method) {
 // Looks at device files only: NVML starts a thread and CUDA cannot be used after a fork, so a
 // process that has asked either cannot be copied any more.
 bool gpu_may_be_used() {
-  if (Environment::process().flag("ACCELERATE_USE_CPU")) return false;
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
-    const auto text = trim(visible);
+  if (parse_flag_from_env("ACCELERATE_USE_CPU")) return false;
+  const Environment environment = Environment::process();
+  const auto visible = environment.variables().find("CUDA_VISIBLE_DEVICES");
+  if (visible != environment.variables().end()) {
+    const auto text = trim(visible->second);
     if (text.empty() || text == "-1") return false;
   }
   std::error_code ignored;
@@ -110,8 +113,8 @@ bool gpu_may_be_used() {
 // NVML answers.
 void avoid_missing_peer_access() {
   if (check_cuda_p2p_ib_support()) return;
-  ::setenv("NCCL_P2P_DISABLE", "1", 1);
-  ::setenv("NCCL_IB_DISABLE", "1", 1);
+  set_process_variable("NCCL_P2P_DISABLE", "1");
+  set_process_variable("NCCL_IB_DISABLE", "1");
 }
 
 struct Endpoint {
@@ -213,7 +216,7 @@ void run_in_place(const NotebookLaunchOptions& options, const std::function<void
   auto patched = patch_environment(
       {{"ACCELERATE_MIXED_PRECISION", precision}, {"MIXED_PRECISION", precision}});
   if (is_mps_available()) {
-    ::setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1", 1);
+    set_process_variable("PYTORCH_ENABLE_MPS_FALLBACK", "1");
     std::cout << "Launching training on MPS." << std::endl;
   } else if (is_cuda_available()) {
     std::cout << "Launching training on one GPU." << std::endl;
@@ -258,7 +261,11 @@ void debug_launch(const DebugLaunchOptions& options, const std::function<void()>
 void notebook_launch(const NotebookLaunchOptions& options, const std::function<void()>& f) {
   check(options);
   const int n = *options.num_processes;
-  if (n == 1) return run_in_place(options, f);
+  if (n == 1) {
+    // A process that was started for a later launcher passes this one over.
+    if (!on_the_way_to_a_launcher()) run_in_place(options, f);
+    return;
+  }
   if (AcceleratorState::initialized()) {
     throw StateError(
         "notebook_launcher: this process has an Accelerator already. To launch several processes, "

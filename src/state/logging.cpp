@@ -17,6 +17,7 @@
 #include "accelerate/state.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "state/partial_facts.h"
 
 namespace accelerate {
 namespace {
@@ -28,16 +29,17 @@ constexpr const char* kLevelVariable = "ACCELERATE_LOG_LEVEL";
 // Tells core who speaks, so that the library's own messages come from the main process.
 const bool kKnowsTheProcess = [] {
   detail::set_log_process_lookup([]() -> std::optional<detail::LogProcess> {
-    if (!PartialState::initialized()) return std::nullopt;
-    const PartialState state;
-    return detail::LogProcess{state.process_index(), state.is_main_process(),
-                              state.local_process_index()};
+    const auto* facts = detail::current_facts();
+    if (facts == nullptr) return std::nullopt;
+    return detail::LogProcess{facts->process_index, facts->is_main_process(),
+                              facts->local_process_index};
   });
   return true;
 }();
 
 // Lets the ranks through one by one. Rank i goes when rank i-1 has put down its token; only the end
-// is a barrier, after which the tokens can be removed.
+// is a barrier. Who has waited for a token removes it before that: afterwards rank 0, which serves
+// the store, may be gone.
 class Turn {
  public:
   explicit Turn(const PartialState& state) : state_(state) {
@@ -49,7 +51,7 @@ class Turn {
   template <class F>
   void run(F&& speak, std::source_location where) {
     const int rank = state_.process_index();
-    const auto& store = state_.store();
+    const auto store = state_.store();
     if (!store) return run_with_barriers(std::forward<F>(speak), where);
     if (rank > 0) wait_for(rank - 1, where);
     // A sink that throws must not keep the others waiting.
@@ -61,7 +63,6 @@ class Turn {
     }
     if (rank + 1 < state_.num_processes()) store->set(key(rank), std::vector<std::uint8_t>{1});
     state_.wait_for_everyone(where);
-    if (rank + 1 < state_.num_processes()) store->deleteKey(key(rank));
     if (failure) std::rethrow_exception(failure);
   }
 
@@ -70,7 +71,9 @@ class Turn {
 
   void wait_for(int rank, std::source_location where) const {
     try {
-      state_.store()->wait({key(rank)}, state_.timeout());
+      const auto store = state_.store();
+      store->wait({key(rank)}, state_.timeout());
+      store->deleteKey(key(rank));
     } catch (const c10::Error& error) {
       throw CommError(str("An ordered log message at ", where.file_name(), ":", where.line(),
                           " waits for rank ", rank,
@@ -114,7 +117,8 @@ void MultiProcessAdapter::set_level(LogLevel level) const {
 
 void MultiProcessAdapter::log(LogLevel level, std::string_view message,
                               const LogOptions& options) const {
-  if (!PartialState::initialized()) {
+  const auto* facts = detail::current_facts();
+  if (facts == nullptr) {
     throw StateError(
         str("The logger '", state_->name,
             "' was used before there is a state, so it does not know which process this is. Make a "
@@ -122,16 +126,16 @@ void MultiProcessAdapter::log(LogLevel level, std::string_view message,
   }
   const bool enabled = is_enabled_for(level);
   if (!enabled && !options.in_order) return;
-  const PartialState state;
   const auto speak = [&] {
     if (!enabled) return;
-    detail::write_log(state_->name, level, str("[RANK ", state.process_index(), "] ", message),
+    detail::write_log(state_->name, level, str("[RANK ", facts->process_index, "] ", message),
                       options.where);
   };
-  if (options.in_order && state.use_distributed()) {
+  if (options.in_order && facts->use_distributed()) {
     // Also where this process has nothing to say: levels may differ, and the others wait for us.
+    const PartialState state;
     Turn(state).run(speak, options.where);
-  } else if (options.in_order || !options.main_process_only || state.is_main_process()) {
+  } else if (options.in_order || !options.main_process_only || facts->is_main_process()) {
     speak();
   }
 }

@@ -43,6 +43,17 @@ struct PartialFacts {
   std::atomic<bool> fork_launched = false;
   /// Counts `main_process_first` and the like: all processes go through them in the same order.
   std::atomic<std::int64_t> sections = 0;
+
+  [[nodiscard]] bool use_distributed() const noexcept {
+    return type != DistributedType::kNo && num_processes > 1;
+  }
+  [[nodiscard]] bool is_last_process() const noexcept { return process_index == num_processes - 1; }
+  [[nodiscard]] bool is_main_process() const noexcept {
+    return type == DistributedType::kMegatronLm ? is_last_process() : process_index == 0;
+  }
+  [[nodiscard]] bool is_local_main_process() const noexcept {
+    return type == DistributedType::kMegatronLm ? is_last_process() : local_process_index == 0;
+  }
 };
 
 /// The group of all processes, and what it was made with.
@@ -56,7 +67,7 @@ struct DefaultGroup {
   std::chrono::milliseconds timeout = {};
 };
 
-/// The group of this process; `group` is null when there is none.
+/// The group of this process; `group` is null when there is none. Under the lock of the slot only.
 [[nodiscard]] DefaultGroup& default_group();
 
 /// New facts and what to tell the user once they are in place.

@@ -32,6 +32,41 @@ Slot& slot() {
   return *the_slot;
 }
 
+// What shall be ended: the default group, which then is no more, or `wanted` if that is another.
+DefaultGroup take_default_group(const Lent<c10d::ProcessGroup>& wanted) {
+  const std::lock_guard lock(slot().mutex);
+  if (wanted && wanted.get() != default_group().group) return {.group = wanted.get()};
+  DefaultGroup own = std::exchange(default_group(), {});
+  // Others may still be leaving, or be in the next world already, through the store that we serve.
+  if (own.store) slot().retired_stores.push_back(own.store);
+  return own;
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> living_group(const PartialState& state) {
+  if (auto group = state.process_group()) return group;
+  throw StateError(
+      "wait_for_everyone: the process group has been destroyed. Wait before "
+      "`destroy_process_group()`.");
+}
+
+// Runs what a process does for the others while it reports an exception of its own.
+template <class F>
+void attempt(F&& f) noexcept {
+  const auto tell = [](const char* why) {
+    warn(str("the other processes could not be told about a failure: ", why));
+  };
+  try {
+    try {
+      f();
+    } catch (const std::exception& error) {
+      tell(error.what());
+    } catch (...) {
+      tell("an exception that is no std::exception");
+    }
+  } catch (...) {  // NOLINT(bugprone-empty-catch): not even the warning went through
+  }
+}
+
 // Returns what to tell the user. Nothing is changed when it throws.
 std::vector<std::string> fill_slot(const PartialStateOptions& options) {
   const std::lock_guard lock(slot().mutex);
@@ -68,9 +103,11 @@ PartialStateOptions PartialStateOptions::from(const InitProcessGroupKwargs& kwar
 }
 
 PartialState::PartialState(const PartialStateOptions& options) {
+  const bool fork_launched =
+      parse_flag_from_env("FORK_LAUNCHED");  // throws before there is a state
   std::vector<std::string> warnings;
   if (detail::current_facts() == nullptr) warnings = detail::fill_slot(options);
-  facts("fork_launched").fork_launched = parse_flag_from_env("FORK_LAUNCHED");
+  facts("fork_launched").fork_launched = fork_launched;
   // Only now, so that the logger knows which process speaks.
   for (const auto& text : warnings) detail::warn(text);
 }
@@ -117,47 +154,32 @@ PrecisionType PartialState::mixed_precision() const {
   return precision ? *precision : detail::precision_from_environment();
 }
 
-bool PartialState::use_distributed() const {
-  const auto& facts = this->facts("use_distributed");
-  return facts.type != DistributedType::kNo && facts.num_processes > 1;
-}
+bool PartialState::use_distributed() const { return facts("use_distributed").use_distributed(); }
 
-bool PartialState::is_last_process() const {
-  const auto& facts = this->facts("is_last_process");
-  return facts.process_index == facts.num_processes - 1;
-}
+bool PartialState::is_last_process() const { return facts("is_last_process").is_last_process(); }
 
-bool PartialState::is_main_process() const {
-  const auto& facts = this->facts("is_main_process");
-  return facts.type == DistributedType::kMegatronLm ? is_last_process() : facts.process_index == 0;
-}
+bool PartialState::is_main_process() const { return facts("is_main_process").is_main_process(); }
 
 bool PartialState::is_local_main_process() const {
-  const auto& facts = this->facts("is_local_main_process");
-  return facts.type == DistributedType::kMegatronLm ? is_last_process()
-                                                    : facts.local_process_index == 0;
+  return facts("is_local_main_process").is_local_main_process();
 }
 
-const c10::intrusive_ptr<c10d::ProcessGroup>& PartialState::process_group() const {
+c10::intrusive_ptr<c10d::ProcessGroup> PartialState::process_group() const {
   (void)facts("process_group");
+  const std::lock_guard lock(detail::slot().mutex);
   return detail::default_group().group;
 }
 
-const c10::intrusive_ptr<c10d::Store>& PartialState::store() const {
+c10::intrusive_ptr<c10d::Store> PartialState::store() const {
   (void)facts("store");
+  const std::lock_guard lock(detail::slot().mutex);
   return detail::default_group().store;
 }
 
 void PartialState::wait_for_everyone(std::source_location where) const {
   const auto& facts = this->facts("wait_for_everyone");
-  if (facts.type == DistributedType::kNo || facts.num_processes == 1) return;
-  const auto& group = detail::default_group().group;
-  if (!group) {
-    throw StateError(
-        "wait_for_everyone: the process group has been destroyed. Wait before "
-        "`destroy_process_group()`.");
-  }
-  detail::barrier(group, facts.device, facts.timeout, where);
+  if (!facts.use_distributed()) return;
+  detail::barrier(detail::living_group(*this), facts.device, facts.timeout, where);
 }
 
 void PartialState::set_device() {
@@ -170,18 +192,7 @@ void PartialState::set_device() {
 
 void PartialState::destroy_process_group(const Lent<c10d::ProcessGroup>& group) {
   if (fork_launched() && !group) return;
-  if (group && group.get() != detail::default_group().group) {
-    detail::shut_down(group.get());
-    return;
-  }
-  detail::DefaultGroup own;
-  {
-    const std::lock_guard lock(detail::slot().mutex);
-    own = std::exchange(detail::default_group(), {});
-    // Others may still be leaving, or be in the next world already, through the store that we
-    // serve.
-    if (own.store) detail::slot().retired_stores.push_back(own.store);
-  }
+  const detail::DefaultGroup own = detail::take_default_group(group);
   if (own.group && !own.lent) detail::shut_down(own.group);
 }
 
@@ -212,34 +223,54 @@ OrderedSection::OrderedSection(const PartialState& state, std::source_location w
   key_ = str("section/", current_facts()->sections++);
 }
 
-void OrderedSection::wait_for_the_first() {
-  state_.wait_for_everyone(where_);
-  const auto& store = state_.store();
-  if (!state_.use_distributed() || !store || !store->check({key_})) return;
-  const auto bytes = store->get(key_);
-  const std::string text(bytes.begin(), bytes.end());  // "<rank> <message>"
-  const auto blank = text.find(' ');
-  const int rank = std::stoi(text.substr(0, blank));
-  throw CommError(str("rank ", rank, ", which goes first at ", where_.file_name(), ":",
-                      where_.line(), ", failed there: ", text.substr(blank + 1)),
-                  rank);
+std::string OrderedSection::message_key(int rank) const { return str(key_, "/", rank); }
+
+// Empty where there is no store to leave it in.
+std::string OrderedSection::message_of(int rank) const {
+  const auto store = state_.store();
+  if (!store) return "";
+  try {
+    // It was put down before the all-reduce, or never.
+    if (!store->check({message_key(rank)})) return "";
+    const auto bytes = store->get(message_key(rank));
+    return {bytes.begin(), bytes.end()};
+  } catch (const std::exception& error) {
+    return str("its message could not be read (", error.what(), ")");
+  }
 }
 
-void OrderedSection::release_the_others() { state_.wait_for_everyone(where_); }
+std::optional<OrderedSection::Failure> OrderedSection::agree(bool failed_here) const {
+  if (!state_.use_distributed()) return std::nullopt;
+  const std::int64_t own = failed_here ? state_.process_index() + 1 : 0;
+  const auto largest =
+      all_reduce_max(living_group(state_), own, state_.device(), state_.timeout(), where_);
+  // Usually the store is not touched: rank 0, which serves it, may end as soon as it is through.
+  if (largest == 0) return std::nullopt;
+  const int rank = static_cast<int>(largest) - 1;
+  Failure failure{rank, message_of(rank)};
+  state_.wait_for_everyone(where_);  // so that the store is there until all have read
+  return failure;
+}
+
+void OrderedSection::wait_for_the_first() {
+  const auto failure = agree(/*failed_here=*/false);
+  if (!failure) return;
+  throw CommError(
+      str("rank ", failure->rank, ", which goes first at ", where_.file_name(), ":", where_.line(),
+          ", failed there", failure->message.empty() ? "." : ": ", failure->message),
+      failure->rank);
+}
+
+void OrderedSection::release_the_others() { (void)agree(/*failed_here=*/false); }
 
 void OrderedSection::fail(const std::string& message) noexcept {
-  if (!state_.use_distributed()) return;
-  try {
-    // Said before the barrier, so that all have it when they come out.
-    if (const auto& store = state_.store()) {
-      const std::string text = str(state_.process_index(), " ", message);
-      store->set(key_, std::vector<std::uint8_t>(text.begin(), text.end()));
-    }
-    state_.wait_for_everyone(where_);
-  } catch (const std::exception& error) {
-    // The caller's own exception is the one to report.
-    warn(str("the other processes could not be told about a failure: ", error.what()));
-  }
+  attempt([&] {
+    const auto store = state_.use_distributed() ? state_.store() : nullptr;
+    if (!store) return;
+    store->set(message_key(state_.process_index()),
+               std::vector<std::uint8_t>(message.begin(), message.end()));
+  });
+  attempt([&] { (void)agree(/*failed_here=*/true); });
 }
 
 void print_line(std::string line) {

@@ -1,9 +1,11 @@
 #include "state/process_group.h"
 
+#include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <map>
+#include <set>
 
 #include "accelerate/errors.h"
 #include "core/text.h"
@@ -21,7 +23,9 @@ struct DeviceBackend {
 
 std::string checked_name(const std::string& name, const std::string& whole) {
   if (name == "gloo" || name == "nccl") return name;
-  if (name == "mpi" || name == "ucc" || name == "xccl" || name == "hccl" || name == "cncl") {
+  static const std::set<std::string> elsewhere{"mpi",  "ucc",  "xccl", "hccl",
+                                               "cncl", "tccl", "mccl", "neuron"};
+  if (elsewhere.contains(name)) {
     throw UnsupportedError(
         str("backend '", whole, "' asks for ", name,
             ", which this LibTorch does not contain. Use gloo (CPU) or nccl (NVIDIA GPUs)."));
@@ -70,6 +74,24 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
   return accelerator->make_nccl(own, options);
 }
 
+// Runs a collective of c10d; what goes wrong in it becomes a `CommError` with the caller's place.
+template <class F>
+void or_comm_error(std::source_location where, F&& f) {
+  const auto place = [&] {
+    return str("waiting for the other processes failed at ", where.file_name(), ":", where.line(),
+               ": ");
+  };
+  try {
+    f();
+  } catch (const Error&) {
+    throw;
+  } catch (const c10::Error& error) {
+    throw CommError(place() + error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    throw CommError(place() + error.what());
+  }
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
@@ -94,17 +116,22 @@ void barrier(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device de
   options.timeout = timeout;
   options.device = device;
   if (device.is_cuda()) options.device_ids = {device.index()};
-  try {
-    group->barrier(options)->wait(timeout);
-  } catch (const c10::Error& error) {
-    throw CommError(str("waiting for the other processes failed at ", where.file_name(), ":",
-                        where.line(), ": ", error.what_without_backtrace()));
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw CommError(str("waiting for the other processes failed at ", where.file_name(), ":",
-                        where.line(), ": ", error.what()));
-  }
+  or_comm_error(where, [&] { group->barrier(options)->wait(timeout); });
+}
+
+std::int64_t all_reduce_max(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::int64_t own,
+                            c10::Device device, std::chrono::milliseconds timeout,
+                            std::source_location where) {
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  options.timeout = timeout;
+  std::int64_t largest = 0;
+  or_comm_error(where, [&] {
+    std::vector<at::Tensor> numbers{at::full({1}, own, at::device(device).dtype(at::kLong))};
+    group->allreduce(numbers, options)->wait(timeout);
+    largest = numbers.front().item<std::int64_t>();
+  });
+  return largest;
 }
 
 }  // namespace accelerate::detail

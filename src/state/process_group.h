@@ -7,6 +7,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <cstdint>
 #include <source_location>
 #include <string>
 
@@ -67,6 +68,12 @@ struct GroupOptions {
 /// Collective. Returns when every process of the group is here.
 void barrier(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device device,
              std::chrono::milliseconds timeout, std::source_location where);
+
+/// Collective. The largest of the numbers that the processes of the group bring along.
+[[nodiscard]] std::int64_t all_reduce_max(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                          std::int64_t own, c10::Device device,
+                                          std::chrono::milliseconds timeout,
+                                          std::source_location where);
 
 /// The one translation unit that sees Gloo's headers.
 [[nodiscard]] c10::intrusive_ptr<c10d::Backend> make_gloo(

@@ -10,8 +10,11 @@
 
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 #include "accelerate/errors.h"
@@ -23,6 +26,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
+
+constexpr std::string_view kFile = "file://";
+constexpr std::string_view kTcp = "tcp://";
 
 struct Addresses {
   addrinfo* list = nullptr;
@@ -83,6 +89,18 @@ void wait_for_server(const std::string& host, int port, milliseconds timeout) {
   }
 }
 
+c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& host,
+                                              const c10d::TCPStoreOptions& options) {
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(host, options);
+  } catch (const c10::Error& error) {
+    throw CommError(str(options.isServer ? "cannot open the port at which the processes meet, "
+                                         : "cannot connect to ",
+                        host, ":", options.port, ": ", error.what_without_backtrace()),
+                    0);
+  }
+}
+
 c10::intrusive_ptr<c10d::Store> tcp_store(const Rendezvous& rendezvous,
                                           const std::string& address) {
   const auto colon = address.rfind(':');
@@ -94,8 +112,11 @@ c10::intrusive_ptr<c10d::Store> tcp_store(const Rendezvous& rendezvous,
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);  // [::1]:29500
   }
-  const int port = std::atoi(address.c_str() + colon + 1);
-  if (port < 0 || port > 65535 || (port == 0 && rendezvous.world_size > 1)) {
+  const std::string_view digits = std::string_view(address).substr(colon + 1);
+  int port = -1;
+  const auto [stop, error] = std::from_chars(digits.begin(), digits.end(), port);
+  const bool is_number = error == std::errc() && stop == digits.end();
+  if (!is_number || port < 0 || port > 65535 || (port == 0 && rendezvous.world_size > 1)) {
     throw ConfigError(str("the port in '", address, "' must be a number from 1 to 65535."));
   }
 
@@ -107,14 +128,7 @@ c10::intrusive_ptr<c10d::Store> tcp_store(const Rendezvous& rendezvous,
   options.multiTenant = true;   // a second world of this process shares the server
   options.timeout = rendezvous.timeout;
   if (!options.isServer) wait_for_server(host, port, rendezvous.timeout);
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(host, options);
-  } catch (const c10::Error& error) {
-    throw CommError(str(options.isServer ? "cannot open the port at which the processes meet, "
-                                         : "cannot connect to ",
-                        host, ":", port, ": ", error.what_without_backtrace()),
-                    0);
-  }
+  return open_store(host, options);
 }
 
 /// Each rank says that it is here; each waits until all have said so.
@@ -123,21 +137,29 @@ void call_the_roll(const c10::intrusive_ptr<c10d::Store>& store, const Rendezvou
   for (int rank = 0; rank < rendezvous.world_size; ++rank) {
     everybody.push_back(str("arrived/", rank));
   }
+  std::string cause;
   try {
     if (store->add(str("claimed/", rendezvous.rank), 1) > 1) {
-      throw CommError(str("two processes say that they are rank ", rendezvous.rank, " of ",
-                          rendezvous.world_size,
-                          ". Give each process its own RANK (on several machines: its own "
-                          "--machine_rank)."),
-                      rendezvous.rank);
+      const bool by_file = rendezvous.init_method.starts_with(kFile);
+      throw CommError(
+          str("two processes say that they are rank ", rendezvous.rank, " of ",
+              rendezvous.world_size,
+              ". Give each process its own RANK (on several machines: its own --machine_rank).",
+              by_file ? str(" Or ", rendezvous.init_method.substr(kFile.size()),
+                            " is left from a run that was killed: remove it.")
+                      : ""),
+          rendezvous.rank);
     }
     store->set(everybody[rendezvous.rank], std::vector<std::uint8_t>{1});
     store->wait(everybody, rendezvous.timeout);
     return;
   } catch (const CommError&) {
     throw;
-  } catch (const std::exception&) {
+  } catch (const c10::Error& error) {
     // Somebody is missing, or the server is gone; find out who below.
+    cause = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    cause = error.what();
   }
   std::vector<int> missing;
   try {
@@ -148,11 +170,12 @@ void call_the_roll(const c10::intrusive_ptr<c10d::Store>& store, const Rendezvou
     throw CommError(
         str("the store of process 0 went away while the processes gathered: ", error.what()), 0);
   }
+  if (missing.empty()) throw CommError("the processes could not gather: " + cause);
   throw CommError(
       str(missing.size(), " of ", rendezvous.world_size, " processes did not arrive within ",
           in_words(rendezvous.timeout), ": missing rank ", join(missing, ", rank "),
           ". Look at the output of those processes."),
-      missing.empty() ? -1 : missing.front());
+      missing.front());
 }
 
 /// Counts the worlds this process has joined, so that a second one meets under fresh names. All
@@ -160,6 +183,58 @@ void call_the_roll(const c10::intrusive_ptr<c10d::Store>& store, const Rendezvou
 std::string fresh_prefix(int attempt) {
   static std::atomic<int> worlds{0};
   return str("accelerate/attempt_", attempt, "/world_", worlds++);
+}
+
+/// The files at which this process has met others: one store each, open until the program ends.
+///
+/// c10d removes such a file when as many stores have closed as there are processes; a process that
+/// leaves one world and enters the next would make it do so under the feet of a slower one. So the
+/// count is ours: who ends last removes the file.
+class FileMeetings {
+ public:
+  c10::intrusive_ptr<c10d::Store> at(const std::string& path, int world_size) {
+    const std::lock_guard lock(mutex_);
+    auto& meeting = meetings_[path];
+    if (!meeting.store) {
+      meeting = {c10::make_intrusive<c10d::FileStore>(path, world_size), world_size};
+    }
+    return meeting.store;
+  }
+
+  ~FileMeetings() {
+    for (auto& [path, meeting] : meetings_) {
+      // A forked copy of this process is not one of those who met.
+      if (pid_ == ::getpid()) say_goodbye(path, meeting);
+      // c10d's own count, in its destructor, would come to another result than ours.
+      (void)meeting.store.release();
+    }
+  }
+
+ private:
+  struct Meeting;
+
+  static void say_goodbye(const std::string& path, Meeting& meeting) noexcept {
+    if (::access(path.c_str(), F_OK) != 0) return;  // gone already, and not to be made again
+    try {
+      // A file that goes away just now must not be waited for; zero would mean for ever.
+      meeting.store->setTimeout(milliseconds(1));
+      if (meeting.store->add("accelerate/ended", 1) == meeting.world_size) ::unlink(path.c_str());
+    } catch (...) {  // NOLINT(bugprone-empty-catch): the file, or its folder, went away
+    }
+  }
+
+  struct Meeting {
+    c10::intrusive_ptr<c10d::FileStore> store;
+    int world_size = 0;
+  };
+  const pid_t pid_ = ::getpid();
+  std::mutex mutex_;
+  std::map<std::string, Meeting> meetings_;
+};
+
+c10::intrusive_ptr<c10d::Store> file_store(const std::string& path, int world_size) {
+  static FileMeetings meetings;
+  return meetings.at(path, world_size);
 }
 
 }  // namespace
@@ -174,12 +249,12 @@ c10::intrusive_ptr<c10d::Store> meet_at(const c10::intrusive_ptr<c10d::Store>& s
 
 c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& rendezvous) {
   const std::string_view method = rendezvous.init_method;
-  if (method.starts_with("tcp://")) {
-    return meet_at(tcp_store(rendezvous, std::string(method.substr(6))), rendezvous);
+  if (method.starts_with(kTcp)) {
+    return meet_at(tcp_store(rendezvous, std::string(method.substr(kTcp.size()))), rendezvous);
   }
-  if (method.starts_with("file://")) {
-    const std::string path(method.substr(7));
-    return meet_at(c10::make_intrusive<c10d::FileStore>(path, rendezvous.world_size), rendezvous);
+  if (method.starts_with(kFile)) {
+    const std::string path(method.substr(kFile.size()));
+    return meet_at(file_store(path, rendezvous.world_size), rendezvous);
   }
   throw ConfigError(str("init_method is '", method,
                         "', which is not a way to meet. Use env://, tcp://host:port or "
@@ -215,7 +290,7 @@ ServedStore serve_store(milliseconds timeout) {
   options.isServer = true;
   options.waitWorkers = false;
   options.timeout = timeout;
-  auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  auto store = open_store("127.0.0.1", options);
   const int port = store->getPort();
   return {std::move(store), port};
 }
@@ -227,7 +302,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(const std::string& host, int port,
   options.port = static_cast<std::uint16_t>(port);
   options.waitWorkers = false;
   options.timeout = timeout;
-  return c10::make_intrusive<c10d::TCPStore>(host, options);
+  return open_store(host, options);
 }
 
 }  // namespace accelerate::detail

@@ -3,18 +3,17 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <cstdlib>
 #include <fstream>
-#include <map>
+#include <limits>
 
 #include "accelerate/checks.h"
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "core/backend_choice.h"
 #include "core/log.h"
+#include "core/process_variables.h"
 #include "core/text.h"
 #include "state/accelerator_backend.h"
 #include "state/partial_facts.h"
@@ -30,17 +29,19 @@ struct Accelerator {
 
 // Python's order: of two, the first is taken.
 Accelerator find_accelerator() {
-  const auto registered = [](const char* name) -> Accelerator {
-    const auto& hooks = at::globalContext().getAcceleratorHooksInterface(c10::kPrivateUse1);
+  const auto counted = [](const char* name, c10::DeviceType type) -> Accelerator {
+    const auto& hooks = at::globalContext().getAcceleratorHooksInterface(type);
     return {name, static_cast<int>(hooks.deviceCount())};
   };
+  const auto registered = [&](const char* name) { return counted(name, c10::kPrivateUse1); };
   if (is_mlu_available()) return registered("mlu");
   if (is_sdaa_available()) return registered("sdaa");
   if (is_musa_available()) return registered("musa");
   if (is_npu_available()) return registered("npu");
   if (is_hpu_available()) return registered("hpu");
-  if (is_neuron_available()) return registered("neuron");
   if (auto* backend = accelerator_backend()) return {"cuda", backend->device_count()};
+  if (is_xpu_available()) return counted("xpu", c10::kXPU);
+  if (is_neuron_available()) return registered("neuron");
   return {};
 }
 
@@ -56,6 +57,25 @@ void check_told(const PartialStateOptions& options) {
     throw ConfigError(str("rank is ", *options.rank, " and world_size is ", *options.world_size,
                           ": ranks go from 0 to world_size - 1."));
   }
+  if (options.local_rank && *options.local_rank < 0) {
+    throw ConfigError(str("local_rank is ", *options.local_rank, ". It begins at 0."));
+  }
+  if (options.local_world_size && *options.local_world_size < 1) {
+    throw ConfigError(str("local_world_size is ", *options.local_world_size,
+                          ". A host has at least one process."));
+  }
+}
+
+// The same of numbers from several sources, put together.
+void check_place(const World& world) {
+  if (world.master_port > 65535) {
+    throw ConfigError(str("MASTER_PORT is ", world.master_port, ". Ports go from 0 to 65535."));
+  }
+  if (world.local_rank && world.local_size && *world.local_rank >= *world.local_size) {
+    throw ConfigError(str("local_rank (or LOCAL_RANK) is ", *world.local_rank,
+                          ", but local_world_size (or LOCAL_WORLD_SIZE) is ", *world.local_size,
+                          ": local ranks go from 0 to local_world_size - 1."));
+  }
 }
 
 // What the program itself says about its place, by numbers or by lending a group.
@@ -66,6 +86,9 @@ World told_world(const PartialStateOptions& options, const Environment& environm
   world.size = lent ? lent.get()->getSize() : *options.world_size;
   const auto known = [&](const char* name) -> std::optional<int> {
     const std::int64_t value = environment.integer({std::string(name)}, -1);
+    if (value > std::numeric_limits<int>::max()) {
+      throw ConfigError(str(name, " is ", value, ", which is more than any run has."));
+    }
     return value < 0 ? std::nullopt : std::optional<int>(static_cast<int>(value));
   };
   world.local_rank = known("LOCAL_RANK");
@@ -82,6 +105,7 @@ World find_world(const PartialStateOptions& options, const Environment& environm
   World world = is_told(options) ? told_world(options, environment) : detect_world(environment);
   if (options.local_rank) world.local_rank = options.local_rank;
   if (options.local_world_size) world.local_size = options.local_world_size;
+  check_place(world);
   return world;
 }
 
@@ -93,21 +117,28 @@ std::string host_identity() {
   return str(this_host_name(), "/", boot);
 }
 
-// Collective. Fills in the place on the host that nobody told, by comparing hosts.
+std::string host_key(int rank) { return str("host/", rank); }
+
+// Said also by a process that knows its own place: another one may ask.
+void say_host(const DefaultGroup& group) {
+  if (!group.store || group.world.size == 1) return;
+  const std::string own = host_identity();
+  group.store->set(host_key(group.world.rank), std::vector<std::uint8_t>(own.begin(), own.end()));
+}
+
+// Fills in the place on the host that nobody told, by comparing hosts.
 void find_locality(DefaultGroup& group) {
   World& world = group.world;
+  say_host(group);
   if (world.local_rank && world.local_size) return;
   if (world.size == 1 || !group.store) {
     if (!world.local_rank) world.local_rank = 0;
     if (world.size == 1) world.local_size = 1;
     return;
   }
-  const auto key = [](int rank) { return str("host/", rank); };
-  const std::string own = host_identity();
-  group.store->set(key(world.rank), std::vector<std::uint8_t>(own.begin(), own.end()));
   std::vector<std::string> hosts;
   for (int rank = 0; rank < world.size; ++rank) {
-    const auto host = group.store->get(key(rank));
+    const auto host = group.store->get(host_key(rank));
     hosts.emplace_back(host.begin(), host.end());
   }
   const Locality locality = locality_of(world.rank, hosts);
@@ -146,6 +177,7 @@ c10::Device device_of(DistributedType type, int index) {
   };
   if (type == DistributedType::kMultiCpu) return at_index(c10::kCPU);
   if (type == DistributedType::kMultiGpu) return at_index(c10::kCUDA);
+  if (type == DistributedType::kMultiXpu) return at_index(c10::kXPU);
   return at_index(c10::kPrivateUse1);
 }
 
@@ -179,7 +211,12 @@ void require_direct_links_or_none(const PartialFacts& facts, const Environment& 
 std::string own_address(const DefaultGroup& group) {
   const World& world = group.world;
   if (world.local_size == world.size || is_loopback(world.master_addr)) return "127.0.0.1";
-  if (!world.master_addr.empty()) return address_towards(world.master_addr);
+  if (!world.master_addr.empty()) {
+    if (auto own = address_towards(world.master_addr); !own.empty()) return own;
+    // On the host of rank 0 its name may lead to 127.0.1.1, by which nobody else finds us.
+    const auto addresses = interface_addresses();
+    return addresses.empty() ? "" : addresses.front();
+  }
   // The program brought its own meeting point: take the way to a host of rank 0.
   if (world.rank == 0) {
     const std::string text = join(interface_addresses(), " ");
@@ -195,16 +232,6 @@ std::string own_address(const DefaultGroup& group) {
 // Python's: a rank that hangs in NCCL keeps a GPU busy, so it is given up earlier.
 std::chrono::milliseconds default_timeout(const std::string& backend) {
   return uses_nccl(backend) ? std::chrono::minutes(10) : std::chrono::minutes(30);
-}
-
-// One per file and process, never closed: c10d removes the file when as many stores have closed as
-// there are processes, which must not be while some are in the next world already. The file stays
-// behind: whoever names one gives each run a new name.
-c10::intrusive_ptr<c10d::Store> file_store(const std::string& path, int world_size) {
-  static std::map<std::string, c10::intrusive_ptr<c10d::Store>> open;  // under the slot's lock
-  auto& store = open[path];
-  if (!store) store = c10::make_intrusive<c10d::FileStore>(path, world_size);
-  return store;
 }
 
 c10::intrusive_ptr<c10d::Store> meet_the_others(const PartialStateOptions& options,
@@ -231,10 +258,6 @@ c10::intrusive_ptr<c10d::Store> meet_the_others(const PartialStateOptions& optio
       rendezvous.served_elsewhere = world.agent_store;
     }
   }
-  constexpr std::string_view kFile = "file://";
-  if (rendezvous.init_method.starts_with(kFile)) {
-    return meet_at(file_store(rendezvous.init_method.substr(kFile.size()), world.size), rendezvous);
-  }
   return meet(rendezvous);
 }
 
@@ -258,28 +281,34 @@ DefaultGroup adopt(const PartialStateOptions& options, const World& world) {
 
 // Python programs and our own children that look for these names find them whoever started us.
 void export_world(const World& world) {
-  const auto put = [](const char* name, const std::string& value) {
-    ::setenv(name, value.c_str(), /*overwrite=*/1);
-  };
-  put("RANK", std::to_string(world.rank));
-  put("WORLD_SIZE", std::to_string(world.size));
-  put("LOCAL_RANK", std::to_string(world.local_rank.value_or(0)));
-  put("LOCAL_WORLD_SIZE", std::to_string(world.local_size.value_or(1)));
-  put("MASTER_ADDR", world.master_addr);
-  put("MASTER_PORT", std::to_string(world.master_port));
+  set_process_variable("RANK", str(world.rank));
+  set_process_variable("WORLD_SIZE", str(world.size));
+  if (world.local_rank) set_process_variable("LOCAL_RANK", str(*world.local_rank));
+  if (world.local_size) set_process_variable("LOCAL_WORLD_SIZE", str(*world.local_size));
+  set_process_variable("MASTER_ADDR", world.master_addr);
+  set_process_variable("MASTER_PORT", str(world.master_port));
 }
 
 // One process per core would be one process per host's worth of threads each: share them out.
 void share_out_threads(const World& world, const Environment& environment,
                        std::vector<std::string>& warnings) {
-  if (environment.integer({"OMP_NUM_THREADS"}, 0) != 0) return;
-  const int local_size = world.local_size.value_or(1);
-  const int threads = threads_per_process(physical_core_count(), local_size);
+  if (threads_are_chosen(environment) || !world.local_size) return;
+  const int threads = threads_per_process(physical_core_count(), *world.local_size);
   at::set_num_threads(threads);
   warnings.push_back(str("OMP_NUM_THREADS is not set: each process computes with ", threads,
                          threads == 1 ? " thread" : " threads",
                          ", its share of the cores. Set it "
                          "to choose another number."));
+}
+
+std::string seen_key(int rank) { return str("debug/seen/", rank); }
+
+// Rank 0, which may serve the store, waits until the others have read from it what they need: its
+// program may end right after.
+void stay_until_seen(const DefaultGroup& group) {
+  std::vector<std::string> keys;
+  for (int rank = 1; rank < group.world.size; ++rank) keys.push_back(seen_key(rank));
+  group.store->wait(keys, group.timeout);
 }
 
 // Debug mode adds collectives: all processes must be in it, or none.
@@ -300,8 +329,12 @@ bool agree_on_debug(bool wanted, const DefaultGroup& group, std::vector<std::str
                              join(without, ", rank "), ": it is now on for all."));
     }
     group.store->set("debug/agreed", bytes(any));
+    stay_until_seen(group);
+    return any;
   }
-  return group.store->get("debug/agreed") == bytes(true);
+  const bool agreed = group.store->get("debug/agreed") == bytes(true);
+  group.store->set(seen_key(world.rank), bytes(true));
+  return agreed;
 }
 
 // Where the group comes from: an earlier state, the host program, or (still without `group`) the
@@ -315,8 +348,8 @@ DefaultGroup find_group(const PartialStateOptions& options, const Environment& e
   const World world = find_world(options, environment);
   if (options.process_group) return adopt(options, world);
   DefaultGroup group{.world = world};
-  // Who shares this host has to be known before a device is chosen.
-  if (world.size > 1 && !world.local_rank) {
+  // Who shares this host has to be known before device and backend are chosen.
+  if (world.size > 1 && !(world.local_rank && world.local_size)) {
     group.store = meet_the_others(options, world, environment);
   }
   return group;
@@ -349,14 +382,29 @@ void join_group(DefaultGroup& group, const PartialStateOptions& options, Partial
   group.timeout = facts.timeout;
   if (group.group) return;
   group.backend = *facts.backend;
-  if (!group.store) group.store = meet_the_others(options, group.world, environment);
+  if (!group.store) {
+    group.store = meet_the_others(options, group.world, environment);
+    say_host(group);
+  }
+  // Before the group starts threads of its own, which may read the environment.
+  if (!is_told(options)) export_world(group.world);
   group.group = make_process_group(group.store, {.backend = group.backend,
                                                  .rank = group.world.rank,
                                                  .world_size = group.world.size,
                                                  .timeout = facts.timeout,
                                                  .device = facts.device,
                                                  .address = own_address(group)});
-  if (!is_told(options)) export_world(group.world);
+}
+
+// What the store says when the process that serves it is gone.
+template <class F>
+decltype(auto) or_comm_error(F&& f) {
+  try {
+    return f();
+  } catch (const c10::Error& error) {
+    throw CommError(str("the processes could not agree on how they work together: ",
+                        error.what_without_backtrace()));
+  }
 }
 
 void place(PartialFacts& facts, const World& world) {
@@ -374,12 +422,13 @@ void place(PartialFacts& facts, const World& world) {
 
 c10::Device choose_default_device() {
   if (is_mps_available()) {
-    ::setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1", /*overwrite=*/1);
+    set_process_variable("PYTORCH_ENABLE_MPS_FALLBACK", "1");
     return c10::Device(c10::kMPS);
   }
   const std::string name = find_accelerator().name;
   if (name.empty()) return c10::Device(c10::kCPU);
-  return c10::Device(name == "cuda" ? c10::kCUDA : c10::kPrivateUse1);
+  if (name == "cuda") return c10::Device(c10::kCUDA);
+  return c10::Device(name == "xpu" ? c10::kXPU : c10::kPrivateUse1);
 }
 
 void shut_down(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
@@ -393,8 +442,10 @@ void shut_down(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
 Startup start_up(const PartialStateOptions& options) {
   const Environment environment = Environment::process();
   refuse_sagemaker(environment);
+  const bool debug = environment.flag("ACCELERATE_DEBUG_MODE");
+  const bool near_the_device = environment.flag("ACCELERATE_CPU_AFFINITY");
   DefaultGroup group = find_group(options, environment);
-  find_locality(group);
+  or_comm_error([&] { find_locality(group); });
   const BackendChoice choice = choose(options, group, environment);
 
   Startup startup{.facts = std::make_unique<PartialFacts>(), .warnings = {}};
@@ -406,20 +457,21 @@ Startup start_up(const PartialStateOptions& options) {
   facts.backend = choice.backend;
   facts.host_name = this_host_name();
   facts.timeout = options.timeout.value_or(default_timeout(choice.backend.value_or("")));
-  facts.debug = environment.flag("ACCELERATE_DEBUG_MODE");
+  facts.debug = debug;
   choose_device(facts, choice, environment);
   require_direct_links_or_none(facts, environment);
   if (choice.type != DistributedType::kNo) {
     place(facts, group.world);
     join_group(group, options, facts, environment);
-    facts.debug = agree_on_debug(facts.debug, group, startup.warnings);
+    facts.debug = or_comm_error([&] { return agree_on_debug(debug, group, startup.warnings); });
     const bool adopted_again = default_group().group != nullptr;
     if (choice.type == DistributedType::kMultiCpu && !adopted_again) {
       share_out_threads(group.world, environment, startup.warnings);
     }
-    default_group() = std::move(group);
   }
-  if (environment.flag("ACCELERATE_CPU_AFFINITY")) set_numa_affinity(facts.local_process_index);
+  if (near_the_device) set_numa_affinity(facts.local_process_index);
+  // Nothing throws from here on.
+  if (choice.type != DistributedType::kNo) default_group() = std::move(group);
   return startup;
 }
 

@@ -3,11 +3,13 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "accelerate/errors.h"
 #include "accelerate/operations.h"
 #include "accelerate/state.h"
+#include "accelerate/tree_ivalue.h"
 #include "comm/samples.h"
 #include "support/on_processes.h"
 
@@ -198,6 +200,41 @@ TEST(Broadcast, WritesIntoViewsParametersAndTreesInPlace) {
   });
 }
 
+TEST(Broadcast, SendsTheSameBytesWhateverTheStridesAreOnEachProcess) {
+  on_processes(2, [](PartialState& state) {
+    for (const int transposed : {0, 1}) {
+      // 6 floats: no multiple of what tensors in one buffer are aligned to.
+      const bool is_root = state.process_index() == 0;
+      const auto content = torch::arange(6, torch::kFloat).reshape({2, 3}).t();
+      auto tensor =
+          state.process_index() == transposed ? torch::zeros({2, 3}).t() : torch::zeros({3, 2});
+      if (is_root) tensor.copy_(content);
+      broadcast(tensor);
+      EXPECT_TRUE(tensor.equal(content)) << "transposed on rank " << transposed;
+    }
+    EXPECT_EQ(gather(torch::ones(1)).numel(), 2);  // nobody is out of step
+  });
+}
+
+TEST(Broadcast, WritesIntoInferenceTensorsAlsoOutsideOfInferenceMode) {
+  on_processes(2, [](PartialState& state) {
+    const double mine = state.process_index() + 1;
+    Tensor plain;
+    Tensor transposed;
+    {
+      const c10::InferenceMode mode;
+      plain = torch::full({3}, mine);
+      transposed = torch::full({2, 3}, mine).t();
+    }
+    broadcast(plain);
+    broadcast(transposed);
+    broadcast(std::pair{plain, transposed}, 1);
+    EXPECT_EQ(numbers(plain), std::vector<double>(3, 1));
+    EXPECT_EQ(numbers(transposed), std::vector<double>(6, 1));
+    EXPECT_TRUE(transposed.is_inference());
+  });
+}
+
 TEST(Broadcast, RefusesExpandedTensorsOnEveryProcess) {
   on_processes(2, [](PartialState&) {
     EXPECT_EQ(message_of<ArgumentError>([] { broadcast(std::vector{torch::ones(1).expand({4})}); }),
@@ -280,6 +317,36 @@ TEST(Reduce, MakesTheSameOfLargeTensors) {
     EXPECT_EQ(std::get<1>(tree).item<float>(), 1.5F);
     EXPECT_EQ(bits(std::get<2>(tree)), bits(folded(2, torch::kDouble, 5, add) / 2));
     EXPECT_EQ(std::get<3>(tree).sizes(), torch::IntArrayRef({0, 2}));
+  });
+}
+
+TEST(Reduce, KeepsNanInAMaximumOfAnySize) {
+  on_processes(3, [](PartialState& state) {
+    for (const std::int64_t size : {4, 300000}) {
+      for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16}) {
+        for (int owner = 0; owner < 3; ++owner) {
+          auto mine = torch::full({size}, state.process_index(), dtype);
+          if (state.process_index() == owner) mine[1] = NAN;
+          const auto all = reduce(mine, Reduction::kMax);
+          EXPECT_TRUE(std::isnan(all[1].item<double>())) << dtype << ' ' << size << ' ' << owner;
+          EXPECT_EQ(all.isnan().sum().item<int>(), 1);
+          EXPECT_EQ(all[0].item<double>(), 2);
+        }
+      }
+    }
+  });
+}
+
+TEST(Reduce, CombinesSeveralLargeDtypesAtOnce) {
+  on_processes(2, [](PartialState& state) {
+    const int rank = state.process_index();
+    const auto all = reduce(std::tuple{torch::full({200000}, rank + 1.0F),
+                                       torch::full({200000}, rank + 1.0, torch::kDouble),
+                                       torch::full({200000}, rank + 1, torch::kLong)},
+                            Reduction::kMax);
+    EXPECT_TRUE(std::get<0>(all).eq(2).all().item<bool>());
+    EXPECT_TRUE(std::get<1>(all).eq(2).all().item<bool>());
+    EXPECT_TRUE(std::get<2>(all).eq(2).all().item<bool>());
   });
 }
 
@@ -415,6 +482,17 @@ TEST(PadAcrossProcesses, RefusesAPadIndexThatIsNoValueOfTheDtype) {
   });
 }
 
+TEST(PadAcrossProcesses, ChecksPadIndexAlsoWhereTheDimensionIsMissing) {
+  on_processes(2, [](PartialState& state) {
+    const auto mine = state.process_index() == 0 ? torch::ones({2}, torch::kLong)
+                                                 : torch::ones({2, 2}, torch::kLong);
+    EXPECT_EQ(message_of<ArgumentError>(
+                  [&] { (void)pad_across_processes(mine, {.dim = 1, .pad_index = 0.5}); }),
+              "pad_across_processes: pad_index is 0.5, which is no value of torch.int64, the dtype "
+              "of the tensor.");
+  });
+}
+
 TEST(PadAcrossProcesses, ThrowsEverywhereWhenDimensionsDiffer) {
   on_processes(2, [](PartialState& state) {
     const auto mine = state.process_index() == 0 ? torch::ones({2}) : torch::ones({2, 3});
@@ -427,86 +505,6 @@ TEST(PadAcrossProcesses, ThrowsEverywhereWhenDimensionsDiffer) {
     EXPECT_NE(message.find("Leaves: ['x']. Shapes:\n  - Process 0: [[2]]\n  - Process 1: [[2, 3]]"),
               std::string::npos)
         << message;
-  });
-}
-
-TEST(GatherObject, ConcatenatesListsOfDifferentLengths) {
-  on_processes(3, [](PartialState& state) {
-    std::vector<std::string> mine;
-    for (int i = 0; i < state.process_index(); ++i) {
-      mine.push_back("rank " + std::to_string(state.process_index()) + " item " +
-                     std::to_string(i));
-    }
-    EXPECT_EQ(gather_object(mine), reference().at("gather_object").get<std::vector<std::string>>());
-    EXPECT_TRUE(gather_object(std::vector<int>{}).empty());
-  });
-}
-
-TEST(GatherObject, MovesObjectsOfAnySize) {
-  on_processes(2, [](PartialState& state) {
-    // Around the slot of the first message, and far beyond it on one process only.
-    for (const std::size_t size : {1, 3900, 4060, 4080, 4096, 5000, 1000000}) {
-      const auto text = [&](int rank) {
-        return std::string(rank == 0 ? 3 : size, static_cast<char>('a' + rank));
-      };
-      EXPECT_EQ(all_gather_object(text(state.process_index())), (std::vector{text(0), text(1)}))
-          << size;
-    }
-    struct Record {
-      std::int32_t rank;
-      double score;
-    };
-    const auto records = gather_object(std::vector{Record{state.process_index(), 0.5}});
-    ASSERT_EQ(records.size(), 2);
-    EXPECT_EQ(records[1].rank, 1);
-  });
-}
-
-TEST(GatherObject, SaysWhenTheTypesDiffer) {
-  on_processes(2, [](PartialState& state) {
-    const auto message = message_of<CommError>([&] {
-      if (state.process_index() == 0) {
-        (void)all_gather_object(1);
-      } else {
-        (void)all_gather_object(std::string("one"));
-      }
-    });
-    EXPECT_NE(
-        message.find(state.process_index() == 0 ? "found a string where an integer was expected"
-                                                : "found an integer where a string was expected"),
-        std::string::npos)
-        << message;
-  });
-}
-
-TEST(BroadcastObjectList, ReplacesListsAndTuplesInPlace) {
-  on_processes(3, [](PartialState& state) {
-    const bool root = state.process_index() == 1;
-    std::vector<std::string> names(2, root ? "root" : "other");
-    EXPECT_EQ(&broadcast_object_list(names, 1), &names);
-    EXPECT_EQ(names, (std::vector<std::string>{"root", "root"}));
-
-    std::tuple<int, std::string, std::vector<double>> mixed;
-    if (root) mixed = {3, std::string(10000, 'x'), {0.5}};
-    broadcast_object_list(mixed, 1);
-    EXPECT_EQ(mixed, (std::tuple{3, std::string(10000, 'x'), std::vector{0.5}}));
-
-    std::vector<Value> values(1);
-    if (root) values[0] = Value::Dict{{"t", Value(torch::arange(3))}};
-    broadcast_object_list(values, 1);
-    EXPECT_EQ(values[0].repr(), "{'t': tensor([0, 1, 2])}");
-  });
-}
-
-TEST(BroadcastObjectList, ThrowsEverywhereWhenLengthsDiffer) {
-  on_processes(2, [](PartialState& state) {
-    std::vector<int> list(state.process_index() + 1);
-    const auto message = message_of<ArgumentError>([&] { broadcast_object_list(list); });
-    EXPECT_NE(message.find("the lists must be equally long on all processes. Their lengths are:\n"
-                           "  - Process 0: 1\n  - Process 1: 2"),
-              std::string::npos)
-        << message;
-    EXPECT_EQ(all_gather_object(state.process_index()), (std::vector{0, 1}));
   });
 }
 
@@ -535,6 +533,73 @@ TEST(CopyTensorToDevices, ThrowsEverywhereUnlessOneProcessOwnsATensor) {
     EXPECT_EQ(message_of<ArgumentError>([] { (void)copy_tensor_to_devices(); }),
               "copy_tensor_to_devices: exactly one process must pass a tensor, but none did.");
   });
+}
+
+TEST(CopyTensorToDevices, ThrowsEverywhereWhenTheTensorIsNotDense) {
+  on_processes(2, [](PartialState& state) {
+    const std::vector<std::pair<Tensor, std::string>> cases{
+        {torch::eye(2).to_sparse(), "of layout Sparse"},
+        {torch::ones(2, torch::kMeta), "on meta and has no data"},
+        {at::_nested_tensor_from_tensor_list({torch::ones(2), torch::ones(3)}), "nested"}};
+    for (const auto& [tensor, what] : cases) {
+      std::optional<Tensor> mine;
+      if (state.process_index() == 1) mine = tensor;
+      EXPECT_EQ(message_of<ArgumentError>([&] { (void)copy_tensor_to_devices(mine); }),
+                "copy_tensor_to_devices: the tensor of process 1 is " + what +
+                    ", and only dense tensors can be sent. Convert it first.");
+    }
+  });
+}
+
+TEST(Collectives, MoveIValuesOfTorchScript) {
+  on_processes(2, [](PartialState& state) {
+    const auto mine = torch::full({1}, state.process_index());
+    const torch::IValue value(c10::ivalue::Tuple::create(mine, torch::IValue()));
+    const auto all = gather(value).toTuple();
+    EXPECT_EQ(numbers(all->elements()[0].toTensor()), (std::vector<double>{0, 1}));
+    EXPECT_TRUE(all->elements()[1].isNone());
+    EXPECT_EQ(message_of<ArgumentError>(
+                  [&] { (void)gather(torch::IValue(c10::ivalue::Tuple::create(mine, 7))); }),
+              "gather got a leaf at [1] of kind int: 7. Only leaves of kind tensor can be used "
+              "here.");
+  });
+}
+
+/// Ranks 1 and 2 as a group of their own; null on rank 0.
+c10::intrusive_ptr<c10d::ProcessGroup> last_two(PartialState& state) {
+  const auto all = state.process_group()->getBackend(c10::kCPU);
+  auto store = c10::make_intrusive<c10d::PrefixStore>("last two", state.store());
+  const auto backend = all->split(store, {1, 2}, all->getBackendOptions());
+  if (!backend) return {};
+  auto group =
+      c10::make_intrusive<c10d::ProcessGroup>(store, backend->getRank(), backend->getSize());
+  group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, backend);
+  group->setDefaultBackend(c10d::ProcessGroup::GLOO);
+  group->setGroupName("last two");
+  return group;
+}
+
+void use_sub_group(PartialState& state) {
+  const auto group = last_two(state);
+  if (state.process_index() == 0) {
+    EXPECT_FALSE(group);
+  } else {
+    const double rank = state.process_index();
+    EXPECT_EQ(numbers(gather(torch::tensor({rank}), group)), (std::vector<double>{1, 2}));
+    EXPECT_EQ(numbers(reduce(torch::tensor({rank}), group)), std::vector<double>{1.5});
+    EXPECT_EQ(numbers(broadcast(torch::tensor({rank}), group, 1)), std::vector<double>{2});
+    EXPECT_EQ(pad_across_processes(torch::ones(state.process_index()), group).numel(), 2);
+    EXPECT_EQ(gather_object(std::vector{rank}, group), (std::vector<double>{1, 2}));
+    std::vector<double> list{rank};
+    EXPECT_EQ(broadcast_object_list(list, group, 1), std::vector<double>{2});
+  }
+  EXPECT_EQ(gather(torch::ones(1)).numel(), 3);  // the group of all is untouched
+}
+
+TEST(Collectives, WorkInAGroupOfSomeProcesses) { on_processes(3, use_sub_group); }
+
+TEST(Collectives, WorkInAGroupOfSomeProcessesInDebugMode) {
+  on_processes(3, {.environment = {{"ACCELERATE_DEBUG_MODE", "1"}}}, use_sub_group);
 }
 
 TEST(Collectives, ReportAPeerThatIsGoneWithTheCallSite) {

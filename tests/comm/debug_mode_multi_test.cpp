@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include "accelerate/errors.h"
 #include "accelerate/operations.h"
 #include "accelerate/state.h"
@@ -160,6 +163,71 @@ TEST(DebugMode, CanBeSwitchedInTheProgram) {
     EXPECT_FALSE(state.debug());
     state.set_debug(true);
     EXPECT_THROW((void)gather(torch::ones(1 + state.process_index())), Mismatch);
+  });
+}
+
+TEST(DebugMode, ComparesTheArgumentsOfPadding) {
+  on_processes(2, kDebug, [](PartialState& state) {
+    const bool first = state.process_index() == 0;
+    const auto inner = [](const PadOptions& options) {
+      return message_of<Mismatch>([&] {
+        try {
+          (void)pad_across_processes(torch::ones({2, 2}), options);
+        } catch (const Mismatch& outer) {
+          std::rethrow_if_nested(outer);
+        }
+      });
+    };
+    EXPECT_NE(inner({.dim = first ? 0 : 1}).find("with dim=1, pad_index=0, pad_first=false at "),
+              std::string::npos);
+    EXPECT_NE(inner({.pad_index = first ? 0 : 7}).find("pad_index=7"), std::string::npos);
+    EXPECT_NE(inner({.pad_first = !first}).find("pad_first=true"), std::string::npos);
+  });
+}
+
+TEST(DebugMode, ShowsNestedTensorsAndOtherLeavesOnAllProcesses) {
+  on_processes(2, kDebug, [](PartialState& state) {
+    const bool first = state.process_index() == 0;
+    const auto nested = at::_nested_tensor_from_tensor_list({torch::ones(2), torch::ones(3)});
+    EXPECT_NE(message_of<Mismatch>([&] {
+                (void)gather(first ? nested : torch::ones(2));
+              }).find("  - Process 0: 'nested'\n  - Process 1: [2]"),
+              std::string::npos);
+    const Value leaf = first ? Value(torch::ones(2)) : Value("text");
+    EXPECT_NE(message_of<Mismatch>([&] {
+                (void)gather(leaf);
+              }).find("  - Process 0: [2]\n  - Process 1: 'text'"),
+              std::string::npos);
+    EXPECT_EQ(message_of<ArgumentError>([] { (void)gather(Value("text")); }),
+              "gather got a leaf of kind string: 'text'. Only leaves of kind tensor can be used "
+              "here.");
+    EXPECT_EQ(gather(torch::ones(1)).numel(), 2);  // nobody is out of step
+  });
+}
+
+/// A store that loses its connection when everybody has come.
+class LostStore : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    PrefixStore::wait(keys, timeout);
+    TORCH_CHECK_WITH(DistStoreError, false, "connection lost");
+  }
+};
+
+TEST(DebugMode, ReportsALostStoreAsACommError) {
+  on_processes(2, kDebug, [](PartialState& state) {
+    const auto store = c10::make_intrusive<LostStore>("lost", state.store());
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, state.process_index(), 2);
+    group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO,
+                      state.process_group()->getBackend(c10::kCPU));
+    const auto message = message_of<CommError>([&] { (void)gather(torch::ones(1), group); });
+    EXPECT_EQ(message.find("gather at "), 0U) << message;
+    EXPECT_NE(message.find(": every process came, but the store failed on rank "),
+              std::string::npos)
+        << message;
+    EXPECT_NE(message.find("connection lost"), std::string::npos) << message;
   });
 }
 

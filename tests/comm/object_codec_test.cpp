@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "accelerate/errors.h"
 #include "accelerate/operations.h"
@@ -167,6 +168,67 @@ TEST(ObjectCodec, RefusesLengthsBeyondTheDataBeforeTakingMemory) {
   write(tensor, std::vector<std::int64_t>{std::int64_t{1} << 40, std::int64_t{1} << 40});
   tensor.raw("tensor", "", 0);
   EXPECT_THROW((void)decode_object<torch::Tensor>(std::move(tensor).bytes()), CommError);
+}
+
+TEST(ObjectCodec, RefusesShapesThatAnEmptyTensorHides) {
+  constexpr auto kHuge = std::int64_t{1} << 62;
+  for (const auto& shape : {std::vector<std::int64_t>{0, kHuge, kHuge}, {kHuge, 0, kHuge}, {-1}}) {
+    ObjectWriter tensor;
+    tensor.open(ObjectTag::kTensor, 1);
+    tensor.integer(static_cast<std::int64_t>(torch::kFloat));
+    write(tensor, shape);
+    tensor.raw("tensor", "", 0);
+    EXPECT_NE(message_of<CommError>([&] {
+                (void)decode_object<torch::Tensor>(std::move(tensor).bytes());
+              }).find("found a tensor of an impossible shape"),
+              std::string::npos);
+    const Value information(TensorInformation{shape, torch::kFloat});
+    EXPECT_NE(message_of<CommError>([&] {
+                (void)round_trip(information);
+              }).find("found a tensor of an impossible shape"),
+              std::string::npos);
+  }
+}
+
+TEST(ObjectCodec, ReadsOrRefusesValuesWithAnyByteChanged) {
+  const auto bytes = encode_object(Value(Value::List{
+      Value(torch::arange(6).reshape({2, 3})), Value(TensorInformation{{2, 0}, torch::kHalf})}));
+  for (std::size_t at = 0; at < bytes.size(); ++at) {
+    for (int byte = 0; byte < 256; ++byte) {
+      auto changed = bytes;
+      changed[at] = static_cast<char>(byte);
+      try {
+        EXPECT_FALSE(decode_object<Value>(changed).is_none());
+      } catch (const CommError&) {
+        // Any other exception fails the test.
+      }
+    }
+  }
+}
+
+TEST(ObjectCodec, KeepsUnorderedSetsAndOrderedDicts) {
+  const std::unordered_set<std::string> set{"a", "b"};
+  EXPECT_EQ(round_trip(set), set);
+  torch::OrderedDict<std::string, std::vector<int>> dict;
+  dict.insert("z", {1});
+  dict.insert("a", {2, 3});
+  const auto back = round_trip(dict);
+  EXPECT_EQ(back.keys(), (std::vector<std::string>{"z", "a"}));
+  EXPECT_EQ(back["a"], (std::vector{2, 3}));
+  const Value::Dict values{{"t", Value(torch::arange(2))}, {3, true}};
+  EXPECT_EQ(round_trip(values), values);
+  EXPECT_THROW((void)decode_object<Value::Dict>(encode_object(Value(3))), CommError);
+
+  ObjectWriter twice;
+  twice.open(ObjectTag::kMap, 2);
+  for (int i = 0; i < 2; ++i) {
+    write(twice, std::string("k"));
+    write(twice, i);
+  }
+  EXPECT_NE(message_of<CommError>([&] {
+              (void)decode_object<torch::OrderedDict<std::string, int>>(std::move(twice).bytes());
+            }).find("found a key that was there before"),
+            std::string::npos);
 }
 
 TEST(ObjectCodec, RefusesNestingWithoutEnd) {

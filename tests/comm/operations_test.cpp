@@ -6,7 +6,10 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
+#include "accelerate/tree_ivalue.h"
 #include "comm/samples.h"
+#include "comm/sharded.h"
+#include "core/captured_log.h"
 
 namespace shop {
 
@@ -299,7 +302,8 @@ TEST(CollectivesAlone, GiveTheInputBackAsItIs) {
   EXPECT_TRUE(gather(tree).at("loss").is_same(zero_dim));
   EXPECT_TRUE(broadcast(tree).at("loss").is_same(zero_dim));
   EXPECT_TRUE(pad_across_processes(tree).at("loss").is_same(zero_dim));
-  EXPECT_TRUE(copy_tensor_to_devices(zero_dim).is_same(zero_dim));
+  const auto copy = copy_tensor_to_devices(zero_dim);
+  EXPECT_TRUE(copy.cpu().equal(zero_dim) && !copy.is_alias_of(zero_dim));  // on our device
   EXPECT_EQ(gather_object(std::vector{1, 2}), (std::vector{1, 2}));
   EXPECT_EQ(all_gather_object(std::string("a")), std::vector<std::string>{"a"});
   std::vector<int> list{4};
@@ -316,20 +320,35 @@ TEST(CollectivesAlone, ReduceCopiesAndDoesNothingElse) {
   }
 }
 
+TEST(CollectivesAlone, ReduceWarnsOnceThatScaleIsIgnored) {
+  const test::CapturedLog log;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(reduce(torch::ones(1), Reduction::kSum, 0.25).item<double>(), 1);
+  }
+  EXPECT_EQ(log.messages(),
+            std::vector<std::string>{
+                "[RANK 0] reduce: scale is 0.25, but it only acts on TPUs, which this "
+                "library does not run on. It is ignored."});
+}
+
 TEST(CollectivesAlone, PadReturnsTensorsOfAnyRangeAsTheyAre) {
   const auto tensor = torch::ones({2, 3});
   EXPECT_TRUE(pad_across_processes(tensor, {.dim = -1}).is_same(tensor));
   EXPECT_TRUE(pad_across_processes(tensor, {.dim = 5}).is_same(tensor));
   const auto nested = at::_nested_tensor_from_tensor_list({torch::ones(2), torch::ones(3)});
-  EXPECT_TRUE(pad_across_processes(nested).is_same(nested));
+  const test::CapturedLog log;
+  EXPECT_TRUE(pad_across_processes(Named{{"n", nested}}).at("n").is_same(nested));
+  EXPECT_EQ(log.messages(),
+            std::vector<std::string>{
+                "[RANK 0] CannotPadNestedTensorWarning: the tensor at ['n'] is nested. How "
+                "to pad it is not known, so it is left as it is."});
 }
 
 TEST(CollectivesAlone, RefuseOtherLeavesOfValuesWithTheirPath) {
   const Value data = Value::Dict{{"a", Value(torch::ones(1))}, {"b", Value::List{nullptr, "text"}}};
-  EXPECT_EQ(
-      message_of<ArgumentError>([&] { (void)gather(data); }),
-      "a collective got a leaf at ['b'][1] of kind string: 'text'. Only leaves of kind tensor can "
-      "be used here.");
+  EXPECT_EQ(message_of<ArgumentError>([&] { (void)gather(data); }),
+            "gather got a leaf at ['b'][1] of kind string: 'text'. Only leaves of kind tensor can "
+            "be used here.");
 }
 
 TEST(CollectivesAlone, RefuseAProcessThatDoesNotExist) {
@@ -345,6 +364,32 @@ TEST(CollectivesAlone, RefuseAProcessThatDoesNotExist) {
 TEST(GatheredParameters, RunsTheFunctionAndReturnsItsResult) {
   EXPECT_EQ(
       gathered_parameters(std::vector{torch::ones(1)}, {.modifier_rank = 0}, [] { return 7; }), 7);
+}
+
+TEST(GatheredParameters, RefusesShardedParametersUnlessItIsOff) {
+  const auto before = detail::set_shard_test([](const Tensor&) { return true; });
+  const std::vector parameters{torch::ones(1)};
+  EXPECT_EQ(message_of<UnsupportedError>([&] { gathered_parameters(parameters, {}, [] {}); }),
+            "gathered_parameters is not supported for parameters that are spread over processes: "
+            "they cannot be gathered yet. Change them before they are sharded.");
+  EXPECT_EQ(
+      gathered_parameters(parameters, {.modifier_rank = 9, .enabled = false}, [] { return 7; }), 7);
+  detail::set_shard_test(before);
+}
+
+TEST(IValues, HaveShapesAndABatchSize) {
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+  dict.insert("x", torch::ones({4, 2}));
+  dict.insert("pair", c10::ivalue::Tuple::create(torch::ones({4}), 7, "text", torch::IValue()));
+  const torch::IValue value(dict);
+  EXPECT_EQ(get_shape(value),
+            Value(Value::Dict{{"x", Value::List{4, 2}},
+                              {"pair", Value::tuple({Value::List{4}, 7, "text", nullptr})}}));
+  EXPECT_EQ(find_batch_size(value), 4);
+  EXPECT_EQ(
+      message_of<ArgumentError>([] { (void)find_batch_size(torch::IValue(2.5)); }),
+      "find_batch_size got a leaf of kind double: 2.5. Only leaves of kind tensor can be used "
+      "here.");
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/message_of.h"
 #include "support/reference_path.h"
 
 namespace accelerate {
@@ -47,17 +48,6 @@ inline std::vector<double> numbers(const nlohmann::json& json) {
   return all;
 }
 
-/// What `f` throws, as text; "" when it throws nothing or another type.
-template <class E, class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another exception: ") + error.what();
-  }
-  return "no exception";
-}
+using test::message_of;
 
 }  // namespace accelerate

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <unordered_set>
 
 #include "accelerate/errors.h"
 #include "accelerate/from_value.h"
@@ -223,6 +224,27 @@ TEST(TreeZip, NamesTheLeafThatOnlyOneTreeHas) {
             "zip: the trees differ in structure: only tree 0 has a tensor at ['y'].");
 }
 
+TEST(TreeZip, BlamesTheTreeWithTheExtraKeyAlsoWhenItComesFirst) {
+  const auto add = [](const Tensor& x, const Tensor& y) { return x + y; };
+  const Named a{{"x", number(1)}};
+  const Named b{{"a", number(2)}, {"x", number(1)}};
+  EXPECT_EQ(message_of<ArgumentError>([&] { (void)tree::zip(add, a, b); }),
+            "zip: the trees differ in structure: only tree 1 has a tensor at ['a'].");
+  EXPECT_EQ(message_of<ArgumentError>([&] { (void)tree::zip(add, b, a); }),
+            "zip: the trees differ in structure: only tree 0 has a tensor at ['a'].");
+}
+
+TEST(ToValue, WritesDtypesByName) {
+  EXPECT_EQ(to_value(std::vector{torch::kFloat, torch::kBFloat16}).repr(),
+            "['torch.float32', 'torch.bfloat16']");
+  for (const auto dtype : {torch::kFloat, torch::kBool, torch::kUInt16, torch::kFloat8_e4m3fn}) {
+    EXPECT_EQ(from_value<torch::ScalarType>(to_value(dtype)), dtype);
+  }
+  EXPECT_EQ(
+      message_of<ArgumentError>([] { (void)from_value<torch::ScalarType>(Value("float")); }),
+      "the value is of kind string, not the name of a dtype such as 'torch.float32': 'float'");
+}
+
 TEST(ToValue, TurnsContainersIntoListsTuplesAndDicts) {
   EXPECT_EQ(to_value(std::map<std::string, std::vector<int>>{{"a", {2, 3}}}).repr(),
             "{'a': [2, 3]}");
@@ -241,6 +263,32 @@ TEST(FromValue, ReadsBackWhatToValueWrote) {
                  std::variant<int, std::string>, std::array<Color, 2>, std::set<int>, shop::Score>;
   const Data data{{{"a", {1, 2}}}, 2.5, "text", {Color::kBlue, Color::kRed}, {3, 1}, {1.0, "s"}};
   EXPECT_EQ(from_value<Data>(to_value(data)), data);
+}
+
+TEST(FromValue, ReadsBackStructsExamplesAndOrderedDicts) {
+  const shop::Batch batch{number(1), number(2), {}};
+  const auto batch_back = from_value<shop::Batch>(to_value(batch));
+  EXPECT_TRUE(batch_back.input_ids.is_same(batch.input_ids));
+  EXPECT_TRUE(batch_back.labels.is_same(batch.labels));
+  const torch::data::Example<> example(number(3), number(4));
+  EXPECT_TRUE(from_value<torch::data::Example<>>(to_value(example)).target.is_same(example.target));
+  const torch::data::TensorExample data_alone(number(5));
+  EXPECT_TRUE(
+      from_value<torch::data::TensorExample>(to_value(data_alone)).data.is_same(data_alone.data));
+  torch::OrderedDict<std::string, std::vector<int>> dict;
+  dict.insert("z", {1, 2});
+  dict.insert("a", {});
+  const auto dict_back =
+      from_value<torch::OrderedDict<std::string, std::vector<int>>>(to_value(dict));
+  EXPECT_EQ(dict_back.keys(), (std::vector<std::string>{"z", "a"}));
+  EXPECT_EQ(dict_back["z"], (std::vector{1, 2}));
+  EXPECT_EQ(from_value<Value::Dict>(Value(Value::Dict{{"k", 1}})), (Value::Dict{{"k", 1}}));
+  EXPECT_EQ(from_value<std::unordered_set<int>>(to_value(std::unordered_set{3, 1})),
+            (std::unordered_set{3, 1}));
+  EXPECT_EQ(message_of<ArgumentError>([] {
+              (void)from_value<torch::data::TensorExample>(Value(Value::Dict{{"x", 1}}));
+            }),
+            "the value is of kind dict, not a dict with the key 'data': {'x': 1}");
 }
 
 TEST(FromValue, SaysWhereAValueDoesNotFit) {

@@ -214,6 +214,15 @@ TEST(Handlers, PowerSgdOptionsAreChecked) {
   EXPECT_NE(unknown.find("the unknown key 'warmstart'"), std::string::npos) << unknown;
   EXPECT_NE(unknown.find("Did you mean 'warm_start'?"), std::string::npos) << unknown;
 
+  EXPECT_EQ(message_of([&] {
+              validate(hook({{"warm_start", 1}}), kEmpty);
+            }),
+            "comm_state_option has warm_start = 1, which is not true or false.");
+  EXPECT_EQ(message_of([&] {
+              validate(hook({{"start_powerSGD_iter", "2"}}), kEmpty);
+            }),
+            "comm_state_option has start_powerSGD_iter = '2', which is not a whole number.");
+
   const auto early = message_of([&] { validate(hook({{"start_powerSGD_iter", 1}}), kEmpty); });
   EXPECT_NE(early.find("start_powerSGD_iter = 1"), std::string::npos) << early;
   EXPECT_NO_THROW(validate(
@@ -374,6 +383,11 @@ TEST(Supported, RecipesOfPythonPackagesAreRefusedAndOursIsNot) {
   EXPECT_THROW(require_supported(KwargsHandler(TERecipeKwargs{})), UnsupportedError);
   EXPECT_THROW(require_supported(KwargsHandler(MSAMPRecipeKwargs{})), UnsupportedError);
   EXPECT_THROW(require_supported(KwargsHandler(FP8RecipeKwargs{})), UnsupportedError);
+  ASSERT_EQ(::setenv("ACCELERATE_FP8_BACKEND", "MSAMP", 1), 0);
+  const auto message =
+      message_of<UnsupportedError>([] { require_supported(KwargsHandler(FP8RecipeKwargs{})); });
+  ::unsetenv("ACCELERATE_FP8_BACKEND");
+  EXPECT_TRUE(message.starts_with("The FP8 backend MSAMP is not supported")) << message;
   EXPECT_THROW(
       require_supported(KwargsHandler(ProfileKwargs{.activities = {{ProfilerActivity::kHpu}}})),
       UnsupportedError);

@@ -9,9 +9,12 @@
 
 #include "accelerate/checks.h"
 #include "accelerate/errors.h"
+#include "support/message_of.h"
 
 namespace accelerate {
 namespace {
+
+using test::message_of;
 
 /// An IPv4 socket bound to a port of the system's choice on one interface.
 class BoundSocket {
@@ -31,16 +34,6 @@ class BoundSocket {
   int fd_;
   sockaddr_in address_{};
 };
-
-template <class E, class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST(IsPortInUse, IsTrueWhileSomebodyListensOnTheLoopback) {
   BoundSocket server(INADDR_LOOPBACK);

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "core/json.h"
+#include "support/message_of.h"
 #include "support/reference_path.h"
 
 namespace accelerate::test {
@@ -31,19 +32,6 @@ inline double from_bits(const std::string& hex) {
   std::uint64_t bits = 0;
   std::from_chars(hex.data(), hex.data() + hex.size(), bits, 16);
   return std::bit_cast<double>(bits);
-}
-
-/// The text of what `call` throws, or "" when it throws nothing of kind `E`.
-template <class E, class F>
-std::string message_of(F&& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "another error: " << error.what();
-  }
-  return "";
 }
 
 }  // namespace accelerate::test

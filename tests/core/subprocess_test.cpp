@@ -313,5 +313,41 @@ TEST(OwnCommandLine, BeginsWithThisProgram) {
   EXPECT_NE(own_command_line().at(0).find("core_process_test"), std::string::npos);
 }
 
+TEST(ProcessSet, TakesAStatusThatTheSystemThrewAwayForAFailure) {
+  // In a process of its own: the signal belongs to the whole process.
+  ProcessSet outer;
+  outer.fork({}, [] {
+    ::signal(SIGCHLD, SIG_IGN);
+    ProcessSet set;
+    set.spawn(shell("exit 0"));
+    return set.wait_all(soon()) ? set.status(0).code : 1;
+  });
+  ASSERT_TRUE(outer.wait_all(soon()));
+  EXPECT_EQ(outer.status(0).code, 255);
+}
+
+TEST(ProcessSet, GivesAProgramTheSignalsThatEveryProgramExpects) {
+  ProcessSet outer;
+  outer.fork({}, [] {
+    for (const int signal : {SIGINT, SIGHUP, SIGQUIT, SIGPIPE}) ::signal(signal, SIG_IGN);
+    Collected collected;
+    ProcessSet set(collected.sink());
+    set.spawn({.argv = {"grep", "SigIgn", "/proc/self/status"}, .output = StreamTarget::kPipe});
+    if (!set.wait_all(soon())) return 1;
+    return collected.out().at(0).ends_with("\t0000000000000000") ? 0 : 2;
+  });
+  ASSERT_TRUE(outer.wait_all(soon()));
+  EXPECT_EQ(outer.status(0).code, 0);
+}
+
+TEST(ProcessSet, ReadsStderrToTheEndAlsoWhenStdoutIsKeptOpen) {
+  Collected collected;
+  ProcessSet set(collected.sink());
+  // `setsid` leaves the group, so that it outlives the child, with stdout but without stderr.
+  set.spawn(shell("setsid sleep 5 2>/dev/null & echo last words >&2"));
+  ASSERT_TRUE(set.wait_all(soon()));
+  EXPECT_EQ(collected.err(), (std::vector<std::string>{"last words"}));
+}
+
 }  // namespace
 }  // namespace accelerate::detail

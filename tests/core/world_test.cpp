@@ -232,7 +232,28 @@ TEST(DetectWorld, LeavesThePlaceOnTheHostOpenWhenNobodyTellsIt) {
   const World world = detect({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "head"}});
   EXPECT_EQ(world.local_rank, std::nullopt);
   EXPECT_EQ(world.local_size, std::nullopt);
-  EXPECT_EQ(detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).local_rank, 0);
+}
+
+TEST(DetectWorld, TakesASingleProcessForAloneUnlessItHasALocalRank) {
+  EXPECT_EQ(detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), World{});
+  EXPECT_EQ(detect({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}), World{});
+  EXPECT_EQ(detect({{"OMPI_COMM_WORLD_RANK", "0"},
+                    {"OMPI_COMM_WORLD_SIZE", "1"},
+                    {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}}),
+            World{});
+  const World launched = detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}});
+  EXPECT_EQ(launched.source, WorldSource::kTorchrun);
+  EXPECT_EQ(launched.local_rank, 0);
+}
+
+TEST(ThreadsAreChosen, ByAnyTextButZero) {
+  const auto chosen = [](const std::string& text) {
+    return threads_are_chosen(Environment({{"OMP_NUM_THREADS", text}}));
+  };
+  EXPECT_TRUE(chosen("3"));
+  EXPECT_TRUE(chosen("4,2"));
+  EXPECT_FALSE(chosen("0"));
+  EXPECT_FALSE(chosen(""));
 }
 
 TEST(DetectWorld, NamesBothVariablesThatContradictEachOther) {

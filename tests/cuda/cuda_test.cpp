@@ -2,6 +2,7 @@
 // tensors.
 #include <accelerate/accelerate.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <map>
 #include <string>

@@ -4,10 +4,13 @@
 #include <torch/torch.h>
 
 #include "accelerate/errors.h"
-#include "modeling/sharded.h"
+#include "comm/sharded.h"
+#include "support/message_of.h"
 
 namespace accelerate {
 namespace {
+
+using test::message_of;
 
 struct EncoderImpl : torch::nn::Module {
   EncoderImpl() {
@@ -52,16 +55,6 @@ struct CompiledRegions : ModuleWrapper {
 };
 
 using ModulePtr = std::shared_ptr<torch::nn::Module>;
-
-template <class E, class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST(ExtractModel, ReturnsAPlainModelAsItIs) {
   const Net net;

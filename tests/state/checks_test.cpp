@@ -9,19 +9,12 @@
 #include <thread>
 
 #include "accelerate/errors.h"
+#include "support/message_of.h"
 
 namespace accelerate {
 namespace {
 
-template <class E, class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
+using test::message_of;
 
 const std::string kTorch =
     std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "accelerate/errors.h"
+#include "support/message_of.h"
 
 // The allocators of the sanitizers end the program at an absurd size unless they are told to fail
 // as malloc does.
@@ -24,22 +25,14 @@ extern "C" __attribute__((visibility("default"))) const char* __tsan_default_opt
 namespace accelerate {
 namespace {
 
+using test::message_of;
+
 /// What LibTorch says when the CPU has no more memory.
 [[noreturn]] void run_out_of_memory() {
   throw std::runtime_error(
       "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
       "you "
       "tried to allocate 1 bytes. Error code 12 (Cannot allocate memory)");
-}
-
-template <class E, class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 TEST(ShouldReduceBatchSize, RecognisesLibTorchsOwnErrorOnTheCpu) {

@@ -8,10 +8,13 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
+#include "support/message_of.h"
 #include "support/reference_path.h"
 
 namespace accelerate {
 namespace {
+
+using test::message_of;
 
 const nlohmann::json& python() {
   static const auto values = [] {
@@ -28,16 +31,6 @@ std::vector<double> doubles(const torch::Tensor& tensor) {
 
 std::vector<std::int64_t> integers(const torch::Tensor& tensor) {
   return {tensor.data_ptr<std::int64_t>(), tensor.data_ptr<std::int64_t>() + tensor.numel()};
-}
-
-template <class E, class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 TEST(SetSeed, MakesTorchDrawPythonsNumbers) {

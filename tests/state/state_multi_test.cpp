@@ -74,7 +74,9 @@ TEST(StateOnProcesses, KnowsEveryRankAndPrintsWhatPythonPrints) {
       std::ifstream file(test::reference_path("state/state.json"));
       std::ostringstream out;
       out << state;
-      EXPECT_EQ(out.str(), nlohmann::json::parse(file).at("printed").at("partial_rank_1_of_2"));
+      EXPECT_EQ(
+          out.str(),
+          nlohmann::json::parse(file).at("printed").at("partial_rank_1_of_2").get<std::string>());
     }
   });
 }
@@ -152,6 +154,35 @@ TEST(LocalMainProcessFirst, LetsTheFirstOfEachHostGoFirst) {
     // Each process counts in the shared store; the first ones of the hosts are 1 and 2.
     const auto place = state.local_main_process_first([&] { return state.store()->add("n", 1); });
     EXPECT_EQ(place <= 2, state.is_local_main_process());
+  });
+}
+
+TEST(LocalMainProcessFirst, LetsThoseThatWaitThrowWhenTheFirstOfAnotherHostFails) {
+  on_processes(4, {.processes_per_host = 2}, [](PartialState& state) {
+    const auto section = [&] {
+      if (state.process_index() == 2) throw std::runtime_error("no disk here");
+    };
+    if (state.process_index() == 0) {
+      EXPECT_NO_THROW(state.local_main_process_first(section));
+    } else if (state.process_index() == 2) {
+      EXPECT_THROW(state.local_main_process_first(section), std::runtime_error);
+    }
+    if (state.is_local_main_process()) return;
+    try {
+      state.local_main_process_first(section);
+      ADD_FAILURE() << "rank " << state.process_index() << " went on";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.rank(), 2);
+      EXPECT_TRUE(std::string(error.what()).ends_with("failed there: no disk here"))
+          << error.what();
+    }
+  });
+}
+
+TEST(MainProcessFirst, MayBeTheLastThingThatProcess0Does) {
+  // Rank 0 takes the store with it when it ends.
+  on_processes(3, on_a_port(), [](PartialState& state) {
+    EXPECT_EQ(state.main_process_first([] { return 1; }), 1);
   });
 }
 
@@ -277,6 +308,20 @@ TEST(Launchers, TorchrunIsUnderstood) {
   });
 }
 
+TEST(Launchers, TheNumberOfProcessesOnAHostIsFoundOutWhereItIsNotTold) {
+  on_processes(3, on_a_port(), [] {
+    // Rank 0 is told, the others are not.
+    if (rank_from_harness() != 0) ::unsetenv("LOCAL_WORLD_SIZE");
+    PartialState state;
+    EXPECT_EQ(state.local_process_index(), rank_from_harness());
+    EXPECT_EQ(state.local_num_processes(), 3);
+    EXPECT_EQ(state.num_machines(), 1);
+    EXPECT_EQ(Environment::process().get("LOCAL_WORLD_SIZE"), "3");
+    expect_a_working_group(state);
+    state.wait_for_everyone();
+  });
+}
+
 TEST(Launchers, OpenMpiIsUnderstoodAndItsNumbersArePassedOn) {
   on_processes(2, on_a_port(), [] {
     rename({{"RANK", "OMPI_COMM_WORLD_RANK"},
@@ -397,6 +442,8 @@ TEST(AcceleratorStateOnProcesses, RefusesShardingWithoutEngineAndLeavesNothingBe
     const AcceleratorState state({}, {.fsdp = true});
     EXPECT_EQ(state.distributed_type(), DistributedType::kFsdp);
     EXPECT_EQ(PartialState().distributed_type(), DistributedType::kFsdp);
+    PartialState::_reset_state();
+    EXPECT_EQ(AcceleratorState().distributed_type(), DistributedType::kFsdp);  // not lost with it
     state.wait_for_everyone();
   });
 }

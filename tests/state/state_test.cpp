@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <fstream>
 #include <map>
@@ -14,10 +15,13 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/kwargs.h"
+#include "support/message_of.h"
 #include "support/reference_path.h"
 
 namespace accelerate {
 namespace {
+
+using test::message_of;
 
 using detail::FromAccelerator;
 
@@ -31,16 +35,6 @@ std::string printed(const T& object) {
   std::ostringstream out;
   out << object;
   return out.str();
-}
-
-template <class E, class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 // Every test begins and ends without state; the environment says "CPU" and names no launcher.
@@ -87,7 +81,8 @@ TEST_F(PartialStateTest, IsAloneWithoutLauncher) {
 }
 
 TEST_F(PartialStateTest, PrintsWhatPythonPrints) {
-  EXPECT_EQ(printed(PartialState()), reference().at("printed").at("partial_alone"));
+  EXPECT_EQ(printed(PartialState()),
+            reference().at("printed").at("partial_alone").get<std::string>());
 }
 
 TEST_F(PartialStateTest, IsMadeOnceAndLaterOptionsDoNotCount) {
@@ -155,6 +150,44 @@ TEST_F(PartialStateTest, RefusesOptionsThatAreNotComplete) {
   EXPECT_EQ(message_of<ConfigError>([] { PartialState state({.rank = 0, .world_size = 2}); }),
             "MASTER_ADDR is missing: rank and world_size say who this process is, but not where "
             "the others are. Set it, or give init_method or store.");
+}
+
+TEST_F(PartialStateTest, RefusesNumbersOutsideOfTheirRange) {
+  const auto refusal = [](const PartialStateOptions& options) {
+    return message_of<ConfigError>([&] { PartialState state(options); });
+  };
+  EXPECT_EQ(refusal({.rank = 0, .world_size = 2, .local_rank = -1}),
+            "local_rank is -1. It begins at 0.");
+  EXPECT_EQ(refusal({.rank = 0, .world_size = 2, .local_world_size = 0}),
+            "local_world_size is 0. A host has at least one process.");
+  EXPECT_EQ(refusal({.rank = 0, .world_size = 2, .local_rank = 2, .local_world_size = 2}),
+            "local_rank (or LOCAL_RANK) is 2, but local_world_size (or LOCAL_WORLD_SIZE) is 2: "
+            "local ranks go from 0 to local_world_size - 1.");
+  EXPECT_EQ(refusal({.init_method = "tcp://127.0.0.1:29500abc",
+                     .rank = 1,
+                     .world_size = 2,
+                     .local_rank = 1,
+                     .local_world_size = 2}),
+            "the port in '127.0.0.1:29500abc' must be a number from 1 to 65535.");
+  auto patched = patch_environment({{"MASTER_PORT", "70000"}});
+  EXPECT_EQ(refusal({.rank = 0, .world_size = 2}),
+            "MASTER_PORT is 70000. Ports go from 0 to 65535.");
+  EXPECT_FALSE(PartialState::initialized());
+}
+
+TEST_F(PartialStateTest, IsNotMadeWhenAVariableIsNoTruthValue) {
+  for (const char* name : {"FORK_LAUNCHED", "ACCELERATE_CPU_AFFINITY", "ACCELERATE_DEBUG_MODE"}) {
+    auto patched = patch_environment({{name, "perhaps"}});
+    EXPECT_THROW(PartialState(), ConfigError) << name;
+    EXPECT_FALSE(PartialState::initialized()) << name;
+  }
+}
+
+TEST_F(PartialStateTest, IsAloneWhenOneProcessWasStartedWithoutALocalRank) {
+  auto patched = patch_environment({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  PartialState state;
+  EXPECT_EQ(state.distributed_type(), DistributedType::kNo);
+  EXPECT_FALSE(state.process_group());
 }
 
 TEST_F(PartialStateTest, RefusesSageMaker) {
@@ -386,7 +419,7 @@ TEST_F(AcceleratorStateTest, IsMadeByAnAcceleratorOnlyAndLeavesNothingBehindOthe
 
 TEST_F(AcceleratorStateTest, PrintsWhatPythonPrints) {
   const AcceleratorState state({.mixed_precision = PrecisionType::kBf16}, FromAccelerator{});
-  EXPECT_EQ(printed(state), reference().at("printed").at("accelerator_alone"));
+  EXPECT_EQ(printed(state), reference().at("printed").at("accelerator_alone").get<std::string>());
   EXPECT_EQ(printed(AcceleratorState()), printed(state));
 }
 
@@ -525,12 +558,12 @@ TEST_F(GradientStateTest, BeginsSynchronisedWithOneStepOutsideOfALoader) {
 
 TEST_F(GradientStateTest, PrintsWhatPythonPrints) {
   const auto expected = reference().at("gradient");
-  EXPECT_EQ(printed(GradientState()), expected.at(0).at("printed"));
+  EXPECT_EQ(printed(GradientState()), expected.at(0).at("printed").get<std::string>());
   EXPECT_EQ(printed(GradientState(GradientAccumulationPlugin{.num_steps = 4})),
-            expected.at(1).at("printed"));
+            expected.at(1).at("printed").get<std::string>());
   EXPECT_EQ(printed(GradientState(GradientAccumulationPlugin{
                 .num_steps = 2, .sync_with_dataloader = false, .sync_each_batch = true})),
-            expected.at(2).at("printed"));
+            expected.at(2).at("printed").get<std::string>());
 }
 
 TEST_F(GradientStateTest, TakesThePluginOfALaterConstructionAndKeepsItWithoutOne) {
@@ -576,6 +609,26 @@ TEST_F(GradientStateTest, RemovesALoaderFromTheMiddle) {
   state._add_dataloader(b);
   state._remove_dataloader(a);
   EXPECT_EQ(state.dataloader_references(), (std::vector<std::shared_ptr<DataLoaderStateMixin>>{b}));
+}
+
+// Says goodbye as real loaders do.
+struct LoaderThatLeaves : FakeLoader {
+  ~LoaderThatLeaves() override { GradientState()._remove_dataloader(this); }
+};
+
+TEST_F(GradientStateTest, LetsALoaderLeaveFromItsDestructor) {
+  GradientState state;
+  auto kept = std::make_shared<FakeLoader>();
+  state._add_dataloader(kept);
+  state._add_dataloader(std::make_shared<LoaderThatLeaves>());
+  auto leaving = std::make_shared<LoaderThatLeaves>();
+  state._add_dataloader(leaving);
+  leaving.reset();
+  EXPECT_EQ(state.active_dataloader(), kept);
+  EXPECT_EQ(state.dataloader_references().size(), 1U);
+  GradientState::_reset_state();
+  state._remove_dataloader(kept);  // nothing to do, and nothing to complain about
+  EXPECT_FALSE(GradientState::initialized());
 }
 
 TEST_F(GradientStateTest, CountsShardedGradientsAsSynchronised) {

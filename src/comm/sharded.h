@@ -1,4 +1,4 @@
-// src/modeling/sharded.h - how other areas learn that a parameter is spread over processes.
+// src/comm/sharded.h - how other areas learn that a parameter is spread over processes.
 #pragma once
 
 #include "accelerate/api.h"

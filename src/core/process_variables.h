@@ -1,0 +1,13 @@
+// src/core/process_variables.h - edits of the process's environment by the library itself.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace accelerate::detail {
+
+/// Sets a variable of this process, or removes it when there is no value. Waits for whoever else in
+/// this library reads or edits the environment: `setenv` itself knows no locks.
+void set_process_variable(const std::string& name, const std::optional<std::string>& value);
+
+}  // namespace accelerate::detail
