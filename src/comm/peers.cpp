@@ -83,8 +83,18 @@ void Peers::guarded(const std::function<void()>& communicate) const {
   }
 }
 
+// Newer versions of LibTorch call it by another name.
+template <class Group>
+c10::intrusive_ptr<c10d::Work> all_gather_into(Group& group, at::Tensor& out, at::Tensor& in) {
+  if constexpr (requires { group.all_gather_single(out, in); }) {
+    return group.all_gather_single(out, in);
+  } else {
+    return group._allgather_base(out, in);
+  }
+}
+
 void Peers::all_gather(at::Tensor out, at::Tensor in) const {
-  guarded([&] { group_->_allgather_base(out, in)->wait(); });
+  guarded([&] { all_gather_into(*group_, out, in)->wait(); });
 }
 
 void Peers::broadcast(at::Tensor tensor, int root) const {

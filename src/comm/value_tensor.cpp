@@ -144,7 +144,7 @@ const TensorInformation* tensor_information(const Value& value) {
 
 std::string dtype_name(at::ScalarType dtype) {
   if (dtype == at::ScalarType::Undefined) return "undefined";
-  return "torch." + c10::getDtypeNames(dtype).first;
+  return "torch." + std::string(c10::getDtypeNames(dtype).first);
 }
 
 at::ScalarType read_dtype(const TreePath& path, const Value& value) {
