@@ -63,6 +63,9 @@ class Peers {
 
  private:
   [[nodiscard]] bool serves(c10::DeviceType device) const;
+  /// Whether all ranks send their part straight to each other; `out` is as large on each.
+  [[nodiscard]] bool short_way(const at::Tensor& out) const;
+  void exchange(const at::Tensor& out, const at::Tensor& in) const;
 
   const char* operation_;
   std::source_location where_;

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -92,11 +93,49 @@ void or_comm_error(std::source_location where, F&& f) {
   }
 }
 
+// c10d splits a group backend by backend, all under one name in the store: with Gloo for two
+// devices the second one would wait for addresses that the first has used up. A split of ours is a
+// new group of the same kind.
+class Group : public c10d::ProcessGroup {
+ public:
+  Group(const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options)
+      : c10d::ProcessGroup(store, options.rank, options.world_size),
+        store_(store),
+        options_(options) {}
+
+  c10::intrusive_ptr<c10d::ProcessGroup> splitGroup(
+      const std::vector<int>& ranks, const std::optional<std::chrono::milliseconds>& timeout,
+      const std::optional<c10::intrusive_ptr<c10d::Backend::Options>>& /*of the backend*/,
+      const std::optional<std::string>& name,
+      const std::optional<std::string>& description) override {
+    const auto own = std::ranges::find(ranks, options_.rank);
+    if (own == ranks.end()) {
+      throw ArgumentError(str("splitGroup: rank ", options_.rank,
+                              " is not among the ranks of the new group, ", join(ranks), "."));
+    }
+    auto options = options_;
+    options.rank = static_cast<int>(own - ranks.begin());
+    options.world_size = static_cast<int>(ranks.size());
+    options.timeout = timeout.value_or(options.timeout);
+    // The same ranks may be split off again: each time is a group of its own.
+    const auto place = str("split/", join(ranks), "/", splits_[ranks]++);
+    auto group = make_process_group(c10::make_intrusive<c10d::PrefixStore>(place, store_), options);
+    group->setGroupName(name.value_or(str(getGroupName(), "/", place)));
+    if (description) group->setGroupDesc(*description);
+    return group;
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+  GroupOptions options_;
+  std::map<std::vector<int>, int> splits_;
+};
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options) {
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, options.rank, options.world_size);
+  c10::intrusive_ptr<c10d::ProcessGroup> group = c10::make_intrusive<Group>(store, options);
   std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
   const auto wanted = parse_backend(options.backend);
   for (const auto& [device, name] : wanted) {

@@ -277,6 +277,25 @@ TEST(Worlds, MeetAtAStoreThatTheProgramBringsAndFindTheirPlaceOnTheHost) {
   std::filesystem::remove(path);
 }
 
+TEST(Worlds, CanBeSplitMoreThanOnce) {
+  on_processes(3, [](PartialState& state) {
+    const auto world = state.process_group();
+    if (state.process_index() == 1) return;
+    for (int round = 0; round < 2; ++round) {
+      const auto pair =
+          world->splitGroup({0, 2}, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+      std::vector<at::Tensor> sum{torch::full({1}, 1 + state.process_index())};
+      pair->allreduce(sum)->wait();
+      EXPECT_EQ(pair->getSize(), 2);
+      EXPECT_EQ(sum.front().item<int>(), 4);
+    }
+    const auto others = std::vector{1};
+    EXPECT_THROW(
+        (void)world->splitGroup(others, std::nullopt, std::nullopt, std::nullopt, std::nullopt),
+        ArgumentError);
+  });
+}
+
 TEST(Worlds, MeetAtAFile) {
   const auto path = scratch_file("file");
   on_processes(2, {.rendezvous = false}, [&] {
