@@ -20,6 +20,7 @@
 #include "accelerate/parallelism_config.h"
 #include "accelerate/progress.h"
 #include "accelerate/random.h"
+#include "accelerate/rich.h"
 #include "accelerate/state.h"
 #include "accelerate/tree.h"
 #include "accelerate/value.h"

@@ -34,7 +34,7 @@ bool is_private_use_named(std::string_view name, bool check_device) {
 /// Python packages whose work this build does itself. What is not listed exists for Python only, or
 /// is not in this build.
 bool contains_part(std::string_view package) {
-  static constexpr std::string_view kParts[] = {"tqdm"};
+  static constexpr std::string_view kParts[] = {"rich", "tqdm"};
   return std::ranges::find(kParts, package) != std::end(kParts);
 }
 

@@ -8,6 +8,7 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/kwargs.h"
+#include "accelerate/rich.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "state/accelerator_backend.h"
@@ -71,6 +72,7 @@ void attempt(F&& f) noexcept {
 std::vector<std::string> fill_slot(const PartialStateOptions& options) {
   const std::lock_guard lock(slot().mutex);
   if (current_facts() != nullptr) return {};  // another thread was faster
+  rich::install();
   Startup startup = start_up(options);
   slot().all.push_back(std::move(startup.facts));
   slot().current.store(slot().all.back().get(), std::memory_order_release);
