@@ -13,7 +13,7 @@ def read(path):
 
 
 ours, python = read(sys.argv[1]), read(sys.argv[2])
-print(f"{'case':<32}{'ours':>12}{'Python':>12}  {'unit':<5}{'ratio':>8}")
+print(f"{'case':<46}{'ours':>12}{'Python':>12}  {'unit':<5}{'ratio':>8}")
 for name, (value, unit) in ours.items():
     reference = python.get(name, (float("nan"), unit))[0]
-    print(f"{name:<32}{value:>12.1f}{reference:>12.1f}  {unit:<5}{value / reference:>8.3f}")
+    print(f"{name:<46}{value:>12.1f}{reference:>12.1f}  {unit:<5}{value / reference:>8.3f}")

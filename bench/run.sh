@@ -33,5 +33,9 @@ for _ in 1 2 3; do
   done
 done
 
+if [ $processes -eq 2 ]; then
+  "$ACCELERATE_PYTHON" launches.py "$BENCH" "$results/ours" "$results/python"
+fi
+
 echo "$(date -u +%F), $(nproc) cores, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $where, medians of 3 rounds"
 "$ACCELERATE_PYTHON" compare.py "$results/ours" "$results/python"

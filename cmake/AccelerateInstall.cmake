@@ -1,13 +1,23 @@
-# Installation: headers, libraries and a package file for find_package(accelerate).
+# Installation: commands, headers, libraries and a package file for find_package(accelerate).
 include_guard(GLOBAL)
 
 # What `make install` has to build.
-add_custom_target(accelerate_installed DEPENDS accelerate)
+add_custom_target(accelerate_installed DEPENDS accelerate accelerate_cli accelerate_torch_cli)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/accelerate)
 set_target_properties(accelerate PROPERTIES
   INSTALL_RPATH "\$ORIGIN;${ACCELERATE_TORCH_FOUND}/lib")
 
 install(TARGETS accelerate EXPORT accelerate_targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# The commands: `accelerate` finds accelerate-torch beside itself, and that finds the library.
+file(RELATIVE_PATH bin_to_lib ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+set_target_properties(accelerate_torch_cli PROPERTIES
+  INSTALL_RPATH "\$ORIGIN/${bin_to_lib};${ACCELERATE_TORCH_FOUND}/lib")
+install(TARGETS accelerate_cli accelerate_torch_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+# Python's names for single commands.
+foreach(command config launch estimate-memory merge-weights)
+  install(CODE "file(CREATE_LINK accelerate
+    \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}/accelerate-${command}\" SYMBOLIC)")
+endforeach()
 if(TARGET accelerate_cuda)
   # Opened at run time from beside libaccelerate.so; nobody links it.
   add_dependencies(accelerate_installed accelerate_cuda)

@@ -37,8 +37,8 @@ done
 for known in src/*/; do
   grep -q "^$(basename "$known"):" tools/layers.txt || complain "$known has no line in tools/layers.txt"
 done
-while IFS= read -r hit; do complain "$hit: core has no Torch"; done < <(
-  grep -rnE '^#include <(torch|ATen|c10)/' src/core || true)
+while IFS= read -r hit; do complain "$hit: core and launch have no Torch"; done < <(
+  grep -rnE '^#include <(torch|ATen|c10)/' src/core src/launch || true)
 while IFS= read -r hit; do complain "$hit: a public header may include public headers only"; done < <(
   grep -rnE "^#include \"" include | grep -v '"accelerate/' || true)
 while IFS= read -r hit; do complain "$hit: <torch/torch.h> costs 20 s; only accelerate.h may"; done < <(

@@ -28,7 +28,9 @@ fail() {
 
 # --- system packages ---------------------------------------------------------------------------
 
-wanted_packages() { sed -e 's/#.*//' -e 's/[[:space:]]*$//' -e '/^$/d' tools/packages.txt; }
+listed_packages() { sed -e 's/#.*//' -e 's/[[:space:]]*$//' -e '/^$/d' tools/packages.txt; }
+wanted_packages() { listed_packages | grep -v '^?'; }
+welcome_packages() { listed_packages | sed -n 's/^?//p'; }  # some tests want them, nothing else does
 
 missing_packages() {
   comm -13 <(dpkg-query -W -f '${Package} ${Status}\n' "$@" 2>/dev/null |
@@ -67,6 +69,18 @@ install_packages() {  # names
       "An interrupted installation is repaired by:  dpkg --configure -a"
   fi
   rm -f "$log"
+}
+
+# One try, and one line when it fails: without them some tests are skipped, and that is all.
+try_packages() {  # names
+  command -v dpkg-query >/dev/null || return 0
+  local missing tried=$deps/.packages-tried
+  missing=$(missing_packages "$@" | tr '\n' ' ')
+  [ -z "${missing// /}" ] && return 0
+  [ "$(cat "$tried" 2>/dev/null)" = "$missing" ] && return 0
+  (install_packages "$@") 2>/dev/null </dev/null && return 0  # asks for no password
+  say "not installed: ${missing% }. The tests that want them are skipped."
+  mkdir -p "$deps" 2>/dev/null && printf '%s\n' "$missing" >"$tried" || true
 }
 
 # --- LibTorch ----------------------------------------------------------------------------------
@@ -226,6 +240,8 @@ case "${1:-}" in
   "")
     # shellcheck disable=SC2046 # one word per package
     install_packages $(wanted_packages)
+    # shellcheck disable=SC2046
+    try_packages $(welcome_packages)
     ensure_libtorch
     ;;
   --where) find_libtorch || fail "LibTorch is not there yet." "Run: make setup" ;;

@@ -1,8 +1,7 @@
 // accelerate/launchers.h - run a function on several processes from inside a program.
 //
-//     accelerate::debug_launcher([] { train(); }, {.num_processes = 2});     // CPU, to try things
-//     accelerate::notebook_launcher(train, {.num_processes = 8}, epochs);    // the GPUs of this
-//     host
+//     accelerate::debug_launcher([] { train(); }, {.num_processes = 2});   // CPU, to try things
+//     accelerate::notebook_launcher(train, {.num_processes = 8}, epochs);  // the GPUs of this host
 //
 // and `record`, which makes the errors of a program known to whoever launched it. To start a
 // program on several processes from outside, use the command `accelerate launch`.
@@ -51,17 +50,24 @@ struct NotebookLaunchOptions {
   /// Per machine. Must be given.
   std::optional<int> num_processes = std::nullopt;
   PrecisionType mixed_precision = PrecisionType::kNo;
-  /// Where rank 0 is met; "0" takes a port that is free.
+  /// Where rank 0 is met, on several machines the same on each; "0" takes a port that is free (on
+  /// one machine).
   std::string use_port = "29500";
+  /// An address of machine 0 that the others can reach.
   std::string master_addr = "127.0.0.1";
+  /// Which of the machines this is. Its processes have the ranks from node_rank * num_processes on.
   int node_rank = 0;
+  /// The launcher has to be called on each of them.
   int num_nodes = 1;
-  /// "static" or "c10d".
+  /// "static", or on one machine "c10d".
   std::string rdzv_backend = "static";
   /// "host:port" instead of `master_addr` and `use_port`.
   std::string rdzv_endpoint = {};
+  /// "timeout" (or "join_timeout"): for how many seconds the processes wait for each other.
   std::map<std::string, std::string> rdzv_conf = {};
   std::string rdzv_id = "none";
+  /// How often all processes are started again when one has failed; TORCHELASTIC_RESTART_COUNT says
+  /// in them how often that has happened. On one machine.
   int max_restarts = 0;
   /// Seconds between two looks at the processes where the kernel does not report their end.
   double monitor_interval = 0.1;
@@ -94,11 +100,12 @@ void debug_launcher(F&& f, const DebugLaunchOptions& options = {}, Args&&... arg
 }
 
 /// Runs `f(args...)` on `num_processes` processes of this host, each on its own accelerator. With
-/// one process `f` runs right here. The `Accelerator` must be made inside `f`.
+/// one process in all `f` runs right here. The `Accelerator` must be made inside `f`.
 ///
-/// Throws `ConfigError` for options that are missing or contradict each other, `StateError` when
-/// this process has an `AcceleratorState` already, `UnsupportedError` for restarts and several
-/// machines (use `accelerate launch`), and what `debug_launcher` throws.
+/// Throws `ConfigError` for options that are missing or contradict each other or a port that is
+/// taken, `StateError` when this process has an `AcceleratorState` already, `UnsupportedError` for
+/// restarts or c10d on several machines (use `accelerate launch`), and what `debug_launcher`
+/// throws.
 template <class F, class... Args>
 void notebook_launcher(F&& f, const NotebookLaunchOptions& options, Args&&... args) {
   detail::notebook_launch(options,

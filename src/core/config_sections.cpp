@@ -83,6 +83,7 @@ const std::vector<std::string>& known_section_keys(std::string_view section) {
 std::string_view optional_section_prefix(std::string_view section) {
   if (section == "fsdp_config") return "fsdp_";
   if (section == "fp8_config") return "fp8_";
+  if (section == "dynamo_config") return "dynamo_";
   return "";
 }
 

@@ -14,6 +14,8 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "core/exception_text.h"
+#include "core/log.h"
+#include "core/ports.h"
 #include "core/process_variables.h"
 #include "core/subprocess.h"
 #include "core/text.h"
@@ -129,32 +131,16 @@ bool comes_before(const Failure& a, const Failure& b) {
 
 class Children {
  public:
-  Children(const ChildrenOptions& options, std::string call)
-      : options_(options), call_(std::move(call)), processes_(sink()) {}
+  Children(const ChildrenOptions& options, std::string call, int attempt)
+      : options_(options), call_(std::move(call)), attempt_(attempt), processes_(sink()) {}
 
   void start(const std::function<void()>& body) {
-    for (int rank = 0; rank < options_.num_processes; ++rank) {
+    for (int local_rank = 0; local_rank < options_.num_processes; ++local_rank) {
       reports_.emplace_back();
-      const int report_fd = reports_.back().write_end();
-      SpawnOptions spawn;
-      if (options_.log_line_prefix_template) {
-        spawn.output = StreamTarget::kPipe;
-        spawn.error = StreamTarget::kPipe;
-      }
-      auto variables = options_.variables(rank);
       if (options_.start_method == StartMethod::kFork) {
-        processes_.fork(spawn, [&] {
-          for (const auto& [name, value] : variables) set_process_variable(name, value);
-          return run_and_report(body, report_fd);
-        });
+        fork(local_rank, body);
       } else {
-        variables.emplace_back(kCallVariable, call_);
-        variables.emplace_back(kReportVariable, str(report_fd));
-        spawn.program = "/proc/self/exe";
-        spawn.argv = own_command_line();
-        spawn.environment = environment_with(variables);
-        spawn.inherit = {report_fd};
-        processes_.spawn(spawn);
+        spawn(local_rank);
       }
       reports_.back().close_write();
     }
@@ -183,12 +169,60 @@ class Children {
   }
 
  private:
-  ProcessSet::LineSink sink() const {
+  [[nodiscard]] int rank_of(int local_rank) const { return options_.first_rank + local_rank; }
+  [[nodiscard]] bool serves(int local_rank) const {
+    return options_.listen_fd && rank_of(local_rank) == 0;
+  }
+
+  [[nodiscard]] VariableChanges variables_of(int local_rank) const {
+    auto variables = options_.variables(
+        {.local_rank = local_rank, .rank = rank_of(local_rank), .attempt = attempt_});
+    if (serves(local_rank)) variables.emplace_back(kListenFdVariable, str(*options_.listen_fd));
+    return variables;
+  }
+
+  [[nodiscard]] SpawnOptions streams() const {
+    SpawnOptions spawn;
+    if (options_.log_line_prefix_template) {
+      spawn.output = StreamTarget::kPipe;
+      spawn.error = StreamTarget::kPipe;
+    }
+    return spawn;
+  }
+
+  void fork(int local_rank, const std::function<void()>& body) {
+    const auto variables = variables_of(local_rank);
+    const int report_fd = reports_.back().write_end();
+    processes_.fork(streams(), [&] {
+      for (const auto& [name, value] : variables) set_process_variable(name, value);
+      // The port shall be closed when rank 0 is gone.
+      if (options_.listen_fd && !serves(local_rank)) ::close(*options_.listen_fd);
+      return run_and_report(body, report_fd);
+    });
+  }
+
+  void spawn(int local_rank) {
+    auto variables = variables_of(local_rank);
+    const int report_fd = reports_.back().write_end();
+    variables.emplace_back(kCallVariable, call_);
+    variables.emplace_back(kReportVariable, str(report_fd));
+    SpawnOptions spawn = streams();
+    spawn.program = "/proc/self/exe";
+    spawn.argv = own_command_line();
+    spawn.environment = environment_with(variables);
+    spawn.inherit = options_.inherit;
+    spawn.inherit.push_back(report_fd);
+    if (serves(local_rank)) spawn.inherit.push_back(*options_.listen_fd);
+    processes_.spawn(spawn);
+  }
+
+  ProcessSet::Sink sink() const {
     if (!options_.log_line_prefix_template) return {};
-    return [this](std::size_t rank, ProcessSet::Stream stream, std::string_view line) {
-      const int index = static_cast<int>(rank);
-      const std::string text =
-          str(fill_prefix_template(*options_.log_line_prefix_template, index, index), line, "\n");
+    return [this](std::size_t index, ProcessSet::Stream stream, std::string_view line) {
+      const int local_rank = static_cast<int>(index);
+      const std::string text = str(fill_prefix_template(*options_.log_line_prefix_template,
+                                                        "default", rank_of(local_rank), local_rank),
+                                   line, "\n");
       write_fully(stream == ProcessSet::Stream::kOutput ? STDOUT_FILENO : STDERR_FILENO, text);
     };
   }
@@ -196,7 +230,7 @@ class Children {
   std::optional<Failure> failure_of(std::size_t index) {
     const ExitStatus& status = processes_.status(index);
     const Report report = read_report(reports_[index]);
-    const int rank = static_cast<int>(index);
+    const int rank = rank_of(static_cast<int>(index));
     const std::string who = str(options_.launcher, ": rank ", rank);
     if (report.failed) {
       return Failure{rank, report.lost_peers, report.nanoseconds,
@@ -219,6 +253,7 @@ class Children {
 
   const ChildrenOptions& options_;
   std::string call_;
+  int attempt_;
   std::vector<PipePair> reports_;
   ProcessSet processes_;
 };
@@ -250,9 +285,17 @@ void launch_children(const ChildrenOptions& options, const std::function<void()>
     return;
   }
   if (options.start_method == StartMethod::kFork) refuse_unsafe_fork(options.launcher);
-  Children children(options, call);
-  children.start(body);
-  children.wait();
+  for (int attempt = 0;; ++attempt) {
+    Children children(options, call, attempt);
+    children.start(body);
+    try {
+      return children.wait();
+    } catch (const CommError& error) {
+      if (attempt >= options.max_restarts) throw;
+      warn(str(error.what(), "\nAll processes are started again (restart ", attempt + 1, " of ",
+               options.max_restarts, ")."));
+    }
+  }
 }
 
 bool cuda_is_initialised() {
@@ -284,9 +327,10 @@ void refuse_unsafe_fork(const std::string& launcher) {
   }
 }
 
-std::string fill_prefix_template(const std::string& pattern, int rank, int local_rank) {
+std::string fill_prefix_template(const std::string& pattern, const std::string& role, int rank,
+                                 int local_rank) {
   const std::vector<std::pair<std::string, std::string>> values = {
-      {"${role_name}", "default"}, {"${rank}", str(rank)}, {"${local_rank}", str(local_rank)}};
+      {"${role_name}", role}, {"${rank}", str(rank)}, {"${local_rank}", str(local_rank)}};
   std::string text = pattern;
   for (const auto& [name, value] : values) {
     for (auto at = text.find(name); at != std::string::npos;

@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -79,7 +81,7 @@ enum class Stage : int { kFolder = 1, kExecute = 2 };
 struct Prepared {
   Prepared(const SpawnOptions& options, bool executes)
       : folder(options.working_directory.string()),
-        null_fd(::open("/dev/null", O_WRONLY | O_CLOEXEC)) {
+        null_fd(::open("/dev/null", O_RDWR | O_CLOEXEC)) {
     if (!executes) return;
     program = find_program(options.program.empty() ? options.argv[0] : options.program);
     argv = pointers(options.argv);
@@ -168,12 +170,17 @@ ExitStatus collect(pid_t pid) {
 // Between fork and exec: system calls only.
 void set_up_child(const SpawnOptions& options, const Prepared& prepared, int output, int error,
                   pid_t parent) {
-  ::setpgid(0, 0);
+  if (options.new_session) {
+    ::setsid();  // makes a process group, too
+  } else {
+    ::setpgid(0, 0);
+  }
   if (options.death_signal != 0) {
     ::prctl(PR_SET_PDEATHSIG, options.death_signal);
     // The parent may have ended before the line above.
     if (::getppid() != parent) ::_exit(128 + options.death_signal);
   }
+  if (options.no_input) redirect(prepared.null_fd, STDIN_FILENO);
   if (options.output == StreamTarget::kNull) output = prepared.null_fd;
   if (options.error == StreamTarget::kNull) error = prepared.null_fd;
   redirect(output, STDOUT_FILENO);
@@ -190,6 +197,61 @@ int above_standard_streams(int fd) {
   ::close(fd);
   return moved;
 }
+
+// A stream of a child: the end it writes to, and the one that we read.
+class StreamEnds {
+ public:
+  StreamEnds(StreamTarget target, const std::filesystem::path& file) {
+    if (target == StreamTarget::kPipe) {
+      PipePair pipe;
+      theirs_ = ::fcntl(pipe.write_end(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+      ours_ = pipe.release_read();
+    } else if (target == StreamTarget::kTerminal) {
+      open_terminal();
+    } else if (target == StreamTarget::kFile) {
+      theirs_ = ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+      if (theirs_ < 0)
+        throw Error(str("'", file.string(), "' cannot be written: ", errno_text(errno), "."));
+    }
+  }
+  ~StreamEnds() {
+    close_fd(ours_);
+    close_fd(theirs_);
+  }
+  StreamEnds(const StreamEnds&) = delete;
+  StreamEnds& operator=(const StreamEnds&) = delete;
+
+  [[nodiscard]] int theirs() const noexcept { return theirs_; }
+  [[nodiscard]] int release_ours() noexcept {
+    if (ours_ >= 0) set_nonblocking(ours_);
+    return std::exchange(ours_, -1);
+  }
+
+ private:
+  void open_terminal() {
+    ours_ = above_standard_streams(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+    std::array<char, 64> name{};
+    if (ours_ < 0 || ::grantpt(ours_) != 0 || ::unlockpt(ours_) != 0 ||
+        ::ptsname_r(ours_, name.data(), name.size()) != 0) {
+      throw Error(str("No terminal for a child process: ", errno_text(errno), "."));
+    }
+    theirs_ = above_standard_streams(::open(name.data(), O_RDWR | O_NOCTTY | O_CLOEXEC));
+    if (theirs_ < 0) throw Error(str("No terminal for a child process: ", errno_text(errno), "."));
+    // Bytes arrive as they were written: our own terminal does the rest.
+    termios mode{};
+    ::tcgetattr(theirs_, &mode);
+    ::cfmakeraw(&mode);
+    ::tcsetattr(theirs_, TCSANOW, &mode);
+    winsize size{};
+    for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+      if (::ioctl(fd, TIOCGWINSZ, &size) == 0) break;
+    }
+    ::ioctl(theirs_, TIOCSWINSZ, &size);
+  }
+
+  int ours_ = -1;
+  int theirs_ = -1;
+};
 
 }  // namespace
 
@@ -308,7 +370,7 @@ std::vector<std::string> own_command_line() {
   return split(text, '\0');
 }
 
-ProcessSet::ProcessSet(LineSink sink) : sink_(std::move(sink)) {}
+ProcessSet::ProcessSet(Sink sink, Pieces pieces) : sink_(std::move(sink)), pieces_(pieces) {}
 
 ProcessSet::~ProcessSet() {
   signal_all(SIGKILL);
@@ -335,10 +397,8 @@ std::size_t ProcessSet::fork(const SpawnOptions& options, const std::function<in
 
 std::size_t ProcessSet::start(const SpawnOptions& options, const std::function<int()>* body) {
   Prepared prepared(options, /*executes=*/body == nullptr);
-  std::optional<PipePair> output;
-  std::optional<PipePair> error;
-  if (options.output == StreamTarget::kPipe) output.emplace();
-  if (options.error == StreamTarget::kPipe) error.emplace();
+  StreamEnds output(options.output, options.output_file);
+  StreamEnds error(options.error, options.error_file);
 
   // What is buffered here must not be written twice.
   std::cout.flush();
@@ -348,8 +408,7 @@ std::size_t ProcessSet::start(const SpawnOptions& options, const std::function<i
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid == 0) {
-    set_up_child(options, prepared, output ? output->write_end() : -1,
-                 error ? error->write_end() : -1, parent);
+    set_up_child(options, prepared, output.theirs(), error.theirs(), parent);
     restore_signals(/*executes=*/body == nullptr);
     if (body != nullptr) run_in_child(prepared, *body);
     ::execve(prepared.program.c_str(), prepared.argv.data(), prepared.environment.data());
@@ -358,26 +417,28 @@ std::size_t ProcessSet::start(const SpawnOptions& options, const std::function<i
   if (pid < 0) throw Error(str("No child process could be started: ", errno_text(errno), "."));
 
   // Both sides set the group, so that it exists whoever runs first.
-  ::setpgid(pid, pid);
+  if (!options.new_session) ::setpgid(pid, pid);
   throw_if_not_started(prepared, pid);
 
   Child child;
   child.pid = pid;
   child.pidfd = open_pidfd(pid);
   child.started = Clock::now();
-  if (output) child.output.fd = output->release_read();
-  if (error) child.error.fd = error->release_read();
-  for (const int fd : {child.output.fd, child.error.fd}) {
-    if (fd >= 0) set_nonblocking(fd);
-  }
+  child.output.fd = output.release_ours();
+  child.output.terminal = options.output == StreamTarget::kTerminal;
+  child.error.fd = error.release_ours();
+  child.error.terminal = options.error == StreamTarget::kTerminal;
   children_.push_back(std::move(child));
   return children_.size() - 1;
 }
 
-std::vector<std::size_t> ProcessSet::wait(Clock::time_point deadline) {
-  while (ended_.empty() && running() > 0) {
-    poll_once(deadline);
-    if (Clock::now() >= deadline) break;
+std::vector<std::size_t> ProcessSet::wait(Clock::time_point deadline, std::span<pollfd> also) {
+  const auto called = [&] {
+    return std::ranges::any_of(also, [](const pollfd& each) { return each.revents != 0; });
+  };
+  while (ended_.empty() && (running() > 0 || !also.empty())) {
+    poll_once(deadline, also);
+    if (called() || Clock::now() >= deadline) break;
   }
   return std::exchange(ended_, {});
 }
@@ -390,7 +451,7 @@ bool ProcessSet::wait_all(Clock::time_point deadline) {
   return true;
 }
 
-void ProcessSet::poll_once(Clock::time_point deadline) {
+void ProcessSet::poll_once(Clock::time_point deadline, std::span<pollfd> also) {
   struct Source {
     std::size_t index;
     std::optional<Stream> stream;
@@ -407,15 +468,21 @@ void ProcessSet::poll_once(Clock::time_point deadline) {
       fds.push_back({.fd = fd, .events = POLLIN, .revents = 0});
       sources.push_back({i, stream});
     };
-    add(child.output.fd, Stream::kOutput);
-    add(child.error.fd, Stream::kError);
+    if (listens_) {
+      add(child.output.fd, Stream::kOutput);
+      add(child.error.fd, Stream::kError);
+    }
     add(child.pidfd, std::nullopt);
   }
+  fds.insert(fds.end(), also.begin(), also.end());
   int timeout = milliseconds_until(deadline);
   if (blind) timeout = std::min(timeout, static_cast<int>(kPollWithoutPidfd.count()));
-  ::poll(fds.data(), fds.size(), timeout);
+  if (::poll(fds.data(), fds.size(), timeout) < 0) {
+    for (auto& each : fds) each.revents = 0;
+  }
+  std::copy(fds.end() - static_cast<std::ptrdiff_t>(also.size()), fds.end(), also.begin());
 
-  for (std::size_t i = 0; i < fds.size(); ++i) {
+  for (std::size_t i = 0; i < sources.size(); ++i) {
     if (fds[i].revents != 0 && sources[i].stream) read_some(sources[i].index, *sources[i].stream);
   }
   for (std::size_t i = 0; i < children_.size(); ++i) {
@@ -423,18 +490,23 @@ void ProcessSet::poll_once(Clock::time_point deadline) {
   }
 }
 
+void ProcessSet::deliver(std::size_t index, Stream stream, std::string_view bytes) {
+  if (!sink_) return;
+  if (pieces_ == Pieces::kBytes) return sink_(index, stream, bytes);
+  Pipe& pipe = stream == Stream::kOutput ? children_[index].output : children_[index].error;
+  pipe.lines.append(bytes, [&](std::string_view line) { sink_(index, stream, line); });
+}
+
+// The end of a pipe is an empty read; that of a terminal whose other side is closed, an error.
 void ProcessSet::read_some(std::size_t index, Stream stream) {
   Child& child = children_[index];
   Pipe& pipe = stream == Stream::kOutput ? child.output : child.error;
-  const auto line = [&](std::string_view text) {
-    if (sink_) sink_(index, stream, text);
-  };
   std::array<char, 16384> bytes;
   const ssize_t count = ::read(pipe.fd, bytes.data(), bytes.size());
   if (count > 0) {
-    pipe.lines.append({bytes.data(), static_cast<std::size_t>(count)}, line);
+    deliver(index, stream, {bytes.data(), static_cast<std::size_t>(count)});
   } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
-    pipe.lines.finish(line);
+    pipe.lines.finish([&](std::string_view line) { sink_(index, stream, line); });
     close_fd(pipe.fd);
   }
 }
@@ -471,10 +543,19 @@ void ProcessSet::drain(std::size_t index) {
   for (const auto stream : {Stream::kOutput, Stream::kError}) {
     Pipe& pipe = stream == Stream::kOutput ? child.output : child.error;
     if (pipe.fd < 0) continue;
-    pipe.lines.finish([&](std::string_view text) {
-      if (sink_) sink_(index, stream, text);
-    });
+    pipe.lines.finish([&](std::string_view line) { sink_(index, stream, line); });
     close_fd(pipe.fd);
+  }
+}
+
+void ProcessSet::set_terminal_size(unsigned short rows, unsigned short columns) noexcept {
+  winsize size{};
+  size.ws_row = rows;
+  size.ws_col = columns;
+  for (const auto& child : children_) {
+    for (const Pipe* pipe : {&child.output, &child.error}) {
+      if (pipe->terminal && pipe->fd >= 0) ::ioctl(pipe->fd, TIOCSWINSZ, &size);
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 // that they end with us even when we are killed.
 #pragma once
 
+#include <poll.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -42,9 +43,11 @@ struct ExitStatus {
 /// Where the output of a child goes.
 enum class StreamTarget {
   kInherit,     ///< where ours goes
-  kPipe,        ///< to us, line by line
-  kWithOutput,  ///< stderr only: into the pipe (or file) of stdout, in the order of writing
+  kPipe,        ///< to us
+  kTerminal,    ///< to us through a terminal of its own, so that the child behaves as in ours
+  kWithOutput,  ///< stderr only: where stdout goes, in the order of writing
   kNull,        ///< nowhere
+  kFile,        ///< appended to `SpawnOptions::output_file` or `error_file`
 };
 
 struct SpawnOptions {
@@ -57,6 +60,12 @@ struct SpawnOptions {
   std::filesystem::path working_directory = {};
   StreamTarget output = StreamTarget::kInherit;
   StreamTarget error = StreamTarget::kInherit;
+  std::filesystem::path output_file = {};
+  std::filesystem::path error_file = {};
+  /// Reading stdin gives the end of file, instead of what our stdin has.
+  bool no_input = false;
+  /// A session of its own: without our terminal, whose keys then reach us alone.
+  bool new_session = false;
   /// Descriptors that stay open in the child, under the same number.
   std::vector<int> inherit = {};
   /// What the child gets when the thread that started it ends; 0: nothing.
@@ -86,10 +95,12 @@ class ProcessSet {
  public:
   using Clock = std::chrono::steady_clock;
   enum class Stream { kOutput, kError };
-  using LineSink = std::function<void(std::size_t index, Stream stream, std::string_view line)>;
+  using Sink = std::function<void(std::size_t index, Stream stream, std::string_view text)>;
+  /// What a sink gets: whole lines without their ends, or the bytes as they come.
+  enum class Pieces { kLines, kBytes };
 
-  /// `sink` gets the lines of children with piped streams, on the thread that calls `wait`.
-  explicit ProcessSet(LineSink sink = {});
+  /// `sink` gets what children write to us, on the thread that calls `wait`.
+  explicit ProcessSet(Sink sink = {}, Pieces pieces = Pieces::kLines);
   ~ProcessSet();
   ProcessSet(const ProcessSet&) = delete;
   ProcessSet& operator=(const ProcessSet&) = delete;
@@ -104,10 +115,18 @@ class ProcessSet {
 
   /// Passes lines on until a child has ended or the deadline is over. Returns the children that
   /// ended since the last call, in the order in which that was noticed; their output is complete.
-  [[nodiscard]] std::vector<std::size_t> wait(Clock::time_point deadline);
+  /// Returns early, too, when one of the descriptors in `also` has something to say (`revents`).
+  [[nodiscard]] std::vector<std::size_t> wait(Clock::time_point deadline,
+                                              std::span<pollfd> also = {});
 
   /// The same until all have ended; false when the deadline came first.
   [[nodiscard]] bool wait_all(Clock::time_point deadline);
+
+  /// Whether what children write is read. While it is not, they wait when their pipe is full.
+  void listen(bool reads) noexcept { listens_ = reads; }
+
+  /// The size of the terminals of children that have one.
+  void set_terminal_size(unsigned short rows, unsigned short columns) noexcept;
 
   /// Sends `signal` to the groups of all children that run.
   void signal_all(int signal) noexcept;
@@ -127,6 +146,7 @@ class ProcessSet {
  private:
   struct Pipe {
     int fd = -1;
+    bool terminal = false;
     LineBuffer lines = {};
   };
   struct Child {
@@ -140,12 +160,15 @@ class ProcessSet {
   };
 
   std::size_t start(const SpawnOptions& options, const std::function<int()>* body);
-  void poll_once(Clock::time_point deadline);
+  void poll_once(Clock::time_point deadline, std::span<pollfd> also = {});
+  void deliver(std::size_t index, Stream stream, std::string_view bytes);
   void read_some(std::size_t index, Stream stream);
   bool reap(std::size_t index);
   void drain(std::size_t index);
 
-  LineSink sink_;
+  Sink sink_;
+  Pieces pieces_;
+  bool listens_ = true;
   std::vector<Child> children_;
   std::vector<std::size_t> ended_;
 };

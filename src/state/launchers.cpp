@@ -1,15 +1,19 @@
 #include "accelerate/launchers.h"
 
 #include <ATen/Parallel.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <optional>
+#include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,36 +22,34 @@
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
 #include "core/launch_children.h"
+#include "core/ports.h"
 #include "core/process_variables.h"
 #include "core/text.h"
 #include "core/world.h"
+#include "state/process_group.h"
 
 namespace accelerate::detail {
 namespace {
 
-// The file that the ranks of a debug launch meet at; gone with the launch.
+// The file that the ranks of a debug launch meet at. It has no name on any disk, so that nothing is
+// left of it however the launch ends; the processes open it through the descriptor they inherit.
 class MeetingFile {
  public:
-  MeetingFile() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "accelerate-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) {
-      throw Error(str("debug_launcher: no folder could be made in ",
-                      std::filesystem::temp_directory_path().string(),
-                      " for the processes to meet at. Set TMPDIR to one that can be written to."));
-    }
-    folder_ = pattern;
+  MeetingFile() : fd_(::memfd_create("accelerate-store", MFD_CLOEXEC)) {
+    if (fd_ >= 0) return;
+    throw Error(
+        str("debug_launcher: no file could be made in memory for the processes to meet at: ",
+            std::generic_category().message(errno), "."));
   }
-  ~MeetingFile() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
+  ~MeetingFile() { ::close(fd_); }
   MeetingFile(const MeetingFile&) = delete;
   MeetingFile& operator=(const MeetingFile&) = delete;
 
-  [[nodiscard]] std::string path() const { return (folder_ / "store").string(); }
+  [[nodiscard]] int fd() const { return fd_; }
+  [[nodiscard]] std::string path() const { return str("/proc/self/fd/", fd_); }
 
  private:
-  std::filesystem::path folder_;
+  int fd_;
 };
 
 // Cores shared out among the processes, unless the user has decided already.
@@ -56,15 +58,26 @@ std::optional<int> threads_for(int num_processes) {
   return threads_per_process(physical_core_count(), num_processes);
 }
 
+struct WorldShape {
+  int num_nodes = 1;
+  int processes_per_node = 1;
+
+  [[nodiscard]] int size() const { return num_nodes * processes_per_node; }
+};
+
 // What every child gets. A launcher may itself run below another one, whose traces must go.
-VariableChanges common_variables(int rank, int num_processes, std::optional<int> threads) {
+VariableChanges common_variables(const ChildPlace& place, const WorldShape& world,
+                                 std::optional<int> threads) {
   VariableChanges variables = {
-      {"RANK", str(rank)},
-      {"WORLD_SIZE", str(num_processes)},
-      {"LOCAL_RANK", str(rank)},
-      {"LOCAL_WORLD_SIZE", str(num_processes)},
+      {"RANK", str(place.rank)},
+      {"WORLD_SIZE", str(world.size())},
+      {"LOCAL_RANK", str(place.local_rank)},
+      {"LOCAL_WORLD_SIZE", str(world.processes_per_node)},
+      {"GROUP_RANK", str(place.rank / world.processes_per_node)},
+      {"GROUP_WORLD_SIZE", str(world.num_nodes)},
       {"FORK_LAUNCHED", "1"},
       {"ACCELERATE_DEBUG_RDV_FILE", std::nullopt},
+      {kListenFdVariable, std::nullopt},
       {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
       {"TORCHELASTIC_RESTART_COUNT", std::nullopt},
   };
@@ -117,9 +130,11 @@ void avoid_missing_peer_access() {
   set_process_variable("NCCL_IB_DISABLE", "1");
 }
 
+// Where rank 0 serves the store. Its launcher holds the port from now on.
 struct Endpoint {
   std::string host;
   int port = 0;
+  std::optional<ReservedPort> reserved = std::nullopt;
 };
 
 int parse_port(const std::string& text, const std::string& source) {
@@ -134,24 +149,59 @@ int parse_port(const std::string& text, const std::string& source) {
   return port;
 }
 
-// Where rank 0 will serve the store. `c10d` lets the agents agree on a port of their own.
+// The name in "host", "host:port" and "[::1]:port", and the port behind it, 0 for none.
+std::pair<std::string, int> parse_endpoint(const std::string& text) {
+  const auto bracket = text.rfind(']');
+  const auto colon = text.rfind(':');
+  const bool has_port =
+      colon != std::string::npos && (bracket == std::string::npos || colon > bracket);
+  std::string host = has_port ? text.substr(0, colon) : text;
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  return {host, has_port ? parse_port(text.substr(colon + 1), "rdzv_endpoint's port") : 0};
+}
+
+// `c10d` lets the launchers agree on a port of their own, and there is only one of them.
 Endpoint endpoint_of(const NotebookLaunchOptions& options) {
-  Endpoint endpoint{options.master_addr, 0};
+  Endpoint endpoint{.host = options.master_addr};
   if (!options.rdzv_endpoint.empty()) {
-    const auto colon = options.rdzv_endpoint.rfind(':');
-    endpoint.host = options.rdzv_endpoint.substr(0, colon);
-    if (colon != std::string::npos) {
-      endpoint.port = parse_port(options.rdzv_endpoint.substr(colon + 1), "rdzv_endpoint's port");
-    }
+    std::tie(endpoint.host, endpoint.port) = parse_endpoint(options.rdzv_endpoint);
   } else if (options.rdzv_backend == "static") {
     endpoint.port = parse_port(options.use_port, "use_port");
   }
-  if (endpoint.port == 0) {
-    endpoint.port = get_free_port();
-  } else {
-    ReservedPort probe(endpoint.port);  // says so if somebody else has it
+  if (options.num_nodes > 1 && endpoint.port == 0) {
+    throw ConfigError(
+        "notebook_launcher: a launch on several machines needs a port that all of them know. Give "
+        "the same use_port, such as \"29500\", on each.");
   }
+  if (options.node_rank != 0) return endpoint;
+  endpoint.reserved.emplace(endpoint.port);  // says so if somebody else has it
+  endpoint.port = endpoint.reserved->port();
   return endpoint;
+}
+
+// How long the processes wait for each other: what rdzv_conf says, else torch's time for several
+// machines, else the state's own.
+std::optional<std::chrono::milliseconds> timeout_of(const NotebookLaunchOptions& options) {
+  // The others tell elastic launchers how to watch each other, which a static meeting does not do.
+  const std::vector<std::string> known = {"timeout",       "join_timeout", "last_call_timeout",
+                                          "close_timeout", "read_timeout", "rank"};
+  std::optional<std::chrono::milliseconds> timeout;
+  if (options.num_nodes > 1) timeout = std::chrono::seconds(900);
+  for (const auto& [key, text] : options.rdzv_conf) {
+    if (std::ranges::find(known, key) == known.end()) {
+      throw ConfigError(str("notebook_launcher: rdzv_conf has no setting '", key,
+                            "'. There are: ", join(known), "."));
+    }
+    if (key != "timeout" && key != "join_timeout") continue;
+    char* end = nullptr;
+    const double seconds = std::strtod(text.c_str(), &end);
+    if (text.empty() || *end != '\0' || !(seconds > 0) || seconds > 1e7) {
+      throw ConfigError(str("notebook_launcher: rdzv_conf's ", key, " is '", text,
+                            "', which is not a positive number of seconds."));
+    }
+    timeout = std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
+  }
+  return timeout;
 }
 
 void check(const NotebookLaunchOptions& options) {
@@ -177,27 +227,28 @@ void check(const NotebookLaunchOptions& options) {
     throw ConfigError(str("notebook_launcher: monitor_interval is ", options.monitor_interval,
                           " seconds; it must be positive."));
   }
-  constexpr std::string_view kElsewhere =
-      " is not supported yet; the launcher of the command line, `accelerate launch`, will bring "
-      "it.";
-  if (options.num_nodes > 1) {
-    throw UnsupportedError(str("notebook_launcher: a launch on several machines (num_nodes = ",
-                               options.num_nodes, ")", kElsewhere));
+  if (options.max_restarts < 0) {
+    throw ConfigError(str("notebook_launcher: max_restarts is ", options.max_restarts,
+                          "; it must not be negative."));
   }
-  if (options.max_restarts != 0) {
-    throw UnsupportedError(str("notebook_launcher: restarting failed processes (max_restarts = ",
-                               options.max_restarts, ")", kElsewhere));
-  }
-  if (!options.rdzv_conf.empty()) {
+  static_cast<void>(timeout_of(options));
+  if (options.num_nodes == 1) return;
+  if (options.rdzv_backend == "c10d") {
     throw UnsupportedError(
-        str("notebook_launcher: rdzv_conf configures how several machines meet, "
-            "which",
-            kElsewhere));
+        "notebook_launcher: on several machines rdzv_backend must be 'static'. For 'c10d' start "
+        "the program with `accelerate launch --rdzv_backend c10d` on each machine.");
+  }
+  if (options.max_restarts > 0) {
+    throw UnsupportedError(
+        str("notebook_launcher: max_restarts is ", options.max_restarts, " on ", options.num_nodes,
+            " machines, whose launchers would have to restart together. Start the program with "
+            "`accelerate launch --max_restarts ",
+            options.max_restarts, "` on each machine."));
   }
 }
 
 VariableChanges notebook_variables(const NotebookLaunchOptions& options, const Endpoint& endpoint,
-                                   VariableChanges variables, bool gpu) {
+                                   const ChildPlace& place, VariableChanges variables) {
   const auto precision = to_string(options.mixed_precision);
   const VariableChanges own = {{"NPROC", str(*options.num_processes)},
                                {"NODE_RANK", str(options.node_rank)},
@@ -205,9 +256,10 @@ VariableChanges notebook_variables(const NotebookLaunchOptions& options, const E
                                {"MASTER_PORT", str(endpoint.port)},
                                {"ACCELERATE_MIXED_PRECISION", precision},
                                {"MIXED_PRECISION", precision},
-                               {"TORCHELASTIC_RUN_ID", options.rdzv_id}};
+                               {"TORCHELASTIC_RUN_ID", options.rdzv_id},
+                               {"TORCHELASTIC_RESTART_COUNT", str(place.attempt)},
+                               {"TORCHELASTIC_MAX_RESTARTS", str(options.max_restarts)}};
   variables.insert(variables.end(), own.begin(), own.end());
-  if (!gpu) variables.emplace_back("ACCELERATE_USE_CPU", "yes");
   return variables;
 }
 
@@ -246,8 +298,9 @@ void debug_launch(const DebugLaunchOptions& options, const std::function<void()>
                            .start_method = options.start_method,
                            .where = options.where,
                            .variables = {}};
-  children.variables = [&](int rank) {
-    auto variables = common_variables(rank, n, threads);
+  if (file) children.inherit = {file->fd()};
+  children.variables = [&](const ChildPlace& place) {
+    auto variables = common_variables(place, {.processes_per_node = n}, threads);
     const VariableChanges own = {
         {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", "29500"},
         {"ACCELERATE_MIXED_PRECISION", "no"}, {"ACCELERATE_DEBUG_RDV_FILE", file->path()},
@@ -260,8 +313,9 @@ void debug_launch(const DebugLaunchOptions& options, const std::function<void()>
 
 void notebook_launch(const NotebookLaunchOptions& options, const std::function<void()>& f) {
   check(options);
-  const int n = *options.num_processes;
-  if (n == 1) {
+  const WorldShape world{.num_nodes = options.num_nodes,
+                         .processes_per_node = *options.num_processes};
+  if (world.size() == 1) {
     // A process that was started for a later launcher passes this one over.
     if (!on_the_way_to_a_launcher()) run_in_place(options, f);
     return;
@@ -274,36 +328,50 @@ void notebook_launch(const NotebookLaunchOptions& options, const std::function<v
   refuse_existing_state("notebook_launcher", options.start_method);
 
   const bool gpu = gpu_may_be_used();
-  const auto threads = gpu ? std::nullopt : threads_for(n);
+  const auto threads = gpu ? std::nullopt : threads_for(world.processes_per_node);
   // A process on its way to a launcher starts nothing: it must not look for a port either.
   const Endpoint endpoint = on_the_way_to_a_launcher() ? Endpoint{} : endpoint_of(options);
   ChildrenOptions children{
       .launcher = "notebook_launcher",
-      .num_processes = n,
+      .num_processes = world.processes_per_node,
+      .first_rank = options.node_rank * world.processes_per_node,
       .start_method = options.start_method,
       .where = options.where,
       .variables = {},
       .log_line_prefix_template = options.log_line_prefix_template,
       .monitor_interval = std::chrono::ceil<std::chrono::milliseconds>(
           std::chrono::duration<double>(std::min(options.monitor_interval, 3600.0)))};
-  children.variables = [&](int rank) {
-    return notebook_variables(options, endpoint, common_variables(rank, n, threads), gpu);
+  if (endpoint.reserved) children.listen_fd = endpoint.reserved->fd();
+  children.variables = [&](const ChildPlace& place) {
+    auto variables = common_variables(place, world, threads);
+    if (!gpu) variables.emplace_back("ACCELERATE_USE_CPU", "yes");
+    return notebook_variables(options, endpoint, place, std::move(variables));
+  };
+  const auto prepare = [&] {
+    meeting_timeout() = timeout_of(options);
+    if (gpu) avoid_missing_peer_access();
   };
   if (Environment::process().flag("ACCELERATE_DEBUG_MODE")) {
     // A launch that does nothing: what fails here is the machine's fault and not the function's.
     const std::function<void()> meet = [&] {
-      if (gpu) avoid_missing_peer_access();
+      prepare();
       PartialState state;
     };
     launch_children(children, in_child(meet, threads));
   }
   if (!on_the_way_to_a_launcher()) {
-    std::cout << "Launching training on " << n << (gpu ? " GPUs." : " CPU processes.") << std::endl;
+    const int n = world.processes_per_node;
+    std::cout << "Launching training on " << n << (gpu ? " GPU" : " CPU process")
+              << (n == 1 ? "."
+                  : gpu  ? "s."
+                         : "es.")
+              << std::endl;
   }
   const std::function<void()> train = [&] {
-    if (gpu) avoid_missing_peer_access();
+    prepare();
     f();
   };
+  children.max_restarts = options.max_restarts;
   launch_children(children, in_child(train, threads));
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <map>
 #include <set>
 
@@ -131,10 +132,20 @@ class Group : public c10d::ProcessGroup {
   std::map<std::vector<int>, int> splits_;
 };
 
+/// Gloo writes to connections whose other side may be gone. That shall be an error that can be
+/// read, and not the silent end of this process. A program that handles the signal keeps its
+/// handler.
+void survive_broken_pipes() {
+  struct sigaction action {};
+  if (::sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
+  ::signal(SIGPIPE, SIG_IGN);
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options) {
+  survive_broken_pipes();
   c10::intrusive_ptr<c10d::ProcessGroup> group = c10::make_intrusive<Group>(store, options);
   std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
   const auto wanted = parse_backend(options.backend);

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <source_location>
 #include <string>
 
@@ -32,7 +33,14 @@ struct Rendezvous {
   bool served_elsewhere = false;
   /// Grows with every restart of the job, so that a new attempt never sees keys of an old one.
   int attempt = 0;
+  /// The number of a listening socket that the launcher has bound for rank 0, as
+  /// `kListenFdVariable` says it; "" when there is none.
+  std::string listen_fd = {};
 };
+
+/// How long processes wait for each other when the program does not say. Set by launchers inside
+/// of a program, before the function runs.
+[[nodiscard]] std::optional<std::chrono::milliseconds>& meeting_timeout();
 
 /// Collective. Connects to the others and returns the store that all of them share.
 ///

@@ -1,5 +1,6 @@
 // How processes find each other: one store that all of them can read and write.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -15,11 +16,16 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <vector>
 
 #include "accelerate/errors.h"
+#include "core/ports.h"
+#include "core/process_variables.h"
 #include "core/text.h"
 #include "state/process_group.h"
+#include "state/store_server.h"
 
 namespace accelerate::detail {
 namespace {
@@ -90,15 +96,93 @@ void wait_for_server(const std::string& host, int port, milliseconds timeout) {
 }
 
 c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& host,
-                                              const c10d::TCPStoreOptions& options) {
+                                              const c10d::TCPStoreOptions& options,
+                                              const std::string& remark = "") {
   try {
     return c10::make_intrusive<c10d::TCPStore>(host, options);
   } catch (const c10::Error& error) {
     throw CommError(str(options.isServer ? "cannot open the port at which the processes meet, "
                                          : "cannot connect to ",
-                        host, ":", options.port, ": ", error.what_without_backtrace()),
+                        host, ":", options.port, ": ", error.what_without_backtrace(), remark),
                     0);
   }
+}
+
+/// Where a socket listens, as this host reaches it.
+struct Listening {
+  std::string host;
+  int port = 0;
+};
+
+/// Nothing, and the reason, when `fd` is not a TCP socket that listens.
+std::optional<Listening> listening_at(int fd, std::string& why_not) {
+  int listens = 0;
+  socklen_t length = sizeof listens;
+  sockaddr_storage own = {};
+  socklen_t own_length = sizeof own;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 ||
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_length) != 0) {
+    why_not = errno == ENOTSOCK ? "is not a socket" : "is not open";
+    return std::nullopt;
+  }
+  const bool is_tcp = own.ss_family == AF_INET || own.ss_family == AF_INET6;
+  if (listens == 0 || !is_tcp) {
+    why_not = is_tcp ? "does not listen" : "is not a TCP socket";
+    return std::nullopt;
+  }
+  char text[NI_MAXHOST] = {};
+  ::getnameinfo(reinterpret_cast<sockaddr*>(&own), own_length, text, sizeof text, nullptr, 0,
+                NI_NUMERICHOST);
+  std::string host = text;
+  if (host == "0.0.0.0") host = "127.0.0.1";  // any address of this host
+  if (host == "::") host = "::1";
+  const auto port = own.ss_family == AF_INET ? reinterpret_cast<sockaddr_in&>(own).sin_port
+                                             : reinterpret_cast<sockaddr_in6&>(own).sin6_port;
+  return Listening{std::move(host), ntohs(port)};
+}
+
+/// The socket that the launcher has bound to `port` for us; nothing, and the reason, when what we
+/// were told is not that.
+std::optional<int> handed_socket(const std::string& told, int port, std::string& why_not) {
+  if (told.empty()) return std::nullopt;
+  int fd = -1;
+  const auto [stop, error] = std::from_chars(told.data(), told.data() + told.size(), fd);
+  if (error != std::errc() || stop != told.data() + told.size() || fd < 0) {
+    why_not = "is not a number";
+    return std::nullopt;
+  }
+  const auto listening = listening_at(fd, why_not);
+  if (!listening) return std::nullopt;
+  if (listening->port == port) return fd;
+  why_not = str("listens at port ", listening->port);
+  return std::nullopt;
+}
+
+/// Lets a store serve until the process ends, like the group: see `default_group`.
+void keep(c10::intrusive_ptr<c10d::TCPStore> store) {
+  static auto* const kept = new std::vector<c10::intrusive_ptr<c10d::TCPStore>>;
+  kept->push_back(std::move(store));
+}
+
+/// Serves the store at the socket of the launcher, or at one that we open.
+c10::intrusive_ptr<c10d::TCPStore> serve(const std::string& host, c10d::TCPStoreOptions options,
+                                         const std::string& told) {
+  std::string why_not;
+  options.masterListenFd = handed_socket(told, options.port, why_not);
+  if (!options.masterListenFd) {
+    // The launcher's number may be of no use to us and nevertheless do no harm.
+    return open_store(host, options,
+                      why_not.empty() ? ""
+                                      : str(" (", kListenFdVariable, " is '", told,
+                                            "', which cannot be used instead: it ", why_not, ")"));
+  }
+  // What this process starts shall neither keep the port open nor look for the number.
+  ::fcntl(*options.masterListenFd, F_SETFD, FD_CLOEXEC);
+  set_process_variable(kListenFdVariable, std::nullopt);
+  auto store = open_store(host, options);
+  // The socket cannot be had again, so later worlds share its server.
+  keep(store);
+  return store;
 }
 
 c10::intrusive_ptr<c10d::Store> tcp_store(const Rendezvous& rendezvous,
@@ -127,7 +211,8 @@ c10::intrusive_ptr<c10d::Store> tcp_store(const Rendezvous& rendezvous,
   options.waitWorkers = false;  // we count ourselves, so that we can say who is missing
   options.multiTenant = true;   // a second world of this process shares the server
   options.timeout = rendezvous.timeout;
-  if (!options.isServer) wait_for_server(host, port, rendezvous.timeout);
+  if (options.isServer) return serve(host, options, rendezvous.listen_fd);
+  wait_for_server(host, port, rendezvous.timeout);
   return open_store(host, options);
 }
 
@@ -261,6 +346,11 @@ c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& rendezvous) {
                         "file:///path/on/a/shared/disk."));
 }
 
+std::optional<milliseconds>& meeting_timeout() {
+  static std::optional<milliseconds> timeout;
+  return timeout;
+}
+
 std::string address_towards(const std::string& master) {
   Addresses addresses;
   if (resolve(master, 9, SOCK_DGRAM, addresses) != 0) return "";
@@ -293,6 +383,19 @@ ServedStore serve_store(milliseconds timeout) {
   auto store = open_store("127.0.0.1", options);
   const int port = store->getPort();
   return {std::move(store), port};
+}
+
+int hold_store(int listen_fd) {
+  std::string why_not;
+  const auto listening = listening_at(listen_fd, why_not);
+  if (!listening) throw ConfigError(str("descriptor ", listen_fd, " ", why_not, "."));
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(listening->port);
+  options.isServer = true;
+  options.waitWorkers = false;
+  options.masterListenFd = listen_fd;
+  keep(open_store(listening->host, options));
+  return listening->port;
 }
 
 c10::intrusive_ptr<c10d::Store> connect_store(const std::string& host, int port,

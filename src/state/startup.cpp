@@ -13,6 +13,7 @@
 #include "accelerate/errors.h"
 #include "core/backend_choice.h"
 #include "core/log.h"
+#include "core/ports.h"
 #include "core/process_variables.h"
 #include "core/text.h"
 #include "state/accelerator_backend.h"
@@ -237,10 +238,12 @@ std::chrono::milliseconds default_timeout(const std::string& backend) {
 c10::intrusive_ptr<c10d::Store> meet_the_others(const PartialStateOptions& options,
                                                 const World& world,
                                                 const Environment& environment) {
-  Rendezvous rendezvous{.rank = world.rank,
-                        .world_size = world.size,
-                        .timeout = options.timeout.value_or(default_timeout("")),
-                        .attempt = world.restarts};
+  Rendezvous rendezvous{
+      .rank = world.rank,
+      .world_size = world.size,
+      .timeout = options.timeout.value_or(meeting_timeout().value_or(default_timeout(""))),
+      .attempt = world.restarts,
+      .listen_fd = environment.get(kListenFdVariable).value_or("")};
   if (options.store) return meet_at(options.store.get(), rendezvous);
   rendezvous.init_method = options.init_method.value_or("env://");
   if (rendezvous.init_method == "env://") {

@@ -30,6 +30,13 @@ for library in $needed; do
     *) echo "libaccelerate.so needs $library, which a machine with LibTorch may not have"; exit 1 ;;
   esac
 done
+# The commands run from where they were installed; `accelerate` without LibTorch.
+"$work"/prefix/bin/accelerate --help >"$work/help"
+"$work"/prefix/bin/accelerate-torch --help >>"$work/help"
+if readelf -d "$work"/prefix/bin/accelerate | grep -q 'NEEDED.*torch'; then
+  echo "accelerate links LibTorch, so it starts slowly"
+  exit 1
+fi
 "$work/build/consumer"
 if [ -x "$work/build/consumer_of_both" ]; then
   # Linking all of LibTorch brings in CUDA libraries, which a LibTorch set up for the CPU does not have.

@@ -26,7 +26,7 @@ Clock::time_point soon() { return Clock::now() + 30s; }
 struct Collected {
   std::map<std::pair<std::size_t, bool>, std::vector<std::string>> lines;
 
-  ProcessSet::LineSink sink() {
+  ProcessSet::Sink sink() {
     return [this](std::size_t index, ProcessSet::Stream stream, std::string_view line) {
       lines[{index, stream == ProcessSet::Stream::kError}].emplace_back(line);
     };
@@ -355,6 +355,95 @@ TEST(ProcessSet, ReadsStderrToTheEndAlsoWhenStdoutIsKeptOpen) {
   set.spawn(shell("setsid sleep 5 2>/dev/null & echo last words >&2"));
   ASSERT_TRUE(set.wait_all(soon()));
   EXPECT_EQ(collected.err(), (std::vector<std::string>{"last words"}));
+}
+
+TEST(ProcessSet, GivesAChildATerminalWhoseBytesArriveAsTheyWereWritten) {
+  std::string text;
+  ProcessSet processes(
+      [&](std::size_t, ProcessSet::Stream, std::string_view bytes) { text += bytes; },
+      ProcessSet::Pieces::kBytes);
+  auto options = shell("test -t 1 && test -t 2 && printf 'a\\nb'; echo c >&2");
+  options.output = StreamTarget::kTerminal;
+  options.error = StreamTarget::kWithOutput;
+  processes.spawn(options);
+  ASSERT_TRUE(processes.wait_all(soon()));
+  EXPECT_EQ(text, "a\nbc\n");
+}
+
+TEST(ProcessSet, TellsAChildTheSizeOfItsTerminal) {
+  std::string text;
+  ProcessSet processes(
+      [&](std::size_t, ProcessSet::Stream, std::string_view bytes) { text += bytes; },
+      ProcessSet::Pieces::kBytes);
+  PipePair input;
+  auto options = shell("cat <&" + std::to_string(input.read_end()) + " >/dev/null; stty size <&1");
+  options.output = StreamTarget::kTerminal;
+  options.inherit = {input.read_end()};
+  processes.spawn(options);
+  processes.set_terminal_size(31, 97);
+  input.close_write();
+  ASSERT_TRUE(processes.wait_all(soon()));
+  EXPECT_EQ(text, "31 97\n");
+}
+
+TEST(ProcessSet, AppendsAStreamToAFile) {
+  std::string name = (std::filesystem::temp_directory_path() / "stream_XXXXXX").string();
+  ::close(::mkstemp(name.data()));
+  for (const char* word : {"one", "two"}) {
+    ProcessSet processes;
+    auto options = shell(std::string("echo ") + word);
+    options.output = StreamTarget::kFile;
+    options.output_file = name;
+    processes.spawn(options);
+    ASSERT_TRUE(processes.wait_all(soon()));
+  }
+  std::ifstream file(name);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), "one\ntwo\n");
+  std::filesystem::remove(name);
+}
+
+TEST(ProcessSet, NamesTheFileThatCannotBeWritten) {
+  ProcessSet processes;
+  auto options = shell("true");
+  options.output = StreamTarget::kFile;
+  options.output_file = "/nowhere/at/all.log";
+  EXPECT_THROW(processes.spawn(options), Error);
+}
+
+TEST(ProcessSet, StartsAChildWithoutInputInASessionOfItsOwn) {
+  Collected collected;
+  ProcessSet processes(collected.sink());
+  auto options = shell("cat; ps -o sid= -p $$ | tr -d ' '; echo $$");
+  options.no_input = true;
+  options.new_session = true;
+  processes.spawn(options);
+  ASSERT_TRUE(processes.wait_all(soon()));
+  ASSERT_EQ(collected.out().size(), 2U);
+  EXPECT_EQ(collected.out()[0], collected.out()[1]) << "it leads its session";
+}
+
+TEST(ProcessSet, ReturnsWhenSomethingElseIsReady) {
+  ProcessSet processes;
+  processes.spawn(shell("sleep 30"));
+  PipePair other;
+  write_fully(other.write_end(), "x");
+  std::array<pollfd, 1> also{{{.fd = other.read_end(), .events = POLLIN, .revents = 0}}};
+  const auto start = Clock::now();
+  EXPECT_TRUE(processes.wait(soon(), also).empty());
+  EXPECT_EQ(also[0].revents, POLLIN);
+  EXPECT_LT(Clock::now() - start, 5s);
+}
+
+TEST(ProcessSet, LetsAChildWaitWhileItsOutputIsNotRead) {
+  Collected collected;
+  ProcessSet processes(collected.sink());
+  processes.listen(false);
+  processes.spawn(shell("head -c 1000000 /dev/zero | tr '\\0' '\\n'; echo end"));
+  EXPECT_TRUE(processes.wait(Clock::now() + 200ms).empty());
+  EXPECT_TRUE(collected.out().empty());
+  processes.listen(true);
+  ASSERT_TRUE(processes.wait_all(soon()));
+  EXPECT_EQ(collected.out().size(), 1000001U);
 }
 
 }  // namespace

@@ -292,6 +292,25 @@ TEST(DebugLauncher, LeavesNothingBehindWhenItIsKilled) {
   }
 }
 
+TEST(DebugLauncher, LeavesNoFilesBehindWhenItIsKilled) {
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("accelerate-killed-" + std::to_string(::getpid()));
+  if (!in_child_process()) std::filesystem::create_directories(folder);
+  const auto outcome = in_a_program(
+      [] {
+        debug_launcher([] {
+          PartialState().wait_for_everyone();
+          ::kill(::getppid(), SIGKILL);
+          hang();
+        });
+      },
+      {{"TMPDIR", folder.string()}});
+  if (in_child_process()) return;
+  EXPECT_EQ(outcome.signal, SIGKILL) << outcome.output;
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  std::filesystem::remove_all(folder);
+}
+
 TEST(SpawnedProcesses, RunTheProgramAgainUpToTheCall) {
   const auto outcome = in_a_program([] {
     std::jthread other([](const std::stop_token& stop) {
@@ -459,6 +478,131 @@ TEST(NotebookLauncher, RethrowsTheFirstFailure) {
     });
     EXPECT_EQ(error.rank(), 1);
     EXPECT_STREQ(error.what(), "notebook_launcher: rank 1 failed: std::runtime_error: no data");
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+}
+
+TEST(NotebookLauncher, StartsAllProcessesAgainWhenOneHasFailed) {
+  for (const auto method : {StartMethod::kFork, StartMethod::kSpawn}) {
+    const auto outcome = in_a_program([method] {
+      notebook_launcher(
+          [] {
+            PartialState state;
+            state.wait_for_everyone();
+            const auto attempt = variable("TORCHELASTIC_RESTART_COUNT");
+            if (state.process_index() == 1 && attempt != "3") {
+              throw std::runtime_error("not yet, attempt " + attempt);
+            }
+            state.wait_for_everyone();
+            say("attempt " + attempt + " of " + variable("TORCHELASTIC_MAX_RESTARTS"));
+          },
+          {.num_processes = 2, .use_port = "0", .max_restarts = 3, .start_method = method});
+      say("done");
+    });
+    EXPECT_TRUE(outcome.ok()) << outcome.output;
+    const auto lines = sorted_lines(outcome.output);
+    EXPECT_EQ(std::count(lines.begin(), lines.end(), "attempt 3 of 3"), 2) << outcome.output;
+    EXPECT_EQ(std::count(lines.begin(), lines.end(), "done"), 1) << outcome.output;
+    EXPECT_TRUE(outcome.output_contains(
+        "notebook_launcher: rank 1 failed: std::runtime_error: not yet, attempt 0\n"
+        "All processes are started again (restart 1 of 3)."))
+        << outcome.output;
+  }
+}
+
+TEST(NotebookLauncher, GivesUpAfterTheLastRestart) {
+  const auto outcome = in_a_program([] {
+    const auto error = failure_of([] {
+      notebook_launcher(
+          [] {
+            say("try " + variable("TORCHELASTIC_RESTART_COUNT"));
+            throw std::runtime_error("never");
+          },
+          {.num_processes = 2, .use_port = "0", .max_restarts = 1});
+    });
+    EXPECT_TRUE(std::string(error.what()).ends_with("failed: std::runtime_error: never"))
+        << error.what();
+  });
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+  EXPECT_TRUE(outcome.output_contains("try 1")) << outcome.output;
+  EXPECT_FALSE(outcome.output_contains("try 2")) << outcome.output;
+}
+
+// Two programs that take themselves for two machines.
+template <class F>
+std::vector<RankOutcome> on_two_machines(F f) {
+  return run_processes(
+      2, {.environment = {{"TEST_PORT", std::to_string(get_free_port())}}, .rendezvous = false},
+      [f] { f(std::stoi(variable("RANK")), variable("TEST_PORT")); });
+}
+
+TEST(NotebookLauncher, RunsOnSeveralMachines) {
+  const auto outcomes = on_two_machines([](int machine, const std::string& port) {
+    notebook_launcher(
+        [] {
+          PartialState state;
+          state.wait_for_everyone();
+          EXPECT_EQ(state.num_machines(), 2);
+          say(variable("RANK") + "/" + variable("WORLD_SIZE") + " " + variable("LOCAL_RANK") + "/" +
+              variable("LOCAL_WORLD_SIZE") + " " + variable("GROUP_RANK") + "/" +
+              variable("GROUP_WORLD_SIZE") + " " + std::to_string(state.local_process_index()));
+          state.wait_for_everyone();
+        },
+        {.num_processes = 2, .use_port = port, .node_rank = machine, .num_nodes = 2});
+  });
+  if (in_child_process()) return;
+  EXPECT_TRUE(outcomes[0].ok()) << outcomes[0].output;
+  EXPECT_TRUE(outcomes[1].ok()) << outcomes[1].output;
+  EXPECT_EQ(sorted_lines(outcomes[0].output),
+            (Lines{"0/4 0/2 0/2 0", "1/4 1/2 0/2 1", "Launching training on 2 CPU processes."}));
+  EXPECT_EQ(sorted_lines(outcomes[1].output),
+            (Lines{"2/4 0/2 1/2 0", "3/4 1/2 1/2 1", "Launching training on 2 CPU processes."}));
+}
+
+TEST(NotebookLauncher, RunsOneProcessOnEachOfSeveralMachines) {
+  const auto outcomes = on_two_machines([](int machine, const std::string& port) {
+    notebook_launcher(
+        [] {
+          PartialState state;
+          state.wait_for_everyone();
+          say(std::to_string(state.process_index()) + " of " +
+              std::to_string(state.num_processes()));
+          state.wait_for_everyone();
+        },
+        {.num_processes = 1,
+         .node_rank = machine,
+         .num_nodes = 2,
+         .rdzv_endpoint = "localhost:" + port,
+         .start_method = StartMethod::kSpawn});
+  });
+  if (in_child_process()) return;
+  EXPECT_TRUE(outcomes[0].output_contains("0 of 2\n")) << outcomes[0].output;
+  EXPECT_TRUE(outcomes[1].output_contains("1 of 2\n")) << outcomes[1].output;
+}
+
+TEST(NotebookLauncher, WaitsForOtherMachinesAsLongAsItIsTold) {
+  const auto outcome = in_a_program([] {
+    const auto launch = [](int machine) {
+      notebook_launcher([] { PartialState state; }, {.num_processes = 1,
+                                                     .use_port = std::to_string(get_free_port()),
+                                                     .node_rank = machine,
+                                                     .num_nodes = 2,
+                                                     .rdzv_conf = {{"timeout", "1.5"}}});
+    };
+    const auto of_first = failure_of([&] { launch(0); });
+    EXPECT_NE(std::string(of_first.what())
+                  .find("1 of 2 processes did not arrive within 1500 ms: missing rank 1."),
+              std::string::npos)
+        << of_first.what();
+    const auto of_second = failure_of([&] { launch(1); });
+    EXPECT_EQ(of_second.rank(), 1);
+    EXPECT_NE(std::string(of_second.what())
+                  .find("rank 1 failed: accelerate::CommError: nobody "
+                        "answers at 127.0.0.1:"),
+              std::string::npos)
+        << of_second.what();
+    EXPECT_NE(std::string(of_second.what()).find("tried for 1500 ms"), std::string::npos)
+        << of_second.what();
   });
   EXPECT_TRUE(outcome.ok()) << outcome.output;
 }

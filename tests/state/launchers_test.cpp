@@ -118,16 +118,37 @@ TEST(NotebookLauncher, RefusesWhatIsNoPortOrRendezvous) {
             "notebook_launcher: monitor_interval is 0 seconds; it must be positive.");
 }
 
-TEST(NotebookLauncher, SaysWhatItCannotDoYet) {
-  EXPECT_EQ(refusal_of<UnsupportedError>({.num_processes = 2, .num_nodes = 2}),
-            "notebook_launcher: a launch on several machines (num_nodes = 2) is not supported yet; "
-            "the launcher of the command line, `accelerate launch`, will bring it.");
-  EXPECT_EQ(refusal_of<UnsupportedError>({.num_processes = 2, .max_restarts = 3}),
-            "notebook_launcher: restarting failed processes (max_restarts = 3) is not supported "
-            "yet; the launcher of the command line, `accelerate launch`, will bring it.");
-  EXPECT_EQ(refusal_of<UnsupportedError>({.num_processes = 2, .rdzv_conf = {{"timeout", "9"}}}),
-            "notebook_launcher: rdzv_conf configures how several machines meet, which is not "
-            "supported yet; the launcher of the command line, `accelerate launch`, will bring it.");
+TEST(NotebookLauncher, LeavesToTheCommandLineWhatLaunchersMustAgreeOn) {
+  EXPECT_EQ(refusal_of<UnsupportedError>({.num_processes = 2, .num_nodes = 3, .max_restarts = 1}),
+            "notebook_launcher: max_restarts is 1 on 3 machines, whose launchers would have to "
+            "restart together. Start the program with `accelerate launch --max_restarts 1` on each "
+            "machine.");
+  EXPECT_EQ(
+      refusal_of<UnsupportedError>({.num_processes = 2, .num_nodes = 2, .rdzv_backend = "c10d"}),
+      "notebook_launcher: on several machines rdzv_backend must be 'static'. For 'c10d' start the "
+      "program with `accelerate launch --rdzv_backend c10d` on each machine.");
+}
+
+TEST(NotebookLauncher, NeedsAPortThatAllMachinesKnow) {
+  const std::string text =
+      "notebook_launcher: a launch on several machines needs a port that all of them know. Give "
+      "the same use_port, such as \"29500\", on each.";
+  EXPECT_EQ(refusal_of<ConfigError>({.num_processes = 2, .use_port = "0", .num_nodes = 2}), text);
+  EXPECT_EQ(refusal_of<ConfigError>({.num_processes = 2, .num_nodes = 2, .rdzv_endpoint = "[::1]"}),
+            text);
+}
+
+TEST(NotebookLauncher, RefusesSettingsThatDoNotExist) {
+  EXPECT_EQ(refusal_of<ConfigError>({.num_processes = 2, .max_restarts = -1}),
+            "notebook_launcher: max_restarts is -1; it must not be negative.");
+  EXPECT_EQ(refusal_of<ConfigError>({.num_processes = 2, .rdzv_conf = {{"time_out", "9"}}}),
+            "notebook_launcher: rdzv_conf has no setting 'time_out'. There are: timeout, "
+            "join_timeout, last_call_timeout, close_timeout, read_timeout, rank.");
+  for (const std::string text : {"soon", "", "-1", "0", "9 s", "nan", "inf"}) {
+    EXPECT_EQ(refusal_of<ConfigError>({.num_processes = 2, .rdzv_conf = {{"timeout", text}}}),
+              "notebook_launcher: rdzv_conf's timeout is '" + text +
+                  "', which is not a positive number of seconds.");
+  }
 }
 
 TEST(NotebookLauncher, RunsOneProcessRightHere) {

@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -15,15 +16,26 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
+#include "support/listening_socket.h"
 #include "support/on_processes.h"
 #include "support/reference_path.h"
 
 namespace accelerate {
 namespace {
 
+using test::ListeningSocket;
+
 // Ranks that meet at a free port instead of the harness's file.
 OnProcessesOptions on_a_port() {
   return {.environment = {{"MASTER_PORT", std::to_string(get_free_port())}}, .rendezvous = false};
+}
+
+// Ranks that meet at a port which the test has bound. (In the ranks themselves `socket` is another
+// one, which nobody uses.)
+OnProcessesOptions on_socket(const ListeningSocket& socket) {
+  return {.environment = {{"MASTER_PORT", std::to_string(socket.port())}},
+          .rendezvous = false,
+          .listen_fd = socket.fd()};
 }
 
 // The same path in the test and in its ranks.
@@ -325,6 +337,99 @@ TEST(Launchers, TorchrunIsUnderstood) {
     expect_a_working_group(state);
     state.wait_for_everyone();
   });
+}
+
+TEST(HandedSocket, IsServedByRank0) {
+  const ListeningSocket socket;
+  on_processes(2, on_socket(socket), [] {
+    const int fd = static_cast<int>(get_int_from_env({"ACCELERATE_MASTER_LISTEN_FD"}, -1));
+    PartialState state;
+    expect_a_working_group(state);
+    // Nothing that this process starts looks for it, or keeps the port open.
+    EXPECT_EQ(std::getenv("ACCELERATE_MASTER_LISTEN_FD"), nullptr);
+    if (state.process_index() == 0) {
+      EXPECT_EQ(::fcntl(fd, F_GETFD), FD_CLOEXEC);
+    }
+    state.wait_for_everyone();
+  });
+}
+
+TEST(HandedSocket, IsServedByTheOnlyProcess) {
+  const ListeningSocket socket;
+  on_processes(1, on_socket(socket), [](PartialState& state) {
+    EXPECT_EQ(state.num_processes(), 1);
+    expect_a_working_group(state);
+  });
+}
+
+TEST(HandedSocket, TakesAnIpv6Address) {
+  if (!ListeningSocket::has_ipv6()) GTEST_SKIP() << "this machine has no IPv6";
+  const ListeningSocket socket(AF_INET6);
+  auto options = on_socket(socket);
+  options.environment.emplace_back("MASTER_ADDR", "::1");
+  on_processes(2, options, [](PartialState& state) { expect_a_working_group(state); });
+}
+
+TEST(HandedSocket, ServesOneWorldAfterAnother) {
+  const ListeningSocket socket;
+  on_processes(2, on_socket(socket), [] {
+    for (int world = 0; world < 3; ++world) {
+      PartialState state;
+      expect_a_working_group(state);
+      state.wait_for_everyone();
+      state.destroy_process_group();
+      PartialState::_reset_state();
+    }
+  });
+}
+
+TEST(HandedSocket, ServesTheNextWorldWhenTheFirstCouldNotBeMade) {
+  const ListeningSocket socket;
+  on_processes(2, on_socket(socket), [] {
+    EXPECT_THROW(PartialState({.backend = "no_such_backend"}), Error);
+    PartialState state;
+    expect_a_working_group(state);
+    state.wait_for_everyone();
+  });
+}
+
+TEST(HandedSocket, IsServedAtTheAddressThatTheProgramNames) {
+  const ListeningSocket socket;
+  on_processes(2, on_socket(socket), [] {
+    const auto address = "tcp://127.0.0.1:" + Environment::process().get("MASTER_PORT").value();
+    PartialState state({.init_method = address, .rank = rank_from_harness(), .world_size = 2});
+    expect_a_working_group(state);
+    state.wait_for_everyone();
+  });
+}
+
+TEST(HandedSocket, MayBeOfNoUse) {
+  // A number that means nothing here, and a free port.
+  auto options = on_a_port();
+  options.environment.emplace_back("ACCELERATE_MASTER_LISTEN_FD", "7777");
+  on_processes(2, options, [](PartialState& state) { expect_a_working_group(state); });
+}
+
+TEST(HandedSocket, IsNamedWhenItIsOfNoUseAndThePortIsTaken) {
+  const ListeningSocket taken;
+  auto options = on_socket(taken);
+  options.listen_fd.reset();
+  const auto text_for = [&](const std::string& told) {
+    auto with_number = options;
+    with_number.environment.emplace_back("ACCELERATE_MASTER_LISTEN_FD", told);
+    return run_processes(1, with_number, [] { PartialState state; })[0].output;
+  };
+  const auto with_a_word = text_for("socket");
+  const auto with_a_file = text_for("0");
+  if (in_child_process()) return;
+  EXPECT_NE(with_a_word.find("(ACCELERATE_MASTER_LISTEN_FD is 'socket', which cannot be used "
+                             "instead: it is not a number)"),
+            std::string::npos)
+      << with_a_word;
+  EXPECT_NE(with_a_file.find("(ACCELERATE_MASTER_LISTEN_FD is '0', which cannot be used instead: "
+                             "it is not a socket)"),
+            std::string::npos)
+      << with_a_file;
 }
 
 TEST(Launchers, TheNumberOfProcessesOnAHostIsFoundOutWhereItIsNotTold) {

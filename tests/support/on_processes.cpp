@@ -156,8 +156,12 @@ Changes variables_of(int rank, int n, int ordinal, const OnProcessesOptions& opt
       {"XML_OUTPUT_FILE", std::nullopt},
       {"TESTBRIDGE_TEST_ONLY", std::nullopt},
       {"ACCELERATE_DEBUG_RDV_FILE", std::nullopt},
+      {"ACCELERATE_MASTER_LISTEN_FD", std::nullopt},
   };
   if (options.rendezvous) changes.emplace_back("ACCELERATE_DEBUG_RDV_FILE", store_file.string());
+  if (options.listen_fd && rank == 0) {
+    changes.emplace_back("ACCELERATE_MASTER_LISTEN_FD", str(*options.listen_fd));
+  }
   changes.insert(changes.end(), options.environment.begin(), options.environment.end());
   return changes;
 }
@@ -210,11 +214,14 @@ std::vector<RankOutcome> run_processes(int n, const OnProcessesOptions& options,
   const auto command = command_for_ranks();
   for (int rank = 0; rank < n; ++rank) {
     const auto changes = variables_of(rank, n, ordinal, options, folder.path() / "store");
+    std::vector<int> inherit;
+    if (options.listen_fd && rank == 0) inherit.push_back(*options.listen_fd);
     processes.spawn({.argv = command,
                      .program = "/proc/self/exe",
                      .environment = detail::environment_with(changes),
                      .output = detail::StreamTarget::kPipe,
-                     .error = detail::StreamTarget::kWithOutput});
+                     .error = detail::StreamTarget::kWithOutput,
+                     .inherit = inherit});
   }
   const auto deadline = Clock::now() + options.timeout * kPatience;
   if (!processes.wait_all(deadline)) {

@@ -33,6 +33,8 @@ struct OnProcessesOptions {
   bool rendezvous = true;
   /// Ranks believe that each host has this many processes: LOCAL_RANK and LOCAL_WORLD_SIZE follow.
   std::optional<int> processes_per_host = std::nullopt;
+  /// A listening socket for rank 0, as our launcher hands it over.
+  std::optional<int> listen_fd = std::nullopt;
 };
 
 /// How one rank ended.

@@ -1,0 +1,138 @@
+// accelerate launch: plans, then becomes the program or starts the workers.
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "accelerate/environment.h"
+#include "accelerate/errors.h"
+#include "accelerate/logging.h"
+#include "cli/commands.h"
+#include "core/files.h"
+#include "core/subprocess.h"
+#include "core/text.h"
+#include "launch/agent.h"
+#include "launch/arguments.h"
+#include "launch/dry_run.h"
+#include "launch/help.h"
+#include "launch/machine_facts.h"
+#include "launch/plan.h"
+#include "launch/program.h"
+#include "launch/settings.h"
+
+namespace accelerate::cli {
+namespace {
+
+using detail::LaunchMode;
+using detail::LaunchPlan;
+using detail::str;
+
+std::size_t terminal_width() {
+  winsize size{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 100;
+}
+
+// What the library has to say about files comes out as everything else does.
+void speak_as_command() {
+  basic_config({.sink = [](const LogRecord& record) { complain(record.message); }});
+}
+
+// The environment of the program: ours with the variables of the plan.
+Environment program_environment(const LaunchPlan& plan, const Environment& environment) {
+  auto variables = environment.variables();
+  for (const auto& [name, value] : plan.variables) variables[name] = value;
+  return Environment(std::move(variables));
+}
+
+// What is executed here, and below mpirun the program as well. DeepSpeed looks after its own.
+detail::ProgramFacts inspect(const LaunchPlan& plan, const Environment& environment) {
+  const auto variables = program_environment(plan, environment);
+  if (plan.program_at > 0 && plan.deepspeed_environment.empty()) {
+    const auto own = plan.argv.begin() + static_cast<std::ptrdiff_t>(plan.program_at);
+    (void)detail::inspect_program({own, plan.argv.end()}, variables);
+  }
+  return detail::inspect_program(plan.argv, variables);
+}
+
+void dry_run(LaunchPlan plan, const Environment& environment, bool json) {
+  bool agent_store = true;
+  try {
+    const auto program = inspect(plan, environment);
+    agent_store = !program.takes_listen_fd;
+  } catch (const ConfigError& error) {
+    plan.warnings.emplace_back(error.what());
+  }
+  for (const auto& warning : plan.warnings) complain(warning);
+  const auto processes = detail::planned_processes(plan, environment, agent_store);
+  print(json ? dry_run_json(plan, processes) : dry_run_text(plan, processes));
+}
+
+// DeepSpeed's launcher sets on other machines what stands in this file. Lines that are there stay,
+// and none comes twice.
+void write_deepspeed_environment(const LaunchPlan& plan, const Environment& environment) {
+  if (plan.deepspeed_environment.empty()) return;
+  const std::filesystem::path path = environment.get("DS_ENV_FILE").value_or(".deepspeed_env");
+  std::error_code ignored;
+  std::string content;
+  if (std::filesystem::exists(path, ignored)) content = detail::read_whole_file(path);
+  const auto lines = detail::split(content, '\n');
+  const std::set<std::string> present(lines.begin(), lines.end());
+  if (!content.empty() && content.back() != '\n') content += '\n';
+  for (const auto& line : plan.deepspeed_environment) {
+    if (!present.contains(std::string(detail::trim(line)))) content += line;
+  }
+  detail::write_file_atomically(path, content);
+}
+
+[[noreturn]] void become(const LaunchPlan& plan) {
+  std::vector<std::pair<std::string, std::optional<std::string>>> changes(plan.variables.begin(),
+                                                                          plan.variables.end());
+  auto environment = detail::environment_with(changes);
+  auto argv = plan.argv;
+  std::vector<char*> words;
+  for (auto& word : argv) words.push_back(word.data());
+  words.push_back(nullptr);
+  std::vector<char*> variables;
+  for (auto& variable : environment) variables.push_back(variable.data());
+  variables.push_back(nullptr);
+  ::execve(argv[0].c_str(), words.data(), variables.data());
+  throw ConfigError(str("'", argv[0], "' cannot be executed: ", std::strerror(errno), "."));
+}
+
+}  // namespace
+
+int launch(std::span<const std::string> words) {
+  const auto arguments = detail::parse_launch_arguments(words);
+  if (arguments.help) {
+    print(detail::launch_help(terminal_width()));
+    return 0;
+  }
+  speak_as_command();
+  const auto environment = Environment::process();
+  const auto config = detail::read_launch_config(arguments, environment);
+  const auto facts = detail::gather_machine_facts(environment);
+  auto plan = detail::make_plan(arguments, config, environment, facts);
+  if (const auto output = arguments.values.find("dry_run"); output != arguments.values.end()) {
+    dry_run(std::move(plan), environment, output->second == "json");
+    return 0;
+  }
+  const auto program = inspect(plan, environment);
+  plan.argv[0] = program.path;
+  plan.takes_listen_fd = program.takes_listen_fd;
+  if (!plan.quiet) {
+    for (const auto& warning : plan.warnings) complain(warning);
+  }
+  if (plan.mode == LaunchMode::kAgent) return detail::run_agent(plan);
+  write_deepspeed_environment(plan, environment);
+  become(plan);
+}
+
+}  // namespace accelerate::cli

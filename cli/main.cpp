@@ -1,0 +1,89 @@
+// accelerate: finds the sub-command, shows its errors.
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "accelerate/errors.h"
+#include "cli/commands.h"
+#include "core/subprocess.h"
+#include "core/text.h"
+#include "launch/help.h"
+
+namespace accelerate::cli {
+namespace {
+
+// As api and documents promise.
+enum ExitCode { kOk = 0, kFailure = 1, kWrongInput = 2, kPeerGone = 70 };
+
+[[noreturn]] void refuse_command(const std::string& name) {
+  std::vector<std::string> names;
+  for (const auto& command : detail::subcommands()) {
+    names.emplace_back(command.name);
+    if (command.name != name) continue;
+    throw UnsupportedError(
+        detail::str("`accelerate ", name, "` is not there yet. ", command.instead));
+  }
+  const auto near = detail::nearest(name, names);
+  throw ConfigError(detail::str("'", name, "' is not a command",
+                                near.empty() ? ". `accelerate --help` lists them all."
+                                             : detail::str("; did you mean ", near, "?")));
+}
+
+int dispatch(const std::string& name, std::span<const std::string> words) {
+  if (name == "launch") return launch(words);
+  if (name == "completion") return completion(words);
+  refuse_command(name);
+}
+
+int run(std::span<const std::string> words) {
+  // Links named accelerate-launch, accelerate-config, ... carry the command in their name.
+  const std::string own = words.empty() ? "" : words[0].substr(words[0].rfind('/') + 1);
+  constexpr std::string_view kPrefix = "accelerate-";
+  if (own.starts_with(kPrefix)) {
+    const std::string name = own.substr(kPrefix.size());
+    const auto known = [&](const detail::Subcommand& command) { return command.name == name; };
+    if (std::ranges::any_of(detail::subcommands(), known)) return dispatch(name, words.subspan(1));
+  }
+  if (words.size() < 2) {
+    print(detail::main_help());
+    return kFailure;
+  }
+  if (words[1] == "--help" || words[1] == "-h" || words[1] == "help") {
+    print(detail::main_help());
+    return kOk;
+  }
+  return dispatch(words[1], words.subspan(2));
+}
+
+}  // namespace
+
+void print(std::string_view text) { detail::write_fully(STDOUT_FILENO, text); }
+
+void complain(std::string_view message) {
+  detail::write_fully(STDERR_FILENO, detail::str("accelerate: ", message, "\n"));
+}
+
+}  // namespace accelerate::cli
+
+int main(int argc, char** argv) {
+  using namespace accelerate;
+  const std::vector<std::string> words(argv, argv + argc);
+  try {
+    return cli::run(words);
+  } catch (const ConfigError& error) {
+    cli::complain(error.what());
+    return cli::kWrongInput;
+  } catch (const UnsupportedError& error) {
+    cli::complain(error.what());
+    return cli::kWrongInput;
+  } catch (const CommError& error) {
+    cli::complain(error.what());
+    return cli::kPeerGone;
+  } catch (const std::exception& error) {
+    cli::complain(error.what());
+    return cli::kFailure;
+  }
+}

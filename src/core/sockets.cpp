@@ -1,0 +1,241 @@
+#include "core/sockets.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "accelerate/errors.h"
+#include "core/text.h"
+#include "core/world.h"
+
+namespace accelerate::detail {
+namespace {
+
+// No honest message is longer: the last lines of a worker are cut.
+constexpr std::size_t kLongestLine = 4 << 20;
+// A machine that reads nothing for so long that this piles up is as good as gone.
+constexpr std::size_t kMostOutgoing = 64 << 20;
+
+void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+Addresses resolve(const std::string& host, int port, std::string& error) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+      code != 0) {
+    error = str("the name does not resolve (", ::gai_strerror(code), ")");
+    list = nullptr;
+  }
+  return {list, ::freeaddrinfo};
+}
+
+std::string numeric(const sockaddr_storage& address, socklen_t length) {
+  std::array<char, NI_MAXHOST> text{};
+  if (::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, text.data(), text.size(),
+                    nullptr, 0, NI_NUMERICHOST) != 0) {
+    return {};
+  }
+  std::string result = text.data();
+  // An IPv4 peer of a socket that serves both.
+  constexpr std::string_view kMapped = "::ffff:";
+  if (result.starts_with(kMapped)) result.erase(0, kMapped.size());
+  return result;
+}
+
+int new_socket(int family) {
+  return ::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+}
+
+bool bind_to(int fd, int family, int port, bool loopback_only) {
+  const int yes = 1;
+  const int no = 0;
+  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  sockaddr_storage address{};
+  socklen_t length = 0;
+  if (family == AF_INET6) {
+    ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+    auto& six = reinterpret_cast<sockaddr_in6&>(address);
+    six.sin6_family = AF_INET6;
+    six.sin6_port = htons(static_cast<std::uint16_t>(port));
+    six.sin6_addr = in6addr_any;
+    length = sizeof six;
+  } else {
+    auto& four = reinterpret_cast<sockaddr_in&>(address);
+    four.sin_family = AF_INET;
+    four.sin_port = htons(static_cast<std::uint16_t>(port));
+    four.sin_addr.s_addr = htonl(loopback_only ? INADDR_LOOPBACK : INADDR_ANY);
+    length = sizeof four;
+  }
+  return ::bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0;
+}
+
+}  // namespace
+
+void Descriptor::reset() noexcept {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+LineChannel::LineChannel(Descriptor socket, Clock::time_point now)
+    : socket_(std::move(socket)), last_heard_(now), last_said_(now) {
+  set_nonblocking(socket_.get());
+  const int yes = 1;
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+}
+
+std::pair<LineChannel, LineChannel> LineChannel::pair(Clock::time_point now) {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+    throw Error(str("No pair of sockets: ", std::strerror(errno), "."));
+  }
+  return {LineChannel(Descriptor(ends[0]), now), LineChannel(Descriptor(ends[1]), now)};
+}
+
+void LineChannel::send(const std::string& line) {
+  if (closed_) return;
+  outgoing_ += line + "\n";
+  last_said_ = Clock::now();
+  write_some();
+  if (outgoing_.size() > kMostOutgoing) closed_ = true;
+}
+
+pollfd LineChannel::wants() const {
+  const auto events = static_cast<short>(outgoing_.empty() ? POLLIN : POLLIN | POLLOUT);
+  return {.fd = closed_ ? -1 : socket_.get(), .events = events, .revents = 0};
+}
+
+void LineChannel::write_some() {
+  while (!outgoing_.empty()) {
+    const ssize_t count = ::send(socket_.get(), outgoing_.data(), outgoing_.size(), MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (count < 0) {
+      // What the other side said before it left can still be read.
+      outgoing_.clear();
+      return;
+    }
+    outgoing_.erase(0, static_cast<std::size_t>(count));
+  }
+}
+
+std::vector<std::string> LineChannel::exchange(Clock::time_point now) {
+  std::vector<std::string> lines;
+  if (closed_) return lines;
+  write_some();
+  std::array<char, 65536> bytes;
+  for (;;) {
+    const ssize_t count = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return lines;
+    if (count <= 0) {
+      closed_ = true;
+      return lines;
+    }
+    last_heard_ = now;
+    const std::string_view text(bytes.data(), static_cast<std::size_t>(count));
+    const auto end = text.rfind('\n');
+    pending_bytes_ =
+        end == std::string_view::npos ? pending_bytes_ + text.size() : text.size() - end - 1;
+    lines_.append(text, [&](std::string_view line) { lines.emplace_back(line); });
+    if (pending_bytes_ <= kLongestLine) continue;
+    closed_ = true;
+    return lines;
+  }
+}
+
+std::optional<Descriptor> listen_on(int port, bool loopback_only, std::string& error) {
+  // One socket for IPv6 and IPv4 where the system has both.
+  for (const int family : {AF_INET6, AF_INET}) {
+    if (loopback_only && family == AF_INET6) continue;
+    Descriptor socket(new_socket(family));
+    if (!socket) {
+      error = std::strerror(errno);
+      continue;
+    }
+    if (bind_to(socket.get(), family, port, loopback_only) && ::listen(socket.get(), 1024) == 0) {
+      return socket;
+    }
+    error = std::strerror(errno);
+    if (errno == EADDRINUSE || errno == EACCES) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+int port_of(const Descriptor& socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+std::optional<Descriptor> connect_to(const std::string& host, int port,
+                                     std::chrono::milliseconds limit, std::string& error) {
+  const auto addresses = resolve(host, port, error);
+  for (const addrinfo* each = addresses.get(); each != nullptr; each = each->ai_next) {
+    Descriptor socket(new_socket(each->ai_family));
+    if (!socket) continue;
+    if (::connect(socket.get(), each->ai_addr, each->ai_addrlen) == 0) return socket;
+    if (errno != EINPROGRESS) {
+      error = std::strerror(errno);
+      continue;
+    }
+    pollfd ready{.fd = socket.get(), .events = POLLOUT, .revents = 0};
+    if (::poll(&ready, 1, static_cast<int>(limit.count())) != 1) {
+      error = "no answer";
+      continue;
+    }
+    int code = 0;
+    socklen_t size = sizeof code;
+    ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &code, &size);
+    if (code == 0) return socket;
+    error = std::strerror(code);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::pair<Descriptor, std::string>> accept_from(const Descriptor& listening) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  Descriptor socket(::accept4(listening.get(), reinterpret_cast<sockaddr*>(&address), &length,
+                              SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket) return std::nullopt;
+  return std::pair(std::move(socket), numeric(address, length));
+}
+
+std::string own_address(const Descriptor& socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return {};
+  return numeric(address, length);
+}
+
+bool is_this_machine(const std::string& host) {
+  if (is_loopback(host) || host == "localhost" || host == this_host_name()) return true;
+  std::string error;
+  const auto addresses = resolve(host, 0, error);
+  const auto own = interface_addresses();
+  for (const addrinfo* each = addresses.get(); each != nullptr; each = each->ai_next) {
+    sockaddr_storage address{};
+    std::memcpy(&address, each->ai_addr, each->ai_addrlen);
+    const auto text = numeric(address, each->ai_addrlen);
+    if (is_loopback(text) || std::ranges::find(own, text) != own.end()) return true;
+  }
+  return false;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,27 @@
+#include "launch/channel.h"
+
+namespace accelerate::detail {
+
+std::pair<Channel, Channel> Channel::pair(Clock::time_point now) {
+  auto [left, right] = LineChannel::pair(now);
+  return {Channel(std::move(left)), Channel(std::move(right))};
+}
+
+void Channel::keep_alive(std::chrono::milliseconds interval, Clock::time_point now) {
+  if (now - lines_.last_said() >= interval) send({.kind = Message::Kind::kAlive});
+}
+
+std::vector<Message> Channel::exchange(Clock::time_point now) {
+  auto messages = std::exchange(waiting_, {});
+  for (const auto& line : lines_.exchange(now)) {
+    auto message = from_line(line);
+    if (!message) {  // it may be anybody who found the port
+      lines_.close();
+      break;
+    }
+    messages.push_back(std::move(*message));
+  }
+  return messages;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,243 @@
+#include "launch/checks.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <limits>
+#include <set>
+
+#include "accelerate/errors.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+bool all_digits(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+int small_number(const Settings& settings, std::string_view name) {
+  const std::int64_t value = settings.integer(name).value_or(0);
+  if (value > std::numeric_limits<int>::max() || value < std::numeric_limits<int>::min()) {
+    throw ConfigError(str(settings.who(name), " is ", value, ", which is more than any run has."));
+  }
+  return static_cast<int>(value);
+}
+
+std::string_view instead_of(std::string_view flag) {
+  if (flag == "env") return "Put NAME=value in front of the command instead.";
+  if (flag == "main_training_function") return "A native program starts at its main.";
+  if (flag == "downcast_bf16") return "Use --mixed_precision bf16.";
+  if (flag.starts_with("aws_")) return "Submit SageMaker jobs with Python's accelerate.";
+  return "Start TPU pods with Python's accelerate.";
+}
+
+}  // namespace
+
+void check_typed_flags(const LaunchArguments& arguments) {
+  std::vector<std::string> chosen;
+  for (const auto* name : {"cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp"}) {
+    if (arguments.on(name)) chosen.push_back(str("--", name));
+  }
+  if (chosen.size() > 1) {
+    throw ConfigError(str(join(chosen, " and "), " exclude each other: pass one of --cpu, ",
+                          "--multi_gpu, --tpu, --use_deepspeed, --use_fsdp."));
+  }
+  if (arguments.on("multi_gpu") && arguments.typed("num_processes")) {
+    const auto& count = arguments.values.find("num_processes")->second;
+    if (count == "1" || count == "0" || count.starts_with('-')) {
+      throw ConfigError(
+          str("--multi_gpu needs at least 2 processes, but --num_processes is ", count, "."));
+    }
+  }
+  if (arguments.on("module") && arguments.on("no_python")) {
+    throw ConfigError("--module and --no_python exclude each other: only Python runs modules.");
+  }
+}
+
+void check_config_is_local(const ConfigFile& file) {
+  if (std::holds_alternative<ClusterConfig>(file.config)) return;
+  throw UnsupportedError(str(file.path, " is for Amazon SageMaker. Jobs there are submitted by ",
+                             "Python's accelerate only: run its `accelerate launch`, or pass the ",
+                             "--config_file of a run on machines of your own."));
+}
+
+void check_reachable(const LaunchArguments& arguments, ResolvedLaunch& run) {
+  for (const auto* name : {"tpu", "tpu_cluster"}) {
+    if (!run.settings.truth(name)) continue;
+    const bool file = run.settings.source(name) == SettingSource::kConfig;
+    throw UnsupportedError(
+        str(file ? str("'distributed_type' XLA in ", run.settings.origin(name)) : str("--", name),
+            " cannot be granted: TPUs are reached through XLA, which exists for Python only. Use ",
+            "Python's accelerate for them, or --cpu, --multi_gpu or --use_fsdp here."));
+  }
+  for (const Flag& flag : general_flags()) {
+    const bool foreign = flag.group == FlagGroup::kTpu || flag.group == FlagGroup::kAws;
+    if (!foreign || !arguments.typed(flag.name) || flag.name == "tpu_cluster") continue;
+    if (!run.python) {
+      throw UnsupportedError(
+          str("--", flag.name, " means nothing to a native program. ", instead_of(flag.name)));
+    }
+    run.warnings.push_back(str("--", flag.name, " has an effect on ",
+                               flag.group == FlagGroup::kTpu ? "TPUs" : "SageMaker",
+                               " only; none here."));
+  }
+}
+
+void check_rendezvous(const ResolvedLaunch& run) {
+  const Settings& settings = run.settings;
+  const std::string backend = settings.text("rdzv_backend").value_or("static");
+  if (backend != "static" && backend != "c10d") {
+    const std::string message = str(settings.who("rdzv_backend"), " is '", backend, "'. ");
+    if (backend.starts_with("etcd")) {
+      throw UnsupportedError(message + "Machines meet by static or c10d here, without etcd.");
+    }
+    throw ConfigError(message + "Choose one of: static, c10d.");
+  }
+  if (run.elastic && backend != "c10d") {
+    throw ConfigError(str(settings.who("num_machines"), " is ", *settings.text("num_machines"),
+                          ": machines that come and go need --rdzv_backend c10d."));
+  }
+}
+
+int check_machine_rank(const ResolvedLaunch& run) {
+  const int rank = small_number(run.settings, "machine_rank");
+  if (rank >= 0 && (rank < run.machines.max || run.settings.text("rdzv_backend") == "c10d")) {
+    return rank;
+  }
+  throw ConfigError(str(run.settings.who("machine_rank"), " is ", rank, ", but there are ",
+                        run.machines.max, " machines: ranks go from 0 to ", run.machines.max - 1,
+                        "."));
+}
+
+void check_device_ids(const Settings& settings, const MachineFacts& facts) {
+  const std::string ids = *settings.text("gpu_ids");
+  if (ids == "all") return;
+  std::set<std::string> seen;
+  for (const auto& part : split(ids, ',')) {
+    const std::string id(trim(part));
+    const auto refuse = [&](const std::string& reason) {
+      throw ConfigError(str(settings.who("gpu_ids"), " is '", ids, "', but ", reason,
+                            " Write \"all\" or ids with commas between them: 0,1."));
+    };
+    if (id.empty()) refuse("an id is missing.");
+    if (!seen.insert(id).second) refuse(str("device ", id, " comes twice."));
+    if (facts.accelerator != AcceleratorKind::kCuda) continue;
+    if (!all_digits(id)) {
+      if (!id.starts_with("GPU-") && !id.starts_with("MIG-")) refuse(str("'", id, "' is no id."));
+      continue;
+    }
+    int index = 0;
+    const auto result = std::from_chars(id.data(), id.data() + id.size(), index);
+    if (result.ec != std::errc() || index >= facts.device_count) {
+      refuse(str("this machine has ", facts.device_count,
+                 facts.device_count == 1 ? " device." : " devices."));
+    }
+  }
+}
+
+int check_process_count(const ResolvedLaunch& run) {
+  const Settings& settings = run.settings;
+  const std::string who = settings.who("num_processes");
+  const int count = small_number(settings, "num_processes");
+  if (count == -1 && settings.source("num_processes") == SettingSource::kConfig) {
+    throw ConfigError(
+        str(who, " is -1: the number is left to the command line. Pass ", "--num_processes."));
+  }
+  if (count < 1) throw ConfigError(str(who, " is ", count, ". A run has at least one process."));
+  if (count % run.machines.max != 0) {
+    const int fitting = (count / run.machines.max + 1) * run.machines.max;
+    throw ConfigError(str(who, " is ", count, ", which ", run.machines.max,
+                          " machines cannot share evenly: it counts the processes of all machines ",
+                          "together. Pass a multiple of ", run.machines.max, ", such as ", fitting,
+                          "."));
+  }
+  return count;
+}
+
+void check_enough_devices(const ResolvedLaunch& run) {
+  const std::string ids = *run.settings.text("gpu_ids");
+  if (ids == "all" || run.cpu || run.machines.max > 1) return;
+  if (run.outer != OuterJob::kNone) return;
+  if (split(ids, ',').size() >= 2 || (!run.multi_gpu && run.num_processes == 1)) return;
+  throw ConfigError(
+      str(run.settings.who("gpu_ids"), " is '", ids, "', a single device for ",
+          run.num_processes == 1 ? "a multi-GPU run" : str(run.num_processes, " processes"),
+          ". Name one for each, or \"all\"; for a single process pass ",
+          "--num_processes 1 without --multi_gpu."));
+}
+
+namespace {
+
+// "[::1]" -> "::1"
+void normalise_address(Settings& settings) {
+  const auto given = settings.text("main_process_ip");
+  if (!given) return;
+  std::string address(trim(*given));
+  const auto who = settings.who("main_process_ip");
+  if (address.empty()) throw ConfigError(str(who, " is empty. Give the address of machine 0."));
+  const bool bracketed = address.front() == '[' && address.back() == ']';
+  if (bracketed) address = address.substr(1, address.size() - 2);
+  const bool has_port = !bracketed && (std::ranges::count(address, ':') == 1 ||
+                                       address.find("]:") != std::string::npos);
+  if (has_port) {
+    throw ConfigError(str(who, " is '", address,
+                          "', an address with a port. Give the port by --main_process_port."));
+  }
+  for (const Setting& setting : settings.list()) {
+    if (setting.name != "main_process_ip" || setting.value == address) continue;
+    settings.set(setting.name, address, setting.source, setting.origin);
+    return;
+  }
+}
+
+}  // namespace
+
+void check_endpoint(ResolvedLaunch& run) {
+  Settings& settings = run.settings;
+  normalise_address(settings);
+  const auto port = settings.integer("main_process_port");
+  if (port && (*port < 0 || *port > 65535)) {
+    throw ConfigError(str(settings.who("main_process_port"), " is ", *port,
+                          ". Ports go from 0 to 65535; 0 takes a free one."));
+  }
+  if (run.machines.max == 1 || run.outer == OuterJob::kSlurmTasks) return;
+  if (run.uses_deepspeed_launcher()) return;
+  const std::string several =
+      str("with ", settings.who("num_machines"), " ", *settings.text("num_machines"));
+  if (!settings.has("main_process_ip")) {
+    throw ConfigError(str("--main_process_ip is missing: ", several,
+                          " all processes have to find machine 0. Give its address."));
+  }
+  if (run.mode != LaunchMode::kAgent && !port) {
+    throw ConfigError(
+        str("--main_process_port is missing: ", several, " all processes have to agree on one."));
+  }
+  if (port == 0) {
+    throw ConfigError(str(settings.who("main_process_port"), " is 0, a free port, which ", several,
+                          " the other machines cannot know. Give a number."));
+  }
+}
+
+void check_engines(const LaunchArguments& arguments, const ResolvedLaunch& run) {
+  const Settings& settings = run.settings;
+  if (run.fsdp && settings.truth("fsdp_cpu_ram_efficient_loading") &&
+      !settings.truth("fsdp_sync_module_states")) {
+    throw ConfigError(str(settings.who("fsdp_cpu_ram_efficient_loading"), " is true, but ",
+                          settings.who("fsdp_sync_module_states"),
+                          " is false: then only rank 0 would have weights. Set --",
+                          "fsdp_sync_module_states true, or loading to false."));
+  }
+  if (!run.parallelism) return;
+  const bool version_one = run.fsdp && settings.text("fsdp_version") != "2";
+  const bool from_file = settings.source("use_parallelism_config") == SettingSource::kConfig;
+  if (version_one || (!run.fsdp && !from_file && !arguments.on("cpu"))) {
+    throw ConfigError(
+        str(from_file ? str("'parallelism_config' in ", settings.origin("use_parallelism_config"))
+                      : settings.who("use_parallelism_config"),
+            " needs --use_fsdp and --fsdp_version 2",
+            version_one ? str(", but ", settings.who("fsdp_version"), " is 1.") : "."));
+  }
+}
+
+}  // namespace accelerate::detail

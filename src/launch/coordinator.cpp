@@ -1,0 +1,338 @@
+#include "launch/coordinator.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <utility>
+
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+using Order = Coordinator::Order;
+using Orders = std::vector<Order>;
+
+// A worker that lost its peers is seldom the cause. The cause shows up soon after: another worker's
+// exit code, or a machine that went away.
+constexpr auto kTimeForTheCulprit = std::chrono::seconds(2);
+
+constexpr int kFailure = 1;
+constexpr int kWrongInput = 2;
+constexpr int kPeerGone = 70;
+
+Order notice(int to, std::string text) {
+  Order order{.to = to, .kind = Order::Kind::kNotice};
+  order.text = std::move(text);
+  return order;
+}
+
+// Addresses in their own order: 10.0.0.9 before 10.0.0.10.
+std::pair<int, std::array<unsigned char, 16>> sort_key(const std::string& address) {
+  std::array<unsigned char, 16> bytes{};
+  if (::inet_pton(AF_INET, address.c_str(), bytes.data()) == 1) return {4, bytes};
+  if (::inet_pton(AF_INET6, address.c_str(), bytes.data()) == 1) return {6, bytes};
+  return {9, bytes};
+}
+
+std::string seconds_text(std::chrono::milliseconds time) {
+  if (time.count() % 1000 == 0) return str(time.count() / 1000, " s");
+  return str(static_cast<double>(time.count()) / 1000.0, " s");
+}
+
+}  // namespace
+
+Coordinator::Coordinator(CoordinatorRules rules, Clock::time_point now) : rules_(rules) {
+  gather(now);
+}
+
+void Coordinator::gather(Clock::time_point now) {
+  phase_ = Phase::kGathering;
+  failures_.clear();
+  blame_at_.reset();
+  last_call_until_.reset();
+  gather_until_ = now + rules_.join_timeout;
+  for (auto& [id, node] : nodes_) node.doing = Doing::kWaits;
+}
+
+std::string Coordinator::who(const Node& node) const {
+  const auto place = node.member.address.empty() || node.member.address == node.member.host
+                         ? node.member.host
+                         : str(node.member.host, ", ", node.member.address);
+  return rules_.fixed ? str("machine ", node.member.machine_rank, " (", place, ")")
+                      : str("machine ", place);
+}
+
+std::optional<std::string> Coordinator::objection(const Member& member) const {
+  for (const auto& [id, node] : nodes_) {
+    if (node.member.terms == member.terms) continue;
+    return str("it was started with ", member.terms, ", and ", who(node), " with ",
+               node.member.terms, ". All machines need the same values.");
+  }
+  if (rules_.fixed && (member.machine_rank < 0 || member.machine_rank >= rules_.max_nodes)) {
+    return str("its --machine_rank is ", member.machine_rank,
+               ", and the machines of this job are 0 to ", rules_.max_nodes - 1, ".");
+  }
+  return std::nullopt;
+}
+
+Orders Coordinator::join(Id id, const Member& member, Clock::time_point now) {
+  const auto refuse = [&](const std::string& why) {
+    Order order{.to = id, .kind = Order::Kind::kEnd};
+    order.verdict = {.exit_code = kWrongInput,
+                     .reason = str("this machine cannot take part in the job: ", why)};
+    return Orders{order};
+  };
+  if (ended()) return refuse("it has ended.");
+  if (const auto why = objection(member)) return refuse(*why);
+  if (rules_.fixed) {
+    for (const auto& [other, node] : nodes_) {
+      if (node.member.machine_rank != member.machine_rank) continue;
+      if (!gathering()) return refuse(str(who(node), " runs already."));
+      const Node twin{member};
+      nodes_.emplace(id, twin);
+      return end(
+          {.exit_code = kWrongInput,
+           .reason = str("two machines say that they are number ", member.machine_rank, ": ",
+                         node.member.host, " (", node.member.address, ") and ", member.host, " (",
+                         member.address, "). Give each machine its own --machine_rank, from 0 to ",
+                         rules_.max_nodes - 1, ".")});
+    }
+  }
+  nodes_.emplace(id, Node{member});
+  if (gathering()) return start_if_complete(now);
+  if (static_cast<int>(nodes_.size()) > rules_.max_nodes) {
+    return {notice(id, str("the job runs on ", rules_.max_nodes,
+                           " machines, which is its most; waiting until one leaves"))};
+  }
+  if (phase_ == Phase::kStopping) return {};
+  // A new round with one more machine.
+  auto orders = stop(now);
+  for (const auto& [other, node] : nodes_) {
+    orders.insert(orders.begin(), notice(other, str(who(nodes_.at(id)), " joins")));
+  }
+  return orders;
+}
+
+bool Coordinator::enough() const {
+  return static_cast<int>(nodes_.size()) >= (rules_.fixed ? rules_.max_nodes : rules_.min_nodes);
+}
+
+Orders Coordinator::start_if_complete(Clock::time_point now) {
+  if (!enough()) {
+    last_call_until_.reset();
+    return {};
+  }
+  if (static_cast<int>(nodes_.size()) >= rules_.max_nodes) return start();
+  if (!last_call_until_) last_call_until_ = now + rules_.last_call;
+  return now >= *last_call_until_ ? start() : Orders{};
+}
+
+std::vector<Coordinator::Id> Coordinator::in_rank_order() const {
+  std::vector<Id> ids;
+  for (const auto& [id, node] : nodes_) ids.push_back(id);
+  std::stable_sort(ids.begin(), ids.end(), [&](Id a, Id b) {
+    const Member& left = nodes_.at(a).member;
+    const Member& right = nodes_.at(b).member;
+    if (rules_.fixed) return left.machine_rank < right.machine_rank;
+    return std::pair(sort_key(left.address), left.address) <
+           std::pair(sort_key(right.address), right.address);
+  });
+  // Those above the limit came last; they wait for the next round.
+  if (static_cast<int>(ids.size()) > rules_.max_nodes) {
+    auto latest = ids;
+    std::sort(latest.begin(), latest.end());
+    latest.resize(static_cast<std::size_t>(rules_.max_nodes));
+    std::erase_if(ids, [&](Id id) { return std::ranges::find(latest, id) == latest.end(); });
+  }
+  return ids;
+}
+
+Orders Coordinator::start() {
+  phase_ = Phase::kRunning;
+  const auto ids = in_rank_order();
+  Round round{.number = rounds_++,
+              .restart_count = restarts_,
+              .nodes = static_cast<int>(ids.size()),
+              .world_size = 0};
+  for (const Id id : ids) round.world_size += nodes_.at(id).member.nproc;
+  Orders orders;
+  for (const Id id : ids) {
+    Node& node = nodes_.at(id);
+    node.doing = Doing::kRuns;
+    Order order{.to = id, .kind = Order::Kind::kStart, .round = round};
+    orders.push_back(order);
+    ++round.node_rank;
+    round.first_rank += node.member.nproc;
+  }
+  return orders;
+}
+
+Orders Coordinator::stop(Clock::time_point now) {
+  phase_ = Phase::kStopping;
+  blame_at_.reset();
+  Orders orders;
+  for (auto& [id, node] : nodes_) {
+    if (node.doing == Doing::kWaits || node.doing == Doing::kStops) continue;
+    node.doing = Doing::kStops;
+    orders.push_back({.to = id, .kind = Order::Kind::kStop});
+  }
+  return orders.empty() ? after_stop(now) : orders;
+}
+
+Orders Coordinator::after_stop(Clock::time_point now) {
+  for (const auto& [id, node] : nodes_) {
+    if (node.doing == Doing::kStops) return {};
+  }
+  if (verdict_) {
+    for (const auto& failure : failures_) verdict_->failures.push_back(failure);
+    return end(std::move(*verdict_));
+  }
+  gather(now);
+  return start_if_complete(now);
+}
+
+Orders Coordinator::end(Verdict verdict) {
+  phase_ = Phase::kEnded;
+  Orders orders;
+  for (const auto& [id, node] : nodes_) {
+    Order order{.to = id, .kind = Order::Kind::kEnd};
+    order.verdict = verdict;
+    orders.push_back(order);
+  }
+  return orders;
+}
+
+Orders Coordinator::fail_or_restart(Verdict verdict, Clock::time_point now) {
+  if (restarts_ < rules_.max_restarts) {
+    ++restarts_;
+    std::string text = verdict.reason;
+    if (const auto cause = root_cause(verdict.failures)) {
+      text = str("rank ", cause->rank, " on ", cause->host, " ended with ", cause->status.text());
+    }
+    auto orders = stop(now);
+    for (const auto& [id, node] : nodes_) {
+      orders.insert(orders.begin(),
+                    notice(id, str(text, "; restart ", restarts_, " of ", rules_.max_restarts)));
+    }
+    return orders;
+  }
+  verdict_ = std::move(verdict);
+  failures_.clear();
+  return stop(now);
+}
+
+Orders Coordinator::failed(Id id, const WorkerFailure& failure, Clock::time_point now) {
+  if (!nodes_.contains(id)) return {};
+  if (phase_ == Phase::kStopping && verdict_) {
+    verdict_->failures.push_back(failure);
+    return {};
+  }
+  if (phase_ != Phase::kRunning) return {};
+  failures_.push_back(failure);
+  const auto time = failure.is_consequence() ? now + kTimeForTheCulprit : now;
+  blame_at_ = blame_at_ ? std::min(*blame_at_, time) : time;
+  return now >= *blame_at_ ? decide_about_failures(now) : Orders{};
+}
+
+Orders Coordinator::decide_about_failures(Clock::time_point now) {
+  Verdict verdict{.exit_code = kFailure, .reason = {}, .failures = failures_};
+  if (const auto cause = root_cause(failures_)) verdict.exit_code = cause->status.shell_code();
+  return fail_or_restart(std::move(verdict), now);
+}
+
+Orders Coordinator::succeeded(Id id, Clock::time_point /*now*/) {
+  const auto node = nodes_.find(id);
+  if (node == nodes_.end() || phase_ != Phase::kRunning) return {};
+  node->second.doing = Doing::kSucceeded;
+  const bool all = std::ranges::none_of(
+      nodes_, [](const auto& each) { return each.second.doing == Doing::kRuns; });
+  return all && failures_.empty() ? end({}) : Orders{};
+}
+
+Orders Coordinator::stopped(Id id, const std::vector<WorkerFailure>& terminated,
+                            Clock::time_point now) {
+  const auto node = nodes_.find(id);
+  if (node == nodes_.end()) return {};
+  node->second.doing = Doing::kWaits;
+  if (phase_ != Phase::kStopping) return {};
+  failures_.insert(failures_.end(), terminated.begin(), terminated.end());
+  return after_stop(now);
+}
+
+Orders Coordinator::lost(Id id, const std::string& why, Clock::time_point now) {
+  const auto found = nodes_.find(id);
+  if (found == nodes_.end() || ended()) return {};
+  const Node node = found->second;
+  nodes_.erase(found);
+  if (gathering()) return start_if_complete(now);
+  if (phase_ == Phase::kStopping) return after_stop(now);
+  // It had finished its part, or never had one.
+  if (node.doing == Doing::kWaits) return {};
+  if (node.doing == Doing::kSucceeded) {
+    const bool all = std::ranges::none_of(
+        nodes_, [](const auto& each) { return each.second.doing == Doing::kRuns; });
+    return all && failures_.empty() ? end({}) : Orders{};
+  }
+  const bool finishing = std::ranges::any_of(
+      nodes_, [](const auto& each) { return each.second.doing == Doing::kSucceeded; });
+  // That workers elsewhere lost their peers is no news then.
+  failures_.clear();
+  if (!rules_.fixed && !finishing) {
+    auto orders = stop(now);
+    for (const auto& [other, rest] : nodes_) {
+      orders.insert(orders.begin(), notice(other, str(who(node), " ", why)));
+    }
+    return orders;
+  }
+  return fail_or_restart({.exit_code = kPeerGone, .reason = str(who(node), " ", why)}, now);
+}
+
+Orders Coordinator::leaves(Id id, int signal, Clock::time_point now) {
+  const auto found = nodes_.find(id);
+  if (found == nodes_.end() || ended()) return {};
+  const auto why = str("was told to end by ", signal_name(signal));
+  // Machine 0 holds the job together.
+  if (!rules_.fixed && id != 0) return lost(id, why, now);
+  const auto reason = str(who(found->second), " ", why);
+  nodes_.erase(found);
+  verdict_ = Verdict{.exit_code = 128 + signal, .reason = reason};
+  failures_.clear();
+  return stop(now);
+}
+
+std::string Coordinator::missing() const {
+  if (!rules_.fixed) {
+    return str(nodes_.size(), " of at least ", rules_.min_nodes, " machines are here");
+  }
+  std::set<int> absent;
+  for (int rank = 0; rank < rules_.max_nodes; ++rank) absent.insert(rank);
+  for (const auto& [id, node] : nodes_) absent.erase(node.member.machine_rank);
+  return str("missing: machine ", detail::join(absent, ", machine "));
+}
+
+Orders Coordinator::tick(Clock::time_point now) {
+  if (phase_ == Phase::kRunning && blame_at_ && now >= *blame_at_) {
+    return decide_about_failures(now);
+  }
+  if (!gathering()) return {};
+  if (last_call_until_ && now >= *last_call_until_) return start_if_complete(now);
+  if (now < gather_until_ || enough()) return {};
+  return end({.exit_code = kFailure,
+              .reason = str(
+                  nodes_.size(), " of ", rules_.fixed ? rules_.max_nodes : rules_.min_nodes,
+                  " machines arrived within ", seconds_text(rules_.join_timeout), "; ", missing(),
+                  ". Is the launcher started there, with the same address and port?")});
+}
+
+Coordinator::Clock::time_point Coordinator::next_event() const {
+  auto next = Clock::time_point::max();
+  if (phase_ == Phase::kRunning && blame_at_) next = *blame_at_;
+  if (gathering() && last_call_until_) next = std::min(next, *last_call_until_);
+  if (gathering() && !enough()) next = std::min(next, gather_until_);
+  return next;
+}
+
+}  // namespace accelerate::detail

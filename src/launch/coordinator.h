@@ -1,0 +1,141 @@
+// src/launch/coordinator.h - decides for all machines of a job: who takes part, when workers start,
+// when they are stopped, and how the job ends.
+//
+// No sockets, no processes, no clock of its own: what happens comes in as calls, what shall be done
+// goes out as orders. It runs on the machine where the others arrive; that machine's own agent is a
+// member like any other.
+//
+//     gathering --all here--> running --all well--> ended
+//         ^                      | failure, somebody leaves or joins
+//         +---- stopping <-------+                         stopping --no restart left--> ended
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/failure.h"
+
+namespace accelerate::detail {
+
+/// A machine as it introduces itself.
+struct Member {
+  int machine_rank = 0;
+  int nproc = 1;
+  std::string host = {};
+  std::string address = {};
+  /// What all machines must have been told alike, for messages: "--num_machines 2 ...".
+  std::string terms = {};
+};
+
+/// One start of all workers.
+struct Round {
+  int number = 0;
+  int restart_count = 0;
+  int node_rank = 0;  ///< of the machine this goes to
+  int nodes = 1;
+  int first_rank = 0;
+  int world_size = 1;
+
+  bool operator==(const Round&) const = default;
+};
+
+/// How the job ended.
+struct Verdict {
+  int exit_code = 0;
+  /// One line for people; "" when the failures say it all.
+  std::string reason = {};
+  std::vector<WorkerFailure> failures = {};
+};
+
+struct CoordinatorRules {
+  int min_nodes = 1;
+  int max_nodes = 1;
+  /// Machines have fixed ranks and all must be there; else they come and go (c10d).
+  bool fixed = true;
+  int max_restarts = 0;
+  /// How long machines may be missing.
+  std::chrono::milliseconds join_timeout = std::chrono::seconds(900);
+  /// How long more are waited for once enough are here.
+  std::chrono::milliseconds last_call = std::chrono::seconds(30);
+};
+
+class Coordinator {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Id = int;
+
+  struct Order {
+    enum class Kind : std::uint8_t {
+      kStart,   ///< `round`
+      kStop,    ///< end your workers, then say `stopped`
+      kEnd,     ///< `verdict`; the connection is over
+      kNotice,  ///< `text` for people
+    };
+    Id to = 0;
+    Kind kind = Kind::kNotice;
+    Round round = {};
+    Verdict verdict = {};
+    std::string text = {};
+  };
+
+  Coordinator(CoordinatorRules rules, Clock::time_point now);
+
+  // What happens. Each returns what to do about it.
+  [[nodiscard]] std::vector<Order> join(Id id, const Member& member, Clock::time_point now);
+  [[nodiscard]] std::vector<Order> failed(Id id, const WorkerFailure& failure,
+                                          Clock::time_point now);
+  [[nodiscard]] std::vector<Order> succeeded(Id id, Clock::time_point now);
+  [[nodiscard]] std::vector<Order> stopped(Id id, const std::vector<WorkerFailure>& terminated,
+                                           Clock::time_point now);
+  /// The machine is gone; `why` completes "machine 1 (host) ".
+  [[nodiscard]] std::vector<Order> lost(Id id, const std::string& why, Clock::time_point now);
+  /// A signal ends the launcher there; it ends its own workers.
+  [[nodiscard]] std::vector<Order> leaves(Id id, int signal, Clock::time_point now);
+  /// The time has come that `next_event` named.
+  [[nodiscard]] std::vector<Order> tick(Clock::time_point now);
+
+  [[nodiscard]] Clock::time_point next_event() const;
+  [[nodiscard]] bool gathering() const noexcept { return phase_ == Phase::kGathering; }
+  [[nodiscard]] bool ended() const noexcept { return phase_ == Phase::kEnded; }
+  /// Who is not here yet, in words.
+  [[nodiscard]] std::string missing() const;
+
+ private:
+  enum class Phase : std::uint8_t { kGathering, kRunning, kStopping, kEnded };
+  enum class Doing : std::uint8_t { kWaits, kRuns, kSucceeded, kStops };
+  struct Node {
+    Member member;
+    Doing doing = Doing::kWaits;
+  };
+
+  [[nodiscard]] std::optional<std::string> objection(const Member& member) const;
+  [[nodiscard]] std::string who(const Node& node) const;
+  [[nodiscard]] std::vector<Id> in_rank_order() const;
+  [[nodiscard]] bool enough() const;
+  void gather(Clock::time_point now);
+  [[nodiscard]] std::vector<Order> start_if_complete(Clock::time_point now);
+  [[nodiscard]] std::vector<Order> start();
+  [[nodiscard]] std::vector<Order> stop(Clock::time_point now);
+  [[nodiscard]] std::vector<Order> after_stop(Clock::time_point now);
+  [[nodiscard]] std::vector<Order> end(Verdict verdict);
+  [[nodiscard]] std::vector<Order> fail_or_restart(Verdict verdict, Clock::time_point now);
+  [[nodiscard]] std::vector<Order> decide_about_failures(Clock::time_point now);
+
+  CoordinatorRules rules_;
+  Phase phase_ = Phase::kGathering;
+  std::map<Id, Node> nodes_;
+  Clock::time_point gather_until_ = {};
+  std::optional<Clock::time_point> last_call_until_ = std::nullopt;
+  std::optional<Clock::time_point> blame_at_ = std::nullopt;
+  std::vector<WorkerFailure> failures_ = {};
+  /// Set while stopping for the last time.
+  std::optional<Verdict> verdict_ = std::nullopt;
+  int rounds_ = 0;
+  int restarts_ = 0;
+};
+
+}  // namespace accelerate::detail

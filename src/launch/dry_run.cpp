@@ -1,0 +1,213 @@
+#include "launch/dry_run.h"
+
+#include <utility>
+
+#include "accelerate/value.h"
+#include "core/json.h"
+#include "core/subprocess.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+std::string_view name_of(LaunchMode mode) {
+  switch (mode) {
+    case LaunchMode::kSimple:
+      return "simple";
+    case LaunchMode::kAgent:
+      return "agent";
+    case LaunchMode::kCommand:
+      return "command";
+  }
+  return "";
+}
+
+std::string_view name_of(SettingSource source) {
+  switch (source) {
+    case SettingSource::kFlag:
+      return "flag";
+    case SettingSource::kEnvironment:
+      return "environment";
+    case SettingSource::kConfig:
+      return "config";
+    case SettingSource::kDefault:
+      return "default";
+  }
+  return "";
+}
+
+std::string explanation(const LaunchPlan& plan) {
+  switch (plan.mode) {
+    case LaunchMode::kSimple:
+      return "simple: this process becomes the program";
+    case LaunchMode::kCommand:
+      return "command: this process becomes another launcher";
+    case LaunchMode::kAgent: {
+      const auto& agent = plan.agent;
+      const std::string machines =
+          agent.min_nodes == agent.max_nodes
+              ? str(agent.max_nodes, agent.max_nodes == 1 ? " machine" : " machines")
+              : str(agent.min_nodes, " to ", agent.max_nodes, " machines");
+      return str("agent: ", agent.nproc_per_node,
+                 agent.nproc_per_node == 1 ? " process" : " processes", " here, ", machines);
+    }
+  }
+  return "";
+}
+
+Value streams_value(const StreamChoice& choice) {
+  if (choice.by_local_rank.empty()) return str(static_cast<int>(choice.all));
+  std::vector<std::string> parts;
+  for (const auto& [rank, streams] : choice.by_local_rank) {
+    parts.push_back(str(rank, ":", static_cast<int>(streams)));
+  }
+  return join(parts, ",");
+}
+
+Value map_value(const std::map<std::string, std::string>& map) {
+  Value::Dict dict;
+  for (const auto& [name, value] : map) dict.set(name, value);
+  return dict;
+}
+
+Value agent_value(const LaunchConfig& agent) {
+  std::vector<std::string> signals;
+  for (const int signal : agent.signals_to_handle) signals.push_back(signal_name(signal));
+  Value::Dict dict;
+  dict.set("min_nodes", agent.min_nodes);
+  dict.set("max_nodes", agent.max_nodes);
+  dict.set("nproc_per_node", agent.nproc_per_node);
+  dict.set("node_rank", agent.node_rank);
+  dict.set("run_id", agent.run_id);
+  dict.set("role", agent.role);
+  dict.set("rdzv_backend", agent.rdzv_backend);
+  dict.set("rdzv_conf", map_value(agent.rdzv_configs));
+  dict.set("master_addr", agent.master_addr);
+  dict.set("master_port", agent.master_port);
+  dict.set("local_addr", agent.local_addr.empty() ? Value() : Value(agent.local_addr));
+  dict.set("max_restarts", agent.max_restarts);
+  dict.set("monitor_interval", agent.monitor_interval);
+  dict.set("log_dir", agent.logs.log_dir ? Value(agent.logs.log_dir->string()) : Value());
+  dict.set("redirects", streams_value(agent.logs.redirects));
+  dict.set("tee", streams_value(agent.logs.tee));
+  dict.set("local_ranks_filter", agent.logs.local_ranks_filter);
+  dict.set("log_line_prefix_template", agent.log_line_prefix_template);
+  dict.set("signals_to_handle", signals);
+  dict.set("shutdown_timeout", agent.shutdown_timeout.count());
+  return dict;
+}
+
+Value process_value(const PlannedProcess& process) {
+  Value::Dict dict;
+  dict.set("rank", process.rank);
+  dict.set("local_rank", process.local_rank);
+  dict.set("command", process.argv);
+  dict.set("variables", map_value(process.variables));
+  return dict;
+}
+
+std::string title(const PlannedProcess& process) {
+  if (process.rank) return str("rank ", *process.rank);
+  if (process.local_rank) {
+    return str("local rank ", *process.local_rank, " (ranks are given when the machines meet)");
+  }
+  return "process";
+}
+
+}  // namespace
+
+std::vector<PlannedProcess> planned_processes(const LaunchPlan& plan,
+                                              const Environment& environment, bool agent_store) {
+  if (plan.mode != LaunchMode::kAgent) {
+    return {PlannedProcess{.argv = plan.argv, .variables = plan.variables}};
+  }
+  const LaunchConfig& agent = plan.agent;
+  const bool numbered = agent.max_nodes == 1 || !agent.elastic();
+  std::vector<PlannedProcess> processes;
+  for (int local_rank = 0; local_rank < agent.nproc_per_node; ++local_rank) {
+    const int group_rank = numbered ? agent.node_rank : 0;
+    const WorkerPlace place{.local_rank = local_rank,
+                            .local_world_size = agent.nproc_per_node,
+                            .rank = group_rank * agent.nproc_per_node + local_rank,
+                            .world_size = agent.max_nodes * agent.nproc_per_node,
+                            .group_rank = group_rank,
+                            .group_world_size = agent.max_nodes,
+                            .master_addr = agent.master_addr,
+                            .master_port = agent.master_port,
+                            .max_restarts = agent.max_restarts,
+                            .run_id = agent.run_id,
+                            .role = agent.role,
+                            .agent_store = agent_store};
+    PlannedProcess process{.local_rank = local_rank,
+                           .argv = worker_arguments(plan.argv, local_rank),
+                           .variables = worker_variables(place, environment)};
+    if (numbered) {
+      process.rank = place.rank;
+    } else {
+      for (const auto* name : {"RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "ROLE_WORLD_SIZE",
+                               "GROUP_WORLD_SIZE"}) {
+        process.variables.erase(name);
+      }
+    }
+    process.variables.insert(plan.variables.begin(), plan.variables.end());
+    processes.push_back(std::move(process));
+  }
+  return processes;
+}
+
+std::string shell_line(const std::vector<std::string>& argv) {
+  std::vector<std::string> words;
+  for (const auto& word : argv) {
+    constexpr std::string_view kPlain =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
+    if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) {
+      words.push_back(word);
+      continue;
+    }
+    std::string quoted = "'";
+    for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    words.push_back(quoted + "'");
+  }
+  return join(words, " ");
+}
+
+std::string dry_run_text(const LaunchPlan& plan, const std::vector<PlannedProcess>& processes) {
+  std::string out;
+  for (const Setting& setting : plan.settings) {
+    out += str(setting.name, " = ", setting.value, "  (", name_of(setting.source),
+               setting.origin.empty() ? "" : " ", setting.origin, ")\n");
+  }
+  out += str("\n", explanation(plan), "\n");
+  for (const auto& process : processes) {
+    out += str("\n", title(process), ": ", shell_line(process.argv), "\n");
+    for (const auto& [name, value] : process.variables) {
+      const bool free_port = name == "MASTER_PORT" && value == "0";
+      out += str("  ", name, "=", value, free_port ? "  (a free one is taken)" : "", "\n");
+    }
+  }
+  return out;
+}
+
+std::string dry_run_json(const LaunchPlan& plan, const std::vector<PlannedProcess>& processes) {
+  Value::List settings;
+  for (const Setting& setting : plan.settings) {
+    settings.push_back(
+        Value::Dict{{"name", setting.name},
+                    {"value", setting.value},
+                    {"source", name_of(setting.source)},
+                    {"origin", setting.origin.empty() ? Value() : Value(setting.origin)}});
+  }
+  Value::List list;
+  for (const auto& process : processes) list.push_back(process_value(process));
+  Value::Dict dict;
+  dict.set("mode", name_of(plan.mode));
+  dict.set("settings", std::move(settings));
+  dict.set("command", plan.argv);
+  dict.set("variables", map_value(plan.variables));
+  dict.set("agent", plan.mode == LaunchMode::kAgent ? agent_value(plan.agent) : Value());
+  dict.set("processes", std::move(list));
+  dict.set("warnings", plan.warnings);
+  return json_dumps(dict, {.indent = 2}) + "\n";
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,272 @@
+#include "launch/failure.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <ctime>
+#include <string_view>
+#include <tuple>
+
+#include "accelerate/errors.h"
+#include "core/files.h"
+#include "core/json.h"
+#include "core/text.h"
+#include "launch/terminal_text.h"
+
+namespace accelerate::detail {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kLostPeers = 70;
+constexpr std::size_t kWidth = 80;
+// An error file that is larger was not written by `record`.
+constexpr std::size_t kLargestErrorFile = std::size_t{4} << 20;
+// Messages may hold whole tensors; the error file has the rest.
+constexpr std::size_t kMostMessageLines = 20;
+constexpr std::size_t kLongestLine = 1000;
+constexpr std::size_t kMostStackLines = 20;
+// More than this many workers that we ended ourselves are listed by their numbers.
+constexpr std::size_t kMostListed = 8;
+
+// The one to blame comes first.
+auto order_of(const WorkerFailure& failure) {
+  return std::make_tuple(failure.terminated_by_launcher, failure.is_consequence(), failure.time_us,
+                         failure.rank);
+}
+
+bool comes_before(const WorkerFailure& a, const WorkerFailure& b) {
+  return order_of(a) < order_of(b);
+}
+
+// ---- the error file -----------------------------------------------------------------------------
+
+// The entry of a dict, if it is one and has it.
+const Value* entry(const Value* value, std::string_view key) {
+  if (value == nullptr || !value->is_dict() || !value->as_dict().contains(key)) return nullptr;
+  return &value->at(key);
+}
+
+std::string text_of(const Value* value) {
+  return value != nullptr && value->is_string() ? value->as_string() : "";
+}
+
+// Seconds since 1970, written as a text or as a number.
+std::optional<std::int64_t> seconds_of(const Value* value) {
+  if (value != nullptr && value->is_int()) return value->as_int();
+  const std::string text = text_of(value);
+  std::int64_t seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return seconds;
+}
+
+// The moment of the exception. The file says it in whole seconds, but failures follow each other
+// within milliseconds; when the file was written tells them apart.
+std::optional<std::int64_t> moment_of(std::optional<std::int64_t> seconds,
+                                      const struct stat& written) {
+  constexpr std::int64_t kMicro = 1'000'000;
+  if (!seconds) return written.st_mtim.tv_sec * kMicro + written.st_mtim.tv_nsec / 1000;
+  if (*seconds <= 0 || *seconds > std::int64_t{1} << 40) return std::nullopt;
+  const bool agree = written.st_mtim.tv_sec == *seconds || written.st_mtim.tv_sec == *seconds + 1;
+  return agree ? written.st_mtim.tv_sec * kMicro + written.st_mtim.tv_nsec / 1000
+               : *seconds * kMicro;
+}
+
+// Python's stack ends with what matters. Ours, in C++, is about LibTorch's own functions.
+std::vector<std::string> end_of_stack(const std::string& stack) {
+  if (!stack.starts_with("Traceback")) return {};
+  auto lines = split(trim(stack), '\n');
+  const auto surplus = lines.size() - std::min(lines.size(), kMostStackLines);
+  lines.erase(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(surplus));
+  return lines;
+}
+
+// ---- the report ---------------------------------------------------------------------------------
+
+std::string shown(std::string_view line) {
+  std::string text = printable_line(line.substr(0, kLongestLine));
+  return line.size() > kLongestLine ? text + " ..." : text;
+}
+
+std::string rule(char sign) { return std::string(kWidth, sign) + "\n"; }
+
+std::string time_text(std::int64_t time_us) {
+  const std::time_t seconds = time_us / 1'000'000;
+  std::tm parts = {};
+  ::localtime_r(&seconds, &parts);
+  char text[32] = {};
+  std::strftime(text, sizeof text, "%Y-%m-%d_%H:%M:%S", &parts);
+  const auto milliseconds = str(1000 + time_us / 1000 % 1000).substr(1);
+  return str(text, ".", milliseconds);
+}
+
+std::string seconds_text(std::int64_t time_us) {
+  char text[32] = {};
+  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(time_us) / 1e6);
+  return text;
+}
+
+// As torchrun writes it: signals are negative.
+std::string exit_code_text(const WorkerFailure& failure) {
+  const int code = failure.status.signal != 0 ? -failure.status.signal : failure.status.code;
+  return str(code, " (pid: ", failure.pid, ")");
+}
+
+std::string rank_text(const WorkerFailure& failure) {
+  return str(failure.rank, " (local_rank: ", failure.local_rank, ")");
+}
+
+std::string message_text(const WorkerFailure& failure) {
+  if (!failure.message.empty()) return failure.message;
+  if (failure.status.signal == 0) {
+    return failure.is_consequence() ? "It lost its peers." : "";
+  }
+  const int signal = failure.status.signal;
+  return str("Signal ", signal, " (", signal_name(signal), ") received by PID ", failure.pid,
+             signal == SIGKILL
+                 ? "\nIf nobody killed it, the machine ran out of memory: dmesg says so."
+                 : "");
+}
+
+std::string field(std::string_view name, std::string_view value) {
+  return str("  ", name, std::string(10 - name.size(), ' '), ": ", value, "\n");
+}
+
+// All lines of a text, wrapped, the second and later ones under the first.
+std::string message_field(const std::string& message) {
+  constexpr std::size_t kIndent = 14;
+  std::vector<std::string> lines;
+  for (const auto& line : split(trim(message), '\n')) {
+    for (auto& part : wrap_line(shown(line), kWidth - kIndent)) lines.push_back(std::move(part));
+  }
+  const auto hidden = lines.size() - std::min(lines.size(), kMostMessageLines);
+  if (hidden > 0) {
+    lines.resize(kMostMessageLines);
+    lines.push_back(str("... and ", hidden, " more lines"));
+  }
+  return field("message", join(lines, "\n" + std::string(kIndent, ' ')));
+}
+
+std::string root_cause_text(const WorkerFailure& failure) {
+  std::string text = "Root cause (first failure):\n";
+  text += field("time", time_text(failure.time_us));
+  text += field("host", shown(failure.host));
+  text += field("rank", rank_text(failure));
+  text += field("exitcode", exit_code_text(failure));
+  if (!failure.error_file.empty()) text += field("error_file", failure.error_file);
+  const std::string message = message_text(failure);
+  if (!message.empty()) {
+    text += message_field(message);
+  } else if (failure.last_lines.empty()) {
+    text += message_field(
+        "none. accelerate::record around main (torch's @record in Python) brings exceptions here.");
+  }
+  if (!failure.last_lines.empty()) text += "  last lines:\n";
+  for (const auto& line : failure.last_lines) text += str("    ", shown(line), "\n");
+  return text;
+}
+
+std::string later(const WorkerFailure& failure, const WorkerFailure& root) {
+  const auto difference = failure.time_us - root.time_us;
+  return difference < 0 ? seconds_text(-difference) + " earlier"
+                        : seconds_text(difference) + " later";
+}
+
+std::string other_text(const WorkerFailure& failure, const WorkerFailure& root) {
+  const std::string who = str("  rank ", rank_text(failure), " on ", shown(failure.host), ": ");
+  if (failure.terminated_by_launcher) return who + "terminated by launcher\n";
+  std::string text =
+      str(who, "exitcode ", exit_code_text(failure), ", ", later(failure, root), "\n");
+  const std::string first_line = shown(split(message_text(failure), '\n').front());
+  if (first_line.empty()) return text;
+  for (const auto& line : wrap_line(first_line, kWidth - 4)) text += str("    ", line, "\n");
+  return text;
+}
+
+// "0, 2-63"
+std::string ranges(std::vector<int> numbers) {
+  std::ranges::sort(numbers);
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < numbers.size();) {
+    std::size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    parts.push_back(last == i ? str(numbers[i]) : str(numbers[i], "-", numbers[last]));
+    i = last + 1;
+  }
+  return join(parts);
+}
+
+std::string others_text(const std::vector<WorkerFailure>& failures) {
+  std::string text = "Other failures:\n";
+  std::vector<int> terminated;
+  for (std::size_t i = 1; i < failures.size(); ++i) {
+    if (failures[i].terminated_by_launcher) terminated.push_back(failures[i].rank);
+  }
+  const bool listed = terminated.size() <= kMostListed;
+  for (std::size_t i = 1; i < failures.size(); ++i) {
+    if (listed || !failures[i].terminated_by_launcher) text += other_text(failures[i], failures[0]);
+  }
+  if (listed) return text;
+  const std::string summary =
+      str("ranks ", ranges(std::move(terminated)), ": terminated by launcher");
+  for (const auto& line : wrap_line(summary, kWidth - 2)) text += str("  ", line, "\n");
+  return text;
+}
+
+}  // namespace
+
+bool WorkerFailure::is_consequence() const noexcept { return status.code == kLostPeers; }
+
+std::optional<WorkerFailure> root_cause(const std::vector<WorkerFailure>& failures) {
+  const auto first = std::ranges::min_element(failures, comes_before);
+  return first == failures.end() ? std::nullopt : std::optional(*first);
+}
+
+bool read_error_file(const fs::path& path, WorkerFailure& failure) {
+  struct stat written = {};
+  if (::stat(path.c_str(), &written) != 0 || !S_ISREG(written.st_mode) || written.st_size == 0) {
+    return false;
+  }
+  std::string content;
+  try {
+    content = read_whole_file(path, kLargestErrorFile);
+  } catch (const ConfigError&) {
+    return false;
+  }
+  failure.error_file = path.string();
+  Value root;
+  try {
+    root = json_loads(content);
+  } catch (const ConfigError&) {
+    // The worker ended while it wrote, or another program wrote it: its words are all we have.
+    failure.message = content;
+    return true;
+  }
+  const Value* message = entry(&root, "message");
+  const Value* extra = entry(message, "extraInfo");
+  const bool is_text = message != nullptr && message->is_string();
+  failure.message = text_of(is_text ? message : entry(message, "message"));
+  const auto moment = moment_of(
+      seconds_of(is_text ? entry(&root, "timestamp") : entry(extra, "timestamp")), written);
+  // It ended after it failed.
+  if (moment && (failure.time_us == 0 || *moment < failure.time_us)) failure.time_us = *moment;
+  if (failure.last_lines.empty()) {
+    failure.last_lines = end_of_stack(text_of(entry(extra, "py_callstack")));
+  }
+  return true;
+}
+
+std::string failure_report(const std::string& program, const std::vector<WorkerFailure>& failures) {
+  if (failures.empty()) return "";
+  std::vector<WorkerFailure> sorted = failures;
+  std::ranges::stable_sort(sorted, comes_before);
+  std::string text =
+      str(rule('='), shown(program), " FAILED\n", rule('-'), root_cause_text(sorted.front()));
+  if (sorted.size() > 1) text += str(rule('-'), others_text(sorted));
+  return text + rule('=');
+}
+
+}  // namespace accelerate::detail

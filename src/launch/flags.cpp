@@ -1,0 +1,305 @@
+#include "launch/flags.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "accelerate/environment.h"
+#include "accelerate/errors.h"
+#include "core/python_text.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+using enum FlagGroup;
+using enum FlagKind;
+
+constexpr std::array<GroupText, kFlagGroupCount> kGroups{{
+    {"General", "What is started, and what is said about it."},
+    {"Hardware selection", "On what to run."},
+    {"Resource selection", "How much of the hardware to use, and how."},
+    {"Training paradigm", "Which engine splits the work."},
+    {"Processes and machines", "How the processes of one machine or several find each other."},
+    {"Output of the workers", "What becomes of what they write, and of their failures."},
+    {"DeepSpeed", "With --use_deepspeed."},
+    {"FSDP", "With --use_fsdp."},
+    {"Megatron-LM", "With --use_megatron_lm."},
+    {"FP8", "With --mixed_precision fp8."},
+    {"Parallelism", "With --use_parallelism_config."},
+    {"MPI", "Starting through mpirun."},
+    {"TPU", "Known by name, but XLA exists for Python only: use Python's accelerate for TPUs."},
+    {"Amazon SageMaker",
+     "Known by name, but jobs there are submitted by Python's accelerate only."},
+}};
+
+// clang-format off
+constexpr auto kGeneralFlags = std::to_array<Flag>({
+    {.name = "help", .group = kGeneral, .kind = kSwitch, .short_name = 'h',
+     .help = "Show this text."},
+    {.name = "config_file", .group = kGeneral, .value_name = "FILE",
+     .help = "Take settings from this file (YAML or JSON) instead of the default one."},
+    {.name = "dry_run", .group = kGeneral, .kind = kOptional, .choices = "text json",
+     .help = "Start nothing. Show every setting with its source and every process with its variables; "
+             "--dry_run=json for programs."},
+    {.name = "quiet", .group = kGeneral, .kind = kSwitch, .short_name = 'q',
+     .help = "Say nothing about failed processes and defaults; the exit code tells."},
+    {.name = "debug", .group = kGeneral, .kind = kSwitch, .variable = "ACCELERATE_DEBUG_MODE", .key = "debug",
+     .help = "Workers check before each collective that their inputs fit together."},
+    {.name = "module", .group = kGeneral, .kind = kSwitch, .short_name = 'm',
+     .help = "The program is the name of a Python module, as with `python -m`."},
+    {.name = "no_python", .group = kGeneral, .kind = kSwitch,
+     .help = "Execute the program itself, even when its name ends in .py."},
+
+    {.name = "cpu", .group = kHardware, .kind = kSwitch, .variable = "ACCELERATE_USE_CPU", .key = "use_cpu",
+     .help = "Train on the CPU, also where there are accelerators."},
+    {.name = "multi_gpu", .group = kHardware, .kind = kSwitch,
+     .help = "Train on several accelerators, one process each."},
+    {.name = "tpu", .group = kHardware, .kind = kSwitch,
+     .help = "Refused: XLA exists for Python only."},
+
+    {.name = "mixed_precision", .group = kResources, .choices = "no fp16 bf16 fp8",
+     .variable = "ACCELERATE_MIXED_PRECISION", .key = "mixed_precision",
+     .help = "The precision of the forward and backward pass."},
+    {.name = "num_processes", .group = kResources, .kind = kInteger, .key = "num_processes",
+     .help = "Processes in all, over all machines. Default: one per accelerator."},
+    {.name = "num_machines", .group = kResources, .kind = kMachines, .key = "num_machines", .value_name = "N[:MAX]",
+     .help = "Machines of the run. MIN:MAX with --rdzv_backend c10d: start with MIN, let more join up to MAX."},
+    {.name = "num_cpu_threads_per_process", .group = kResources, .kind = kInteger, .variable = "OMP_NUM_THREADS",
+     .help = "CPU threads of each process. Default: 1, and on CPU runs the cores shared out."},
+    {.name = "enable_cpu_affinity", .group = kResources, .kind = kSwitch, .variable = "ACCELERATE_CPU_AFFINITY",
+     .key = "enable_cpu_affinity",
+     .help = "Keep each process on the CPUs next to its accelerator, or on a NUMA node of its own."},
+    {.name = "dynamo_backend", .group = kResources,
+     .choices = "no eager aot_eager inductor aot_ts_nvfuser nvprims_nvfuser cudagraphs ofi fx2trt onnxrt tensorrt "
+                "aot_torchxla_trace_once torchxla_trace_once tvm hpu_backend neuron",
+     .loose = true, .variable = "ACCELERATE_DYNAMO_BACKEND", .key = "dynamo_config", .value_name = "BACKEND",
+     .help = "What Python programs compile the model with."},
+    {.name = "dynamo_mode", .group = kResources, .fallback = "default", .choices = "default reduce-overhead max-autotune",
+     .variable = "ACCELERATE_DYNAMO_MODE", .key = "dynamo_config", .help = "What the compiler optimises for."},
+    {.name = "dynamo_use_fullgraph", .group = kResources, .kind = kSwitch, .fallback = "false",
+     .variable = "ACCELERATE_DYNAMO_USE_FULLGRAPH", .key = "dynamo_config",
+     .help = "Compile the model as one graph or not at all."},
+    {.name = "dynamo_use_dynamic", .group = kResources, .kind = kSwitch, .fallback = "false",
+     .variable = "ACCELERATE_DYNAMO_USE_DYNAMIC", .key = "dynamo_config", .help = "Compile for shapes that change."},
+    {.name = "dynamo_use_regional_compilation", .group = kResources, .kind = kSwitch, .fallback = "false",
+     .variable = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", .key = "dynamo_config",
+     .help = "Compile repeated blocks once."},
+
+    {.name = "use_deepspeed", .group = kParadigm, .kind = kSwitch, .variable = "ACCELERATE_USE_DEEPSPEED",
+     .help = "DeepSpeed (a Python engine)."},
+    {.name = "use_fsdp", .group = kParadigm, .kind = kSwitch, .variable = "ACCELERATE_USE_FSDP",
+     .help = "Fully sharded data parallelism."},
+    {.name = "use_parallelism_config", .group = kParadigm, .kind = kSwitch,
+     .variable = "ACCELERATE_USE_PARALLELISM_CONFIG",
+     .help = "Several kinds of parallelism at once; needs --use_fsdp --fsdp_version 2."},
+    {.name = "use_megatron_lm", .group = kParadigm, .kind = kSwitch, .variable = "ACCELERATE_USE_MEGATRON_LM",
+     .help = "Megatron-LM (a Python engine)."},
+
+    {.name = "gpu_ids", .group = kDistributed, .key = "gpu_ids", .value_name = "IDS",
+     .help = "The accelerators of this machine to use: \"0,1\", or \"all\"."},
+    {.name = "same_network", .group = kDistributed, .kind = kSwitch, .key = "same_network",
+     .help = "All machines are in one network."},
+    {.name = "machine_rank", .group = kDistributed, .kind = kInteger, .key = "machine_rank",
+     .help = "Which of the machines this is, from 0."},
+    {.name = "main_process_ip", .group = kDistributed, .variable = "MASTER_ADDR", .key = "main_process_ip",
+     .value_name = "ADDRESS", .help = "The address, or name, of machine 0."},
+    {.name = "main_process_port", .group = kDistributed, .kind = kInteger, .variable = "MASTER_PORT",
+     .key = "main_process_port", .value_name = "PORT",
+     .help = "The port of machine 0 at which the processes meet (29500); 0 takes a free one."},
+    {.name = "rdzv_backend", .group = kDistributed, .fallback = "static", .key = "rdzv_backend", .value_name = "BACKEND",
+     .help = "How the machines meet: static, every machine has its rank; c10d, they may come and go."},
+    {.name = "rdzv_conf", .group = kDistributed, .value_name = "K=V,...",
+     .help = "Settings of the meeting: timeout=900, join_timeout=600, last_call_timeout=30 (seconds)."},
+    {.name = "rdzv_id", .group = kDistributed, .fallback = "none", .variable = "PET_RDZV_ID", .value_name = "ID",
+     .help = "The name of the run: machines with another one are turned away."},
+    {.name = "local_addr", .group = kDistributed, .variable = "PET_LOCAL_ADDR", .value_name = "ADDRESS",
+     .help = "The address under which others reach this machine."},
+    {.name = "max_restarts", .group = kDistributed, .kind = kInteger, .fallback = "0",
+     .help = "How often all workers are started anew after one failed."},
+    {.name = "monitor_interval", .group = kDistributed, .kind = kNumber, .fallback = "0.1", .value_name = "SECONDS",
+     .help = "How often the machines look after each other."},
+    {.name = "signals_to_handle", .group = kDistributed, .fallback = "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+     .variable = "PET_SIGNALS_TO_HANDLE", .value_name = "NAMES", .help = "Signals that are passed on to the workers."},
+    {.name = "shutdown_timeout", .group = kDistributed, .kind = kInteger, .fallback = "30",
+     .variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", .value_name = "SECONDS",
+     .help = "How long workers may take to end after a signal before they are killed."},
+
+    {.name = "tee", .group = kOutput, .short_name = 't', .fallback = "0", .value_name = "STREAMS",
+     .help = "Also write into files: 1 stdout, 2 stderr, 3 both; by local rank: 0:3,1:1."},
+    {.name = "redirects", .group = kOutput, .short_name = 'r', .fallback = "0", .variable = "PET_REDIRECTS",
+     .value_name = "STREAMS", .help = "Write into files instead of to the console; as --tee."},
+    {.name = "log_dir", .group = kOutput, .value_name = "DIR", .help = "The folder of these files."},
+    {.name = "role", .group = kOutput, .fallback = "default",
+     .help = "The name of the workers in the prefix of their lines."},
+    {.name = "log_line_prefix_template", .group = kOutput, .variable = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+     .value_name = "TEMPLATE", .help = "That prefix, with ${role_name}, ${rank}, ${local_rank}."},
+    {.name = "local_ranks_filter", .group = kOutput, .variable = "PET_LOCAL_RANKS_FILTER", .value_name = "RANKS",
+     .help = "Show these local ranks only, e.g. 0,1."},
+
+    {.name = "mpirun_hostfile", .group = kMpi, .key = "mpirun_config", .value_name = "FILE",
+     .help = "Start CPU processes with mpirun on the hosts of this file."},
+    {.name = "mpirun_bind_to", .group = kMpi, .fallback = "socket", .value_name = "UNIT",
+     .help = "What Open MPI binds processes to."},
+    {.name = "mpirun_ccl", .group = kMpi, .key = "mpirun_config", .file_only = true},
+
+    {.name = "tpu_cluster", .group = kTpu, .kind = kSwitch, .help = "Refused."},
+    {.name = "tpu_use_sudo", .group = kTpu, .kind = kSwitch, .help = "Of TPU pods only."},
+    {.name = "vm", .group = kTpu, .kind = kTexts, .help = "Of TPU pods only."},
+    {.name = "env", .group = kTpu, .kind = kTexts, .help = "Of TPU pods only."},
+    {.name = "main_training_function", .group = kTpu, .help = "Of TPUs only."},
+    {.name = "downcast_bf16", .group = kTpu, .kind = kSwitch, .help = "Of TPUs only."},
+    {.name = "aws_access_key_id", .group = kAws, .help = "Of SageMaker only."},
+    {.name = "aws_secret_access_key", .group = kAws, .help = "Of SageMaker only."},
+});
+// clang-format on
+
+[[noreturn]] void refuse(std::string_view source, std::string_view text, std::string_view wanted) {
+  throw ConfigError(str(source, " is '", text, "', expected ", wanted, "."));
+}
+
+template <class T>
+std::optional<T> whole_number_text(std::string_view text) {
+  T number{};
+  if (text.starts_with('+')) text.remove_prefix(1);
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+std::string integer(std::string_view text, std::string_view source) {
+  const auto trimmed = trim(text);
+  if (const auto number = whole_number_text<std::int64_t>(trimmed)) return str(*number);
+  // Files say 1e8 and 4.0 for whole numbers.
+  const auto number = whole_number_text<double>(trimmed);
+  constexpr double kExact = 9007199254740992.0;  // 2^53
+  if (!number || std::trunc(*number) != *number || std::abs(*number) > kExact) {
+    refuse(source, text, "a whole number");
+  }
+  return str(static_cast<std::int64_t>(*number));
+}
+
+std::string number(std::string_view text, std::string_view source) {
+  const auto value = whole_number_text<double>(trim(text));
+  if (!value || !std::isfinite(*value)) refuse(source, text, "a number");
+  return python_repr(*value);
+}
+
+std::string truth(std::string_view text, std::string_view source) {
+  try {
+    return str_to_bool(text) ? "true" : "false";
+  } catch (const ArgumentError&) {
+    refuse(source, text, "true or false (or yes, no, on, off, 1, 0)");
+  }
+}
+
+std::string truths(std::string_view text, std::string_view source) {
+  // Python's questionnaire writes the tuple as a text: "(false, true, false)".
+  auto inner = trim(text);
+  if (inner.size() >= 2 && (inner.front() == '(' || inner.front() == '[')) {
+    inner = inner.substr(1, inner.size() - 2);
+  }
+  std::vector<std::string> words;
+  for (const auto& part : split(inner, ',')) words.push_back(truth(trim(part), source));
+  if (words.size() != 3) {
+    refuse(source, text, "three truth values with commas between them: fprop,dgrad,wgrad");
+  }
+  return join(words, ",");
+}
+
+std::string machines(std::string_view text, std::string_view source) {
+  const auto parts = split(trim(text), ':');
+  std::vector<int> numbers;
+  for (const auto& part : parts) {
+    const auto value = whole_number_text<int>(trim(part));
+    if (value) numbers.push_back(*value);
+  }
+  if (numbers.size() != parts.size() || numbers.size() > 2) {
+    refuse(source, text, "a number of machines, or MIN:MAX");
+  }
+  if (numbers.front() < 1) refuse(source, text, "at least one machine");
+  if (numbers.back() < numbers.front()) refuse(source, text, "MIN:MAX with MIN not above MAX");
+  return numbers.size() == 2 ? str(numbers[0], ":", numbers[1]) : str(numbers[0]);
+}
+
+void check_choice(const Flag& flag, std::string_view text, std::string_view source) {
+  const auto choices = flag.choice_list();
+  if (std::ranges::find(choices, text) != choices.end()) return;
+  if (flag.loose) {
+    const auto same = [&](const std::string& c) { return to_lower(c) == to_lower(text); };
+    if (std::ranges::any_of(choices, same)) return;
+    const auto position = whole_number_text<std::size_t>(text);
+    if (flag.group == kFsdp && position && *position >= 1 && *position <= choices.size()) return;
+  }
+  const auto near = nearest(to_lower(text), choices);
+  throw ConfigError(str(source, " is '", text, "'. Choose one of: ", join(choices), ".",
+                        near.empty() ? "" : str(" Did you mean '", near, "'?")));
+}
+
+std::string unchecked_value(const Flag& flag, std::string_view text, std::string_view source) {
+  switch (flag.kind) {
+    case kSwitch:
+    case kTruth:
+      return truth(text, source);
+    case kIntegerOrAuto:
+      return to_lower(trim(text)) == "auto" ? "auto" : integer(text, source);
+    case kNumberOrAuto:
+      return to_lower(trim(text)) == "auto" ? "auto" : number(text, source);
+    case kInteger:
+      return integer(text, source);
+    case kNumber:
+      return number(text, source);
+    case kMachines:
+      return machines(text, source);
+    case kTruths:
+      return truths(text, source);
+    case kText:
+    case kTexts:
+    case kOptional:
+      return std::string(text);
+  }
+  return std::string(text);
+}
+
+}  // namespace
+
+std::vector<std::string> Flag::choice_list() const {
+  return choices.empty() ? std::vector<std::string>{} : split(choices, ' ');
+}
+
+std::span<const Flag> general_flags() { return kGeneralFlags; }
+
+const Flag* find_flag(std::string_view name) {
+  const Flag* found = nullptr;
+  for_each_flag([&](const Flag& flag) {
+    if (flag.name == name) found = &flag;
+  });
+  return found;
+}
+
+const Flag* find_short_flag(char letter) {
+  const Flag* found = nullptr;
+  for_each_flag([&](const Flag& flag) {
+    if (flag.short_name == letter && letter != '\0') found = &flag;
+  });
+  return found;
+}
+
+GroupText group_text(FlagGroup group) { return kGroups[static_cast<std::size_t>(group)]; }
+
+std::string canonical_value(const Flag& flag, std::string_view text, std::string_view source) {
+  auto value = unchecked_value(flag, text, source);
+  if (!flag.choices.empty()) check_choice(flag, value, source);
+  return value;
+}
+
+MachineRange machine_range(std::string_view text) {
+  const auto parts = split(text, ':');
+  const int min = whole_number_text<int>(parts.front()).value_or(1);
+  return {.min = min, .max = whole_number_text<int>(parts.back()).value_or(min)};
+}
+
+}  // namespace accelerate::detail

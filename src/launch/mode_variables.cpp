@@ -1,0 +1,221 @@
+#include "launch/mode_variables.h"
+
+#include <string_view>
+
+#include "core/ports.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+// Python's readers take either spelling; these are the ones its launcher writes.
+std::string capital(bool truth) { return truth ? "True" : "False"; }
+
+class Writer {
+ public:
+  Writer(const ResolvedLaunch& run, const Environment& outer, const MachineFacts& facts)
+      : run_(run), set_(run.settings), outer_(outer), facts_(facts) {}
+
+  std::map<std::string, std::string> write(std::vector<std::string>& warnings) {
+    switches();
+    devices();
+    variables_["ACCELERATE_MIXED_PRECISION"] = text("mixed_precision");
+    if (text("mixed_precision") == "fp8") fp8();
+    if (!run_.deepspeed) dynamo();
+    // DeepSpeed's own launcher has its own idea of threads.
+    if (!run_.uses_deepspeed_launcher()) variables_["OMP_NUM_THREADS"] = run_.threads;
+    cpu();
+    if (run_.mode != LaunchMode::kAgent && !run_.deepspeed) meeting_point();
+    if (run_.deepspeed) deepspeed();
+    if (run_.fsdp) fsdp();
+    if (run_.megatron) megatron();
+    if (run_.parallelism) parallelism();
+    if (run_.mode != LaunchMode::kSimple) peer_access(warnings);
+    if (run_.mpi && set_.has("mpirun_ccl")) variables_["CCL_WORKER_COUNT"] = text("mpirun_ccl");
+    return std::move(variables_);
+  }
+
+ private:
+  std::string text(std::string_view name) const { return set_.text(name).value_or(""); }
+
+  void put(std::string_view name, std::string value) {
+    variables_[std::string(find_flag(name)->variable)] = std::move(value);
+  }
+  void put(std::string_view name) { put(name, text(name)); }
+  void put_if_set(std::string_view name) {
+    if (set_.has(name)) put(name);
+  }
+  void put_lower_if_set(std::string_view name) {
+    if (set_.has(name)) put(name, to_lower(text(name)));
+  }
+
+  void flip(const std::string& variable, bool on, const char* on_text, const char* off_text) {
+    if (on) {
+      variables_[variable] = on_text;
+    } else if (outer_.flag(variable)) {
+      variables_[variable] = off_text;
+    }
+  }
+
+  void switches() {
+    flip("ACCELERATE_DEBUG_MODE", set_.truth("debug"), "true", "false");
+    flip("ACCELERATE_CPU_AFFINITY", set_.truth("enable_cpu_affinity"), "1", "0");
+    flip("ACCELERATE_USE_DEEPSPEED", run_.deepspeed, "true", "false");
+    flip("ACCELERATE_USE_FSDP", run_.fsdp, "true", "false");
+    flip("ACCELERATE_USE_MEGATRON_LM", run_.megatron, "true", "false");
+    flip("ACCELERATE_USE_PARALLELISM_CONFIG", run_.parallelism, "true", "false");
+  }
+
+  void devices() {
+    const std::string ids = text("gpu_ids");
+    if (ids.empty() || ids == "all") return;
+    variables_[std::string(visible_devices_variable(run_.accelerator))] = ids;
+  }
+
+  void fp8() {
+    for (const Flag& flag : engine_flags()) {
+      if (flag.group != FlagGroup::kFp8 || !set_.has(flag.name)) continue;
+      if (flag.kind == FlagKind::kTruths) {
+        const auto words = split(text(flag.name), ',');
+        variables_["ACCELERATE_FP8_OVERRIDE_FPROP"] = capital(words[0] == "true");
+        variables_["ACCELERATE_FP8_OVERRIDE_DGRAD"] = capital(words[1] == "true");
+        variables_["ACCELERATE_FP8_OVERRIDE_WGRAD"] = capital(words[2] == "true");
+      } else {
+        put_python(flag);
+      }
+    }
+  }
+
+  // As Python's str() writes the value.
+  void put_python(const Flag& flag) {
+    const bool truth = flag.kind == FlagKind::kTruth || flag.kind == FlagKind::kSwitch;
+    put(flag.name, truth ? capital(set_.truth(flag.name)) : text(flag.name));
+  }
+
+  void dynamo() {
+    put("dynamo_backend", to_upper(text("dynamo_backend")));
+    put("dynamo_mode");
+    for (const auto* name :
+         {"dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation"}) {
+      put(name, capital(set_.truth(name)));
+    }
+  }
+
+  void cpu() {
+    const bool simple = run_.mode != LaunchMode::kAgent && !run_.deepspeed;
+    if (simple || run_.cpu || outer_.contains("ACCELERATE_USE_CPU")) {
+      variables_["ACCELERATE_USE_CPU"] = capital(run_.cpu);
+    }
+    if (!run_.cpu) return;
+    variables_["KMP_AFFINITY"] = "granularity=fine,compact,1,0";
+    variables_["KMP_BLOCKTIME"] = "1";
+  }
+
+  // An MPI or Slurm job on several hosts finds out by itself where rank 0 is, unless it is told.
+  bool spans_hosts() const {
+    if (run_.outer == OuterJob::kSlurmTasks) return true;
+    if (run_.outer != OuterJob::kMpi) return false;
+    const auto size =
+        outer_.integer({"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}, 1);
+    const auto local = outer_.integer(
+        {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"}, size);
+    return local < size;
+  }
+
+  void meeting_point() {
+    if (run_.num_processes == 1 && run_.machines.max == 1) return;
+    if (set_.has("main_process_ip") || !spans_hosts()) {
+      variables_["MASTER_ADDR"] = set_.text("main_process_ip").value_or("127.0.0.1");
+    }
+    if (set_.has("main_process_port") || !spans_hosts()) {
+      variables_["MASTER_PORT"] = set_.text("main_process_port").value_or(str(kDefaultPort));
+    }
+  }
+
+  void deepspeed() {
+    variables_["ACCELERATE_CONFIG_DS_FIELDS"] = run_.deepspeed_fields;
+    for (const auto* name : {"zero_stage", "gradient_accumulation_steps", "deepspeed_config_file",
+                             "deepspeed_moe_layer_cls_names", "offload_optimizer_nvme_path",
+                             "offload_param_nvme_path"}) {
+      put_if_set(name);
+    }
+    for (const auto* name : {"gradient_clipping", "offload_optimizer_device",
+                             "offload_param_device", "zero3_init_flag", "zero3_save_16bit_model"}) {
+      put_lower_if_set(name);
+    }
+    const std::string path = outer_.get("PYTHONPATH").value_or("");
+    std::vector<std::string> folders;
+    for (const auto& folder : split(path, ':')) {
+      if (!folder.empty()) folders.push_back(folder);
+    }
+    folders.push_back(facts_.working_directory);
+    variables_["PYTHONPATH"] = join(folders, ":");
+  }
+
+  void fsdp() {
+    for (const auto* name : {"fsdp_version", "fsdp_sharding_strategy", "fsdp_min_num_params"}) {
+      put(name);
+    }
+    for (const auto* name :
+         {"fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_backward_prefetch",
+          "fsdp_state_dict_type", "fsdp_ignored_modules"}) {
+      put_if_set(name);
+    }
+    for (const auto* name :
+         {"fsdp_reshard_after_forward", "fsdp_offload_params", "fsdp_forward_prefetch",
+          "fsdp_use_orig_params", "fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states",
+          "fsdp_activation_checkpointing"}) {
+      put_lower_if_set(name);
+    }
+  }
+
+  void megatron() {
+    for (const Flag& flag : engine_flags()) {
+      if (flag.group == FlagGroup::kMegatron && set_.has(flag.name)) put_python(flag);
+    }
+  }
+
+  void parallelism() {
+    for (const Flag& flag : engine_flags()) {
+      if (flag.group != FlagGroup::kParallelism || !set_.has(flag.name)) continue;
+      const bool of_context = flag.name == "parallelism_config_cp_comm_strategy";
+      const bool of_sequence = flag.name.starts_with("parallelism_config_sp_seq") ||
+                               flag.name == "parallelism_config_sp_attn_implementation";
+      if (of_context && set_.integer("parallelism_config_cp_size").value_or(1) <= 1) continue;
+      if (of_sequence && set_.integer("parallelism_config_sp_size").value_or(1) <= 1) continue;
+      put_python(flag);
+    }
+  }
+
+  void peer_access(std::vector<std::string>& warnings) {
+    if (!facts_.needs_p2p_disabled || run_.cpu) return;
+    bool changed = false;
+    for (const auto* name : {"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"}) {
+      if (outer_.contains(name)) continue;
+      variables_[name] = "1";
+      changed = true;
+    }
+    if (changed) {
+      warnings.emplace_back(
+          "GPUs of the RTX 40 series cannot reach each other directly with this driver: "
+          "NCCL_P2P_DISABLE=1 and NCCL_IB_DISABLE=1 are set for the workers.");
+    }
+  }
+
+  const ResolvedLaunch& run_;
+  const Settings& set_;
+  const Environment& outer_;
+  const MachineFacts& facts_;
+  std::map<std::string, std::string> variables_;
+};
+
+}  // namespace
+
+std::map<std::string, std::string> mode_variables(const ResolvedLaunch& run,
+                                                  const Environment& outer,
+                                                  const MachineFacts& facts,
+                                                  std::vector<std::string>& warnings) {
+  return Writer(run, outer, facts).write(warnings);
+}
+
+}  // namespace accelerate::detail

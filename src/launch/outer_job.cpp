@@ -1,0 +1,49 @@
+#include <string>
+#include <utility>
+
+#include "core/world.h"
+#include "launch/resolve.h"
+
+namespace accelerate::detail {
+namespace {
+
+bool several(const Environment& environment, const char* variable) {
+  return environment.integer({std::string(variable)}, -1) > 1;
+}
+
+bool in_mpi(const Environment& environment) {
+  return several(environment, "PMI_SIZE") || several(environment, "OMPI_COMM_WORLD_SIZE") ||
+         several(environment, "MV2_COMM_WORLD_SIZE");
+}
+
+// Slurm's tasks, or nothing. The address is not looked up: whoever needs it asks again.
+World slurm_world(const Environment& environment) {
+  if (!environment.contains("SLURM_STEP_ID")) return {};
+  auto variables = environment.variables();
+  // Some clusters export the number of nodes, and more, under torchrun's names.
+  for (const auto* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
+                           "GROUP_WORLD_SIZE", "MASTER_PORT"}) {
+    variables.erase(name);
+  }
+  variables["MASTER_ADDR"] = "unknown";
+  return detect_world(Environment(std::move(variables)), {});
+}
+
+}  // namespace
+
+OuterJob outer_job(const Environment& environment, World& world) {
+  // WORLD_SIZE alone is no job: containers carry it around.
+  if (several(environment, "WORLD_SIZE") && environment.contains("RANK")) {
+    return OuterJob::kTorchrun;
+  }
+  world = slurm_world(environment);
+  // srun with PMI sets MPI's variables too, to Slurm's numbers; only Slurm tells the node.
+  const bool slurm = world.source != WorldSource::kAlone && world.node_rank && world.num_nodes;
+  if (slurm && *world.num_nodes > 1 && world.size == *world.num_nodes) {
+    return OuterJob::kSlurmNodes;
+  }
+  if (slurm) return OuterJob::kSlurmTasks;
+  return in_mpi(environment) ? OuterJob::kMpi : OuterJob::kNone;
+}
+
+}  // namespace accelerate::detail

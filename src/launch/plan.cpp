@@ -1,0 +1,265 @@
+#include "launch/plan.h"
+
+#include <algorithm>
+#include <charconv>
+#include <csignal>
+#include <utility>
+
+#include "accelerate/environment.h"
+#include "accelerate/errors.h"
+#include "core/files.h"
+#include "core/ports.h"
+#include "core/subprocess.h"
+#include "core/text.h"
+#include "launch/arguments.h"
+#include "launch/machine_facts.h"
+#include "launch/mode_variables.h"
+#include "launch/rendezvous_conf.h"
+#include "launch/resolve.h"
+#include "launch/settings.h"
+
+namespace accelerate::detail {
+namespace {
+
+std::map<std::string, std::string> rendezvous_settings(const Settings& settings) {
+  std::map<std::string, std::string> result;
+  const std::string text = settings.text("rdzv_conf").value_or("");
+  if (trim(text).empty()) return result;
+  for (const auto& part : split(text, ',')) {
+    const auto cut = part.find('=');
+    const std::string key(trim(std::string_view(part).substr(0, cut)));
+    const std::string value(
+        cut == std::string::npos ? "" : trim(std::string_view(part).substr(cut + 1)));
+    if (key.empty() || value.empty()) {
+      throw ConfigError(str("--rdzv_conf is '", text, "', but '", part, "' has no ",
+                            key.empty() ? "key" : "value",
+                            ". Write keys with values: timeout=900,join_timeout=600."));
+    }
+    result[key] = value;
+  }
+  (void)RendezvousConf::parse(result);
+  return result;
+}
+
+std::vector<int> signals(const Settings& settings) {
+  std::vector<int> result;
+  const std::string text = settings.text("signals_to_handle").value_or("");
+  for (const auto& part : split(text, ',')) {
+    const std::string name(trim(part));
+    if (name.empty()) continue;
+    int number = 0;
+    for (int candidate = 1; candidate < NSIG && number == 0; ++candidate) {
+      if (signal_name(candidate) == name) number = candidate;
+    }
+    if (number == 0 || number == SIGKILL || number == SIGSTOP) {
+      throw ConfigError(str(settings.who("signals_to_handle"), " is '", text, "', but '", name,
+                            number == 0 ? "' is no signal" : "' cannot be caught",
+                            ". Write names with commas between them: SIGTERM,SIGUSR1."));
+    }
+    if (std::ranges::find(result, number) == result.end()) result.push_back(number);
+  }
+  return result;
+}
+
+std::vector<int> local_ranks(const Settings& settings) {
+  std::vector<int> ranks;
+  const std::string text = settings.text("local_ranks_filter").value_or("");
+  if (trim(text).empty()) return ranks;
+  for (const auto& part : split(text, ',')) {
+    const auto word = trim(part);
+    int rank = -1;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), rank);
+    if (error != std::errc() || end != word.data() + word.size() || rank < 0) {
+      throw ConfigError(str(settings.who("local_ranks_filter"), " is '", text,
+                            "', expected local ranks with commas between them: 0,1."));
+    }
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+int at_least(const Settings& settings, std::string_view name, int least) {
+  const auto value = settings.integer(name).value_or(least);
+  if (value >= least && value <= 1'000'000'000) return static_cast<int>(value);
+  throw ConfigError(str(settings.who(name), " is ", value, ", expected at least ", least, "."));
+}
+
+LogsSpecs logs(const Settings& settings, const Environment& environment) {
+  LogsSpecs specs;
+  if (const auto folder = settings.text("log_dir")) {
+    specs.log_dir = expand_user(*folder, environment);
+  }
+  specs.redirects =
+      StreamChoice::parse(settings.text("redirects").value_or("0"), settings.who("redirects"));
+  specs.tee = StreamChoice::parse(settings.text("tee").value_or("0"), settings.who("tee"));
+  specs.local_ranks_filter = local_ranks(settings);
+  return specs;
+}
+
+LaunchConfig agent_config(const ResolvedLaunch& run, const Environment& environment) {
+  const Settings& settings = run.settings;
+  LaunchConfig config;
+  config.min_nodes = run.machines.min;
+  config.max_nodes = run.machines.max;
+  config.nproc_per_node = run.processes_per_machine;
+  config.run_id = settings.text("rdzv_id").value_or("none");
+  config.role = settings.text("role").value_or("default");
+  config.rdzv_backend = settings.text("rdzv_backend").value_or("static");
+  // On one machine the address of another one, such as a MASTER_ADDR of the cluster, would only
+  // lead astray.
+  if (run.machines.max > 1) config.master_addr = settings.text("main_process_ip").value_or("");
+  config.master_port =
+      static_cast<int>(settings.integer("main_process_port").value_or(kDefaultPort));
+  config.rdzv_configs = rendezvous_settings(settings);
+  config.node_rank = run.machine_rank;
+  config.max_restarts = at_least(settings, "max_restarts", 0);
+  config.monitor_interval = settings.number("monitor_interval").value_or(0.1);
+  if (config.monitor_interval <= 0) {
+    throw ConfigError(str("--monitor_interval is ", *settings.text("monitor_interval"),
+                          ", expected more than 0 seconds."));
+  }
+  config.log_line_prefix_template = settings.text("log_line_prefix_template");
+  config.logs = logs(settings, environment);
+  config.signals_to_handle = signals(settings);
+  config.shutdown_timeout = std::chrono::seconds(at_least(settings, "shutdown_timeout", 0));
+  config.local_addr = settings.text("local_addr").value_or("");
+  return config;
+}
+
+std::vector<std::string> program_command(const LaunchArguments& arguments,
+                                         const ResolvedLaunch& run,
+                                         const Environment& environment) {
+  std::vector<std::string> argv;
+  if (run.python) {
+    argv.push_back(environment.get("PYTHON_EXEC").value_or("python3"));
+    // Lines of several processes shall come when they are written.
+    if (run.mode == LaunchMode::kAgent) argv.emplace_back("-u");
+    if (arguments.on("module")) argv.emplace_back("-m");
+  }
+  argv.push_back(arguments.program);
+  argv.insert(argv.end(), arguments.program_arguments.begin(), arguments.program_arguments.end());
+  return argv;
+}
+
+std::vector<std::string> mpirun_command(const ResolvedLaunch& run,
+                                        const std::map<std::string, std::string>& variables,
+                                        const std::vector<std::string>& program) {
+  const bool open_mpi = run.mpi->open_mpi;
+  std::vector<std::string> argv{run.mpi->program,
+                                open_mpi ? "--hostfile" : "-f",
+                                *run.settings.text("mpirun_hostfile"),
+                                open_mpi ? "--npernode" : "-ppn",
+                                str(run.processes_per_machine),
+                                "-n",
+                                str(run.num_processes)};
+  if (open_mpi) {
+    argv.insert(argv.end(), {"--bind-to", run.settings.text("mpirun_bind_to").value_or("socket")});
+    // Open MPI takes nothing of our environment to other hosts by itself.
+    for (const auto& [name, value] : variables) argv.insert(argv.end(), {"-x", name});
+  }
+  argv.insert(argv.end(), program.begin(), program.end());
+  return argv;
+}
+
+std::vector<std::string> deepspeed_command(const LaunchArguments& arguments,
+                                           const ResolvedLaunch& run) {
+  const Settings& settings = run.settings;
+  const std::string launcher = settings.text("deepspeed_multinode_launcher").value_or("pdsh");
+  std::vector<std::string> argv{"deepspeed"};
+  const auto add = [&](std::initializer_list<std::string> words) {
+    argv.insert(argv.end(), words);
+  };
+  if (const auto hosts = settings.text("deepspeed_hostfile")) add({"--hostfile", *hosts});
+  if (launcher == "nossh") {
+    add({"--node_rank", str(run.machine_rank), "--no_ssh"});
+  } else {
+    add({"--no_local_rank", "--launcher", launcher});
+  }
+  if (const auto excluded = settings.text("deepspeed_exclusion_filter")) {
+    add({"--exclude", *excluded});
+  } else if (const auto included = settings.text("deepspeed_inclusion_filter")) {
+    add({"--include", *included});
+  } else {
+    add({"--num_gpus", str(run.processes_per_machine)});
+  }
+  if (const auto address = settings.text("main_process_ip")) add({"--master_addr", *address});
+  add({"--master_port", settings.text("main_process_port").value_or(str(kDefaultPort))});
+  if (arguments.on("module")) {
+    add({"--module"});
+  } else if (!run.python) {
+    add({"--no_python"});
+  }
+  argv.push_back(arguments.program);
+  argv.insert(argv.end(), arguments.program_arguments.begin(), arguments.program_arguments.end());
+  return argv;
+}
+
+}  // namespace
+
+LaunchPlan make_plan(const LaunchArguments& arguments, const std::optional<ConfigFile>& config,
+                     const Environment& environment, const MachineFacts& facts) {
+  ResolvedLaunch run = resolve_launch(arguments, config, environment, facts);
+  LaunchPlan plan;
+  plan.mode = run.mode;
+  plan.quiet = arguments.on("quiet");
+  plan.warnings = std::move(run.warnings);
+  plan.variables = mode_variables(run, environment, facts, plan.warnings);
+  plan.argv = program_command(arguments, run, environment);
+  // Checked whatever the mode: a typing error shall not wait for the first large run.
+  plan.agent = agent_config(run, environment);
+  if (run.mode == LaunchMode::kCommand && run.deepspeed) {
+    plan.argv = deepspeed_command(arguments, run);
+    plan.program_at = plan.argv.size() - arguments.program_arguments.size() - 1;
+    std::vector<std::pair<std::string, std::string>> pairs(plan.variables.begin(),
+                                                           plan.variables.end());
+    std::erase_if(pairs, [](const auto& pair) { return pair.second.empty(); });
+    plan.deepspeed_environment = convert_dict_to_env_variables(pairs);
+  } else if (run.mode == LaunchMode::kCommand) {
+    const std::size_t own = plan.argv.size();
+    plan.argv = mpirun_command(run, plan.variables, plan.argv);
+    plan.program_at = plan.argv.size() - own;
+  }
+  for (auto& setting : run.settings.list()) {
+    const bool of_mpi = setting.name.starts_with("mpirun_");
+    if (setting.name != "dry_run" && (!of_mpi || run.mpi)) plan.settings.push_back(setting);
+  }
+  return plan;
+}
+
+std::map<std::string, std::string> worker_variables(const WorkerPlace& place,
+                                                    const Environment& outer) {
+  std::map<std::string, std::string> variables{
+      {"LOCAL_RANK", str(place.local_rank)},
+      {"RANK", str(place.rank)},
+      {"GROUP_RANK", str(place.group_rank)},
+      {"ROLE_RANK", str(place.rank)},
+      {"ROLE_NAME", place.role},
+      {"LOCAL_WORLD_SIZE", str(place.local_world_size)},
+      {"WORLD_SIZE", str(place.world_size)},
+      {"GROUP_WORLD_SIZE", str(place.group_world_size)},
+      {"ROLE_WORLD_SIZE", str(place.world_size)},
+      {"MASTER_ADDR", place.master_addr},
+      {"MASTER_PORT", str(place.master_port)},
+      {"TORCHELASTIC_RESTART_COUNT", str(place.restart_count)},
+      {"TORCHELASTIC_MAX_RESTARTS", str(place.max_restarts)},
+      {"TORCHELASTIC_RUN_ID", place.run_id},
+      {"TORCHELASTIC_USE_AGENT_STORE", place.agent_store ? "True" : "False"},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING",
+       outer.get("TORCH_NCCL_ASYNC_ERROR_HANDLING").value_or("1")},
+  };
+  if (!place.error_file.empty()) variables["TORCHELASTIC_ERROR_FILE"] = place.error_file;
+  return variables;
+}
+
+std::vector<std::string> worker_arguments(const std::vector<std::string>& argv, int local_rank) {
+  constexpr std::string_view kPlaceholder = "${local_rank}";
+  std::vector<std::string> result = argv;
+  for (auto& word : result) {
+    for (auto at = word.find(kPlaceholder); at != std::string::npos; at = word.find(kPlaceholder)) {
+      word.replace(at, kPlaceholder.size(), str(local_rank));
+    }
+  }
+  return result;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,68 @@
+#include "launch/rendezvous_conf.h"
+
+#include <charconv>
+#include <cmath>
+
+#include "accelerate/environment.h"
+#include "accelerate/errors.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+[[noreturn]] void refuse(const std::string& key, const std::string& value, const char* wanted) {
+  throw ConfigError(str("--rdzv_conf: ", key, " is '", value, "', which is not ", wanted, "."));
+}
+
+std::chrono::milliseconds seconds(const std::string& key, const std::string& value) {
+  constexpr double kMost = 1e7;  // 115 days
+  double number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  const bool valid = error == std::errc() && end == value.data() + value.size();
+  if (!valid || !std::isfinite(number) || number <= 0 || number > kMost) {
+    refuse(key, value, "a positive number of seconds");
+  }
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(number * 1000)));
+}
+
+int port(const std::string& key, const std::string& value) {
+  int number = -1;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  const bool valid = error == std::errc() && end == value.data() + value.size();
+  if (!valid || number < 0 || number > 65535) refuse(key, value, "a port from 0 to 65535");
+  return number;
+}
+
+bool truth(const std::string& key, const std::string& value) {
+  try {
+    return str_to_bool(value);
+  } catch (const ArgumentError&) {
+    refuse(key, value, "true or false");
+  }
+}
+
+}  // namespace
+
+RendezvousConf RendezvousConf::parse(const std::map<std::string, std::string>& conf) {
+  RendezvousConf result;
+  for (const auto& [key, value] : conf) {
+    if (key == "timeout" || key == "join_timeout") {
+      result.join_timeout = seconds(key, value);
+    } else if (key == "last_call_timeout") {
+      result.last_call = seconds(key, value);
+    } else if (key == "keep_alive") {
+      result.keep_alive = seconds(key, value);
+    } else if (key == "is_host") {
+      result.is_host = truth(key, value);
+    } else if (key == "store_port") {
+      result.store_port = port(key, value);
+    } else {
+      throw ConfigError(str("--rdzv_conf: there is no setting '", key,
+                            "'. There are: timeout, join_timeout, last_call_timeout, keep_alive, "
+                            "is_host, store_port."));
+    }
+  }
+  return result;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,75 @@
+// src/launch/resolve.h - all decisions of a launch: what was said where, what follows from it, and
+// every check that can be made before anything starts.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accelerate/environment.h"
+#include "launch/arguments.h"
+#include "launch/machine_facts.h"
+#include "launch/settings.h"
+
+namespace accelerate::detail {
+
+/// Who started this launcher, if it is itself one of several processes.
+enum class OuterJob : std::uint8_t {
+  kNone,
+  kTorchrun,
+  kMpi,
+  kSlurmNodes,  ///< one task per node: a launcher on every machine
+  kSlurmTasks,  ///< several tasks per node: each of them is one worker
+};
+
+struct ResolvedLaunch {
+  Settings settings = {};
+  LaunchMode mode = LaunchMode::kSimple;
+  OuterJob outer = OuterJob::kNone;
+
+  bool deepspeed = false;
+  bool fsdp = false;
+  bool megatron = false;
+  bool multi_gpu = false;
+  bool parallelism = false;
+  /// Runs on the CPU.
+  bool cpu = false;
+  /// The program is a Python script or module.
+  bool python = false;
+  /// --num_machines MIN:MAX.
+  bool elastic = false;
+
+  int num_processes = 1;
+  MachineRange machines = {};
+  int processes_per_machine = 1;
+  int machine_rank = 0;
+  std::string threads = "1";
+  AcceleratorKind accelerator = AcceleratorKind::kNone;
+  /// Keys of `deepspeed_config`, for ACCELERATE_CONFIG_DS_FIELDS.
+  std::string deepspeed_fields = {};
+  /// For kCommand through mpirun.
+  std::optional<MpiProgram> mpi = std::nullopt;
+
+  std::vector<std::string> warnings = {};
+
+  /// DeepSpeed's own launcher starts the other machines.
+  [[nodiscard]] bool uses_deepspeed_launcher() const;
+};
+
+/// Looks at nothing but its arguments (and asks the functions of `facts`), starts nothing.
+///
+/// Throws `ConfigError` naming flags, variables or file when they do not fit together, and
+/// `UnsupportedError` for what only Python Accelerate can do.
+[[nodiscard]] ResolvedLaunch resolve_launch(const LaunchArguments& arguments,
+                                            const std::optional<ConfigFile>& config,
+                                            const Environment& environment,
+                                            const MachineFacts& facts);
+
+/// Whether the program is run with Python: a script by its name, or a module.
+[[nodiscard]] bool is_python_program(const LaunchArguments& arguments);
+
+/// The job around this launcher. With `kSlurmNodes`, `world` is filled as well.
+[[nodiscard]] OuterJob outer_job(const Environment& environment, World& world);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,248 @@
+#include "launch/settings.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <filesystem>
+#include <utility>
+
+#include "accelerate/errors.h"
+#include "core/config.h"
+#include "core/files.h"
+#include "core/json.h"
+#include "core/python_text.h"
+#include "core/text.h"
+#include "core/yaml.h"
+
+namespace accelerate::detail {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Python's questionnaire writes the left ones, its launcher reads the right ones.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kOldKeys{{
+    {"fp8_amax_history_length", "fp8_amax_history_len"},
+    {"fp8_amax_compute_algorithm", "fp8_amax_compute_algo"},
+    {"fp8_optimization_level", "fp8_opt_level"},
+}};
+
+// Sections whose keys may leave the prefix out.
+std::string flag_of_key(std::string_view section, std::string key) {
+  for (const auto* prefix : {"fsdp", "fp8", "dynamo"}) {
+    if (section == str(prefix, "_config") && !key.starts_with(prefix)) key = str(prefix, "_", key);
+  }
+  for (const auto& [old, current] : kOldKeys) {
+    if (key == old) key = current;
+  }
+  return key;
+}
+
+std::optional<std::string> text_of(const Value& value, const std::string& source) {
+  switch (value.kind()) {
+    case Value::Kind::kNone:
+      return std::nullopt;
+    case Value::Kind::kBool:
+      return value.as_bool() ? "true" : "false";
+    case Value::Kind::kInt:
+    case Value::Kind::kDouble:
+      return value.repr();
+    case Value::Kind::kString:
+      return value.as_string();
+    case Value::Kind::kList: {
+      std::vector<std::string> parts;
+      for (const auto& item : value.as_list()) {
+        if (auto text = text_of(item, source)) parts.push_back(*text);
+      }
+      return join(parts, ",");
+    }
+    default:
+      throw ConfigError(str(source, " is a ", value.kind_name(), ", expected a single value."));
+  }
+}
+
+// What a configuration file says, by flag name.
+class FileValues {
+ public:
+  explicit FileValues(const std::optional<ConfigFile>& file) : file_(file) {
+    if (!file_ || !std::holds_alternative<ClusterConfig>(file_->config)) return;
+    values_ = std::get<ClusterConfig>(file_->config).to_dict();
+  }
+
+  std::optional<std::string> find(const Flag& flag) const {
+    if (flag.key.empty()) return std::nullopt;
+    const Value* value = values_.get(flag.key);
+    if (value == nullptr) return std::nullopt;
+    if (flag.key.ends_with("_config")) {
+      return value->is_dict() ? in_section(flag, value->as_dict()) : std::nullopt;
+    }
+    // `fp16: true` of old files has become a precision.
+    if (!file_->keys.contains(flag.key) && flag.key != "mixed_precision") return std::nullopt;
+    return text_of(*value, source(flag.key));
+  }
+
+  std::string source(std::string_view key) const {
+    return str("'", key, "' in ", file_ ? file_->path : "");
+  }
+
+ private:
+  std::optional<std::string> in_section(const Flag& flag, const Value::Dict& section) const {
+    std::optional<std::string> found;
+    for (const auto& [key, value] : section) {
+      if (flag_of_key(flag.key, key.to_string()) != flag.name) continue;
+      if (auto text = text_of(value, source(key.to_string()))) found = std::move(text);
+    }
+    return found;
+  }
+
+  const std::optional<ConfigFile>& file_;
+  Value::Dict values_;
+};
+
+// The variable in the spelling of the flag. Python's launcher writes None for what is not set.
+std::optional<std::string> from_environment(const Flag& flag, const Environment& environment) {
+  if (flag.name == "fp8_override_linear_precision") {
+    std::vector<std::string> words;
+    for (const auto* part : {"FPROP", "DGRAD", "WGRAD"}) {
+      words.push_back(environment.get(str("ACCELERATE_FP8_OVERRIDE_", part)).value_or(""));
+    }
+    if (std::ranges::all_of(words, [](const auto& w) { return w.empty(); })) return std::nullopt;
+    for (auto& word : words) word = word.empty() ? "false" : word;
+    return join(words, ",");
+  }
+  // The threads have rules of their own.
+  if (flag.variable.empty() || flag.variable == "OMP_NUM_THREADS") return std::nullopt;
+  auto text = environment.get(std::string(flag.variable));
+  if (text == "None") return std::nullopt;
+  return text;
+}
+
+std::string_view variable_of(const Flag& flag) {
+  return flag.kind == FlagKind::kTruths ? "ACCELERATE_FP8_OVERRIDE_*" : flag.variable;
+}
+
+// Precisions count in any case, as Python's launcher reads them.
+std::string checked(const Flag& flag, const std::string& text, const std::string& source) {
+  return canonical_value(flag, flag.name == "mixed_precision" ? to_lower(text) : text, source);
+}
+
+}  // namespace
+
+ConfigFile launch_config_from(const Value::Dict& content, const std::string& path) {
+  const auto source = str("The config file at ", path);
+  ConfigFile file{.path = path, .config = ClusterConfig{}};
+  const Value* where = content.get("compute_environment");
+  const bool cluster = where == nullptr || where->is_none() || *where == "LOCAL_MACHINE";
+  if (cluster) {
+    file.config = ClusterConfig::from_dict(content, source);
+  } else {
+    file.config = SageMakerConfig::from_dict(content, source);
+  }
+  for (const auto& [key, value] : content) {
+    if (!value.is_none()) file.keys.insert(key.to_string());
+  }
+  return file;
+}
+
+std::optional<ConfigFile> read_launch_config(const LaunchArguments& arguments,
+                                             const Environment& environment) {
+  fs::path path;
+  if (const auto given = arguments.values.find("config_file"); given != arguments.values.end()) {
+    path = expand_user(given->second, environment);
+  } else {
+    path = default_config_file(environment);
+    std::error_code ignored;
+    if (arguments.on("cpu") || !fs::is_regular_file(path, ignored)) return std::nullopt;
+  }
+  ConfigFile file{.path = path.string(), .config = load_config_from_file(path)};
+  // Which keys stand there, the record cannot tell.
+  const auto text = read_whole_file(path);
+  const auto content = path.extension() == ".json" ? json_loads(text) : yaml_loads(text);
+  for (const auto& [key, value] : content.as_dict()) {
+    if (!value.is_none()) file.keys.insert(key.to_string());
+  }
+  return file;
+}
+
+void Settings::set(std::string_view name, std::string value, SettingSource source,
+                   std::string origin) {
+  values_[std::string(name)] = Setting{
+      .name = std::string(name), .value = std::move(value), .source = source, .origin = origin};
+}
+
+std::optional<std::string> Settings::text(std::string_view name) const {
+  const auto found = values_.find(name);
+  if (found == values_.end()) return std::nullopt;
+  return found->second.value;
+}
+
+bool Settings::truth(std::string_view name) const { return text(name) == "true"; }
+
+std::optional<std::int64_t> Settings::integer(std::string_view name) const {
+  const auto value = text(name);
+  if (!value) return std::nullopt;
+  std::int64_t number = 0;
+  const auto result = std::from_chars(value->data(), value->data() + value->size(), number);
+  if (result.ec != std::errc()) return std::nullopt;
+  return number;
+}
+
+std::optional<double> Settings::number(std::string_view name) const {
+  const auto value = text(name);
+  if (!value) return std::nullopt;
+  return read_double(*value);
+}
+
+SettingSource Settings::source(std::string_view name) const {
+  const auto found = values_.find(name);
+  return found == values_.end() ? SettingSource::kDefault : found->second.source;
+}
+
+std::string Settings::origin(std::string_view name) const {
+  const auto found = values_.find(name);
+  return found == values_.end() ? std::string() : found->second.origin;
+}
+
+std::string Settings::who(std::string_view name) const {
+  const auto found = values_.find(name);
+  const bool there = found != values_.end();
+  if (there && found->second.source == SettingSource::kEnvironment) return found->second.origin;
+  if (there && found->second.source == SettingSource::kConfig) {
+    const Flag* flag = find_flag(name);
+    const bool own_key = flag != nullptr && !flag->key.empty() && !flag->key.ends_with("_config");
+    return str("'", own_key ? flag->key : name, "' in ", found->second.origin);
+  }
+  return str("--", name);
+}
+
+std::vector<Setting> Settings::list() const {
+  std::vector<Setting> result;
+  for_each_flag([&](const Flag& flag) {
+    const auto found = values_.find(flag.name);
+    if (found != values_.end()) result.push_back(found->second);
+  });
+  return result;
+}
+
+void merge_settings(std::span<const Flag> flags, const LaunchArguments& arguments,
+                    const Environment& environment, const std::optional<ConfigFile>& config,
+                    const std::function<bool(const Flag&)>& wanted, Settings& settings) {
+  const FileValues file(config);
+  for (const Flag& flag : flags) {
+    const auto typed = arguments.values.find(flag.name);
+    if (typed != arguments.values.end()) {
+      settings.set(flag.name, typed->second, SettingSource::kFlag);
+    } else if (!wanted(flag)) {
+      continue;
+    } else if (const auto text = from_environment(flag, environment)) {
+      const std::string name(variable_of(flag));
+      settings.set(flag.name, checked(flag, *text, name), SettingSource::kEnvironment, name);
+    } else if (const auto said = file.find(flag)) {
+      settings.set(flag.name, checked(flag, *said, file.source(flag.key)), SettingSource::kConfig,
+                   config->path);
+    } else if (!flag.fallback.empty()) {
+      settings.set(flag.name, std::string(flag.fallback), SettingSource::kDefault);
+    }
+  }
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,31 @@
+// src/launch/store_process.h - the workers' store in a process of its own, for programs whose rank
+// 0 cannot serve it on a socket of ours.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/subprocess.h"
+#include "launch/channel.h"
+
+namespace accelerate::detail {
+
+class StoreProcess {
+ public:
+  /// `socket`, on which the store will listen, must outlive this.
+  explicit StoreProcess(const Descriptor& socket);
+
+  /// Whether `accelerate-torch` is beside this program or in PATH.
+  [[nodiscard]] bool available() const noexcept { return !program_.empty(); }
+  /// A fresh, empty store.
+  void start();
+  void stop() noexcept { process_.reset(); }
+  [[nodiscard]] bool running() const noexcept { return process_ != nullptr; }
+
+ private:
+  const Descriptor& socket_;
+  std::string program_;
+  std::unique_ptr<ProcessSet> process_;
+};
+
+}  // namespace accelerate::detail

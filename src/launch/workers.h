@@ -1,0 +1,85 @@
+// src/launch/workers.h - the workers of this machine in one round: started, shown, ended.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/subprocess.h"
+#include "launch/console.h"
+#include "launch/failure.h"
+#include "launch/guard.h"
+#include "launch/log_folder.h"
+#include "launch/plan.h"
+
+namespace accelerate::detail {
+
+struct Round;
+
+/// What the workers of a round are told about the store.
+struct StoreFacts {
+  int port = 0;
+  bool agent_store = false;
+  /// A listening socket for rank 0; -1: it gets none.
+  int listen_fd = -1;
+};
+
+class Workers {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// All must outlive the workers.
+  Workers(const LaunchPlan& plan, Console& console, const LogFolder& logs, Guard& guard);
+  ~Workers();
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
+
+  /// Starts all. Throws `Error` when a program cannot be executed; then none is left.
+  void start(const Round& round, const StoreFacts& store);
+
+  /// Passes output on until a worker ends, `also` has something, or the time is over. Returns the
+  /// failures that are new.
+  [[nodiscard]] std::vector<WorkerFailure> wait(Clock::time_point deadline, std::span<pollfd> also);
+
+  /// A signal for all that run, and for what they started.
+  void signal(int signal) noexcept;
+  /// From now on, whoever ends badly was ended by us.
+  void expect_end() noexcept { ending_ = true; }
+  void set_terminal_size() noexcept;
+
+  [[nodiscard]] bool running() const noexcept { return processes_.running() > 0; }
+  [[nodiscard]] std::size_t size() const noexcept { return processes_.size(); }
+
+ private:
+  struct Place {
+    int rank = 0;
+    int local_rank = 0;
+    std::filesystem::path error_file = {};
+    /// Streams that go to a file alone; its end is read when the worker fails.
+    std::filesystem::path output_only_in = {};
+    std::filesystem::path error_only_in = {};
+  };
+
+  void spawn(const Round& round, const StoreFacts& store, int local_rank);
+  [[nodiscard]] std::vector<std::string> environment_of(const WorkerPlace& place,
+                                                        const StoreFacts& store) const;
+  void route(SpawnOptions& options, const Round& round, Place& place, std::size_t index);
+  [[nodiscard]] std::string prefix(int rank, int local_rank) const;
+  [[nodiscard]] std::optional<WorkerFailure> failure_of(std::size_t index);
+  [[nodiscard]] std::vector<std::string> last_lines(std::size_t index) const;
+
+  const LaunchPlan& plan_;
+  Console& console_;
+  const LogFolder& logs_;
+  Guard& guard_;
+  bool ending_ = false;
+  std::vector<Place> places_;
+  ProcessSet processes_;
+};
+
+}  // namespace accelerate::detail

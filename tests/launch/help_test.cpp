@@ -1,0 +1,275 @@
+#include "launch/help.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+
+#include "core/subprocess.h"
+#include "core/text.h"
+#include "launch/completion.h"
+#include "launch/flags.h"
+#include "launch/planning.h"
+
+namespace accelerate::detail {
+namespace {
+
+// What a command prints, and its exit code.
+struct Ran {
+  std::string out;
+  std::string err;
+  int code = -1;
+};
+
+// Nobody's settings but those of the test.
+std::vector<std::string> clean_environment(const Variables& more) {
+  std::vector<std::string> result{"HF_HOME=" + testing::TempDir() + "/no_home"};
+  const auto process = Environment::process();
+  for (const auto& [name, value] : process.variables()) {
+    const bool known = name == "PATH" || name.ends_with("SAN_OPTIONS");
+    if (known && !more.contains(name)) result.push_back(name + "=" + value);
+  }
+  for (const auto& [name, value] : more) result.push_back(name + "=" + value);
+  return result;
+}
+
+struct Where {
+  Variables environment = {};
+  std::filesystem::path folder = {};
+  std::string program = {};
+};
+
+Ran ran(const Words& argv, const Where& where = {}) {
+  Ran result;
+  ProcessSet processes([&](std::size_t, ProcessSet::Stream stream, std::string_view line) {
+    (stream == ProcessSet::Stream::kOutput ? result.out : result.err).append(line).push_back('\n');
+  });
+  processes.spawn({.argv = argv,
+                   .program = where.program,
+                   .environment = clean_environment(where.environment),
+                   .working_directory = where.folder,
+                   .output = StreamTarget::kPipe,
+                   .error = StreamTarget::kPipe});
+  const auto deadline = ProcessSet::Clock::now() + std::chrono::seconds(60);
+  if (!processes.wait_all(deadline)) processes.terminate(std::chrono::milliseconds(0));
+  result.code = processes.status(0).shell_code();
+  return result;
+}
+
+const std::string kAccelerate = ACCELERATE_CLI;
+
+bool there_is(const std::string& program) {
+  return !find_in_path(program, Environment::process()).empty();
+}
+
+TEST(Help, NamesEveryFlagOfTheTableWithUnderscoresOnly) {
+  const auto text = launch_help();
+  for_each_flag([&](const Flag& flag) {
+    if (flag.file_only) return;
+    EXPECT_TRUE(has(text, "--" + std::string(flag.name)));
+    EXPECT_FALSE(flag.help.empty()) << flag.name;
+  });
+  for (const auto& line : split(text, '\n')) {
+    const auto at = line.find("--");
+    if (!line.starts_with("      --")) continue;
+    const auto name = line.substr(at + 2, line.find_first_of(" =[", at) - at - 2);
+    EXPECT_FALSE(has(name, "-"));
+  }
+}
+
+TEST(Help, IsGrouped) {
+  const auto text = launch_help();
+  std::size_t at = 0;
+  for (const auto* title : {"\nGeneral.", "\nHardware selection.", "\nResource selection.",
+                            "\nTraining paradigm.", "\nProcesses and machines.", "\nDeepSpeed.",
+                            "\nFSDP.", "\nMegatron-LM.", "\nFP8.", "\nParallelism.", "\nMPI."}) {
+    const auto found = text.find(title);
+    ASSERT_NE(found, std::string::npos) << title;
+    EXPECT_GT(found, at) << title;
+    at = found;
+  }
+}
+
+TEST(Help, FitsTheTerminal) {
+  for (const std::size_t width : {80, 100}) {
+    for (const auto& line : split(launch_help(width), '\n')) {
+      // A flag with its choices is not broken.
+      if (line.starts_with("      --")) continue;
+      // Nor is the name of a variable.
+      if (trim(line).find(' ') == std::string_view::npos) continue;
+      EXPECT_LE(line.size(), width) << line;
+    }
+  }
+}
+
+TEST(CommandLine, ShowsHelpAndFailsWithoutACommand) {
+  const auto none = ran({kAccelerate});
+  EXPECT_EQ(none.code, 1);
+  EXPECT_TRUE(has(none.out, "usage: accelerate <command>"));
+  EXPECT_EQ(none.err, "");
+  EXPECT_EQ(ran({kAccelerate, "--help"}).code, 0);
+  EXPECT_EQ(ran({kAccelerate, "launch", "--help"}).code, 0);
+  EXPECT_EQ(ran({kAccelerate, "launch", "-h"}).out, launch_help());
+}
+
+TEST(CommandLine, GuessesAWrongCommand) {
+  const auto wrong = ran({kAccelerate, "lauch"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_EQ(wrong.err, "accelerate: 'lauch' is not a command; did you mean launch?\n");
+  EXPECT_EQ(ran({kAccelerate, "xyzzy"}).code, 2);
+}
+
+TEST(CommandLine, NamesTheCommandsThatAreNotThereYet) {
+  for (const auto* name : {"config", "env", "estimate-memory", "merge-weights", "test", "to-fsdp2",
+                           "tpu-config", "checkpoint", "monitor"}) {
+    const auto answer = ran({kAccelerate, name});
+    EXPECT_EQ(answer.code, 2) << name;
+    EXPECT_TRUE(has(answer.err, str("`accelerate ", name, "` is not there yet")));
+  }
+}
+
+TEST(CommandLine, TakesTheCommandFromItsOwnName) {
+  EXPECT_TRUE(
+      has(ran({"accelerate-launch", "--help"}, {.program = kAccelerate}).out, "--num_processes"));
+  EXPECT_TRUE(
+      has(ran({"/usr/bin/accelerate-config"}, {.program = kAccelerate}).err, "accelerate config"));
+}
+
+TEST(CommandLine, RefusesWrongInputWithCode2) {
+  for (const auto& words : {Words{"launch"}, Words{"launch", "--num_process", "2", "x"},
+                            Words{"launch", "--tpu", "x.py"}, Words{"launch", "/no/such/program"},
+                            Words{"completion"}, Words{"completion", "tcsh"}}) {
+    Words argv{kAccelerate};
+    argv.insert(argv.end(), words.begin(), words.end());
+    const auto answer = ran(argv);
+    EXPECT_EQ(answer.code, 2) << join(words, " ");
+    EXPECT_TRUE(starts(answer.err, "accelerate: ")) << join(words, " ");
+    EXPECT_EQ(answer.out, "") << join(words, " ");
+  }
+}
+
+TEST(CommandLine, BecomesTheProgramOfASimpleRun) {
+  const auto answer = ran({kAccelerate, "launch", "-q", "--num_processes", "1", "--mixed_precision",
+                           "bf16", "/bin/sh", "-c", "echo $ACCELERATE_MIXED_PRECISION; exit 7"});
+  EXPECT_EQ(answer.out, "bf16\n");
+  EXPECT_EQ(answer.err, "");
+  EXPECT_EQ(answer.code, 7);
+}
+
+TEST(CommandLine, ChangesNothingElseInTheEnvironment) {
+  const auto answer = ran({kAccelerate, "launch", "-q", "--num_processes", "1", "/bin/sh", "-c",
+                           "echo $http_proxy $HTTP_PROXY."},
+                          {.environment = {{"http_proxy", "proxy"}}});
+  EXPECT_EQ(answer.out, "proxy .\n");
+}
+
+TEST(CommandLine, TellsDeepSpeedsLauncherItsVariablesOnce) {
+  const std::filesystem::path folder = testing::TempDir() + "/launch_deepspeed";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "deepspeed") << "#!/bin/sh\necho \"$@\"\n";
+  std::filesystem::permissions(folder / "deepspeed", std::filesystem::perms::owner_all);
+  std::ofstream(folder / ".deepspeed_env") << "MINE=1";
+  const Where where{.environment = {{"PATH", folder.string() + ":/usr/bin:/bin"}},
+                    .folder = folder};
+  const Words argv{kAccelerate, "launch",         "-q", "--use_deepspeed", "--num_processes",
+                   "4",         "--num_machines", "2",  "--zero_stage",    "2",
+                   "train.py"};
+  EXPECT_EQ(ran(argv, where).out,
+            "--no_local_rank --launcher pdsh --num_gpus 2 --master_port 29500 train.py\n");
+  EXPECT_EQ(ran(argv, where).code, 0);
+  std::ifstream file(folder / ".deepspeed_env");
+  Words lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  EXPECT_EQ(std::ranges::count(lines, "MINE=1"), 1);
+  EXPECT_EQ(std::ranges::count(lines, "ACCELERATE_DEEPSPEED_ZERO_STAGE=2"), 1);
+}
+
+TEST(CommandLine, StartsNothingInADryRun) {
+  const auto answer = ran({kAccelerate, "launch", "--dry_run", "-q", "--cpu", "--num_processes",
+                           "2", "/bin/sh", "-c", "echo started >&2"});
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_TRUE(has(answer.out, "num_processes = 2  (flag)"));
+  EXPECT_FALSE(has(answer.err, "started"));
+}
+
+TEST(CommandLine, ShowsThePlanOfAProgramThatIsNotThereYet) {
+  const auto answer = ran({kAccelerate, "launch", "--dry_run", "--cpu", "./not/there"});
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_TRUE(has(answer.err, "'./not/there' does not exist"));
+  EXPECT_TRUE(has(answer.out, "process: ./not/there"));
+}
+
+// --- completion
+
+Words completed_by_bash(const Words& words) {
+  std::string script = "source /dev/stdin <<< \"$(" + kAccelerate + " completion bash)\"\n";
+  script += "COMP_WORDS=(" + join(words, " ") + ")\n";
+  script += "COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))\n_accelerate\n";
+  script += "printf '%s\\n' \"${COMPREPLY[@]}\"\n";
+  const auto answer = ran({"bash", "-c", script});
+  EXPECT_EQ(answer.err, "");
+  return words_of(answer.out);
+}
+
+TEST(BashCompletion, KnowsCommandsFlagsAndChoices) {
+  if (!there_is("bash")) GTEST_SKIP() << "bash is not installed";
+  EXPECT_EQ(completed_by_bash({"accelerate", "la"}), Words{"launch"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "completion", "f"}), Words{"fish"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "launch", "--num_m"}), Words{"--num_machines"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "launch", "--cpu", "--mixed_precision", "b"}),
+            Words{"bf16"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "launch", "--mixed-precision", "b"}), Words{"bf16"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "launch", "--mixed_precision", "=", "f"}),
+            (Words{"fp16", "fp8"}));
+  EXPECT_EQ(completed_by_bash({"accelerate", "launch", "--dry_run", "=", "j"}), Words{"json"});
+  EXPECT_EQ(completed_by_bash({"accelerate-launch", "--quie"}), Words{"--quiet"});
+}
+
+TEST(BashCompletion, LeavesTheProgramAndItsArgumentsAlone) {
+  if (!there_is("bash")) GTEST_SKIP() << "bash is not installed";
+  EXPECT_EQ(
+      completed_by_bash({"accelerate", "launch", "--num_processes", "2", "./train", "--num_p"}),
+      Words{});
+  EXPECT_EQ(completed_by_bash({"accelerate", "launch", "--cpu", "./tr"}), Words{});
+}
+
+TEST(ZshCompletion, IsUnderstood) {
+  if (!there_is("zsh")) GTEST_SKIP() << "zsh is not installed";
+  // The completer runs inside an editor, so it gets one: a terminal of its own.
+  const std::string script =
+      "zmodload zsh/zpty\n"
+      "zpty z PS1=ready zsh -f -i\n"
+      "zpty -w z \"autoload -Uz compinit && compinit -u -D; source <(" +
+      kAccelerate +
+      " completion zsh); bindkey '^I' complete-word; zstyle ':completion:*' list-prompt ''\"\n"
+      "zpty -w z 'PS1=READY'\n"
+      "sleep 1\n"
+      "zpty -n -w z $'accelerate launch --mixed_pre\\tb\\t\\n'\n"
+      "sleep 1\nzpty -r z out '*bf16*' && print FOUND\nzpty -d z\n";
+  const auto answer = ran({"zsh", "-f", "-c", script});
+  EXPECT_TRUE(has(answer.out, "FOUND")) << answer.err;
+}
+
+TEST(FishCompletion, KnowsCommandsFlagsAndChoices) {
+  if (!there_is("fish")) GTEST_SKIP() << "fish is not installed";
+  const auto completed = [](const std::string& line) {
+    const auto answer =
+        ran({"fish", "--no-config", "-c",
+             kAccelerate + " completion fish | source; complete -C '" + line + "'"});
+    EXPECT_EQ(answer.err, "");
+    Words words;
+    for (const auto& each : split(answer.out, '\n')) {
+      if (!each.empty()) words.push_back(each.substr(0, each.find('\t')));
+    }
+    return words;
+  };
+  EXPECT_EQ(completed("accelerate la"), Words{"launch"});
+  EXPECT_EQ(completed("accelerate launch --num_m"), Words{"--num_machines"});
+  EXPECT_EQ(completed("accelerate launch --mixed_precision b"), Words{"bf16"});
+}
+
+}  // namespace
+}  // namespace accelerate::detail

@@ -1,0 +1,403 @@
+// `accelerate launch` on one machine, with real processes: what workers are given, how failures end
+// a run, restarts, ports, and that nothing is left.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "launch/launching.h"
+
+namespace accelerate::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// What each worker said about itself with "json", by rank.
+std::map<int, json> facts_of(const Outcome& outcome) {
+  std::map<int, json> facts;
+  for (const auto& line : lines_of(outcome.output)) {
+    const auto begin = line.find('{');
+    if (begin == std::string::npos) continue;
+    const auto fact = json::parse(line.substr(begin), nullptr, false);
+    if (fact.is_discarded()) continue;
+    facts[std::stoi(fact["environment"].value("RANK", "-1"))] = fact;
+  }
+  return facts;
+}
+
+// A port that somebody else has, as long as this lives.
+class TakenPort {
+ public:
+  TakenPort() : fd_(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    socklen_t size = sizeof address;
+    EXPECT_EQ(::bind(fd_, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::listen(fd_, 1), 0);
+    EXPECT_EQ(::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    number = ntohs(address.sin6_port);
+  }
+  ~TakenPort() { ::close(fd_); }
+  TakenPort(const TakenPort&) = delete;
+  TakenPort& operator=(const TakenPort&) = delete;
+
+  int number = 0;
+
+ private:
+  int fd_;
+};
+
+std::string script(const Folder& folder, const std::string& name, const std::string& text) {
+  const std::string path = folder / name;
+  std::ofstream(path) << text;
+  fs::permissions(path, fs::perms::owner_all);
+  return path;
+}
+
+// ---- starting -----------------------------------------------------------------------------------
+
+TEST(Launch, GivesEachWorkerItsPlace) {
+  const auto outcome = run(launch(3, {}, probe({"json"})));
+  expect_clean_end(outcome, 0);
+  const auto facts = facts_of(outcome);
+  ASSERT_EQ(facts.size(), 3U) << outcome.text();
+  const std::string port = facts.at(0)["environment"]["MASTER_PORT"];
+  EXPECT_GT(std::stoi(port), 0);
+  for (const auto& [rank, fact] : facts) {
+    const std::string own = std::to_string(rank);
+    const auto& environment = fact["environment"];
+    const std::map<std::string, std::string> expected = {{"RANK", own},
+                                                         {"LOCAL_RANK", own},
+                                                         {"ROLE_RANK", own},
+                                                         {"WORLD_SIZE", "3"},
+                                                         {"LOCAL_WORLD_SIZE", "3"},
+                                                         {"ROLE_WORLD_SIZE", "3"},
+                                                         {"GROUP_RANK", "0"},
+                                                         {"GROUP_WORLD_SIZE", "1"},
+                                                         {"ROLE_NAME", "default"},
+                                                         {"MASTER_ADDR", "127.0.0.1"},
+                                                         {"MASTER_PORT", port},
+                                                         {"OMP_NUM_THREADS", "1"},
+                                                         {"TORCHELASTIC_RESTART_COUNT", "0"},
+                                                         {"TORCHELASTIC_MAX_RESTARTS", "0"},
+                                                         {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+                                                         {"ACCELERATE_USE_CPU", "True"},
+                                                         {"ACCELERATE_MIXED_PRECISION", "no"}};
+    for (const auto& [name, value] : expected) {
+      EXPECT_EQ(environment.value(name, "(unset)"), value) << name << " of rank " << rank;
+    }
+    EXPECT_NE(environment.value("TORCHELASTIC_RUN_ID", ""), "");
+    EXPECT_NE(environment.value("TORCHELASTIC_ERROR_FILE", ""), "");
+  }
+}
+
+TEST(Launch, PassesArgumentsOnAsTheyAre) {
+  const Words odd = {"say=two words", "say=\"quoted\" and 'quoted'", "say=$HOME `x` *",
+                     "say=", "json"};
+  const auto outcome = run(launch(2, {}, probe(odd)));
+  expect_clean_end(outcome, 0);
+  for (const auto& [rank, fact] : facts_of(outcome)) EXPECT_EQ(fact["arguments"], json(odd));
+}
+
+TEST(Launch, DoesNotReadWhatFollowsTheProgram) {
+  // These are flags of the launcher, too.
+  const auto outcome = run(launch(2, {}, {"/bin/echo", "--num_processes", "7", "--help", "-m"}));
+  expect_clean_end(outcome, 0);
+  EXPECT_EQ(sorted_lines(outcome.output),
+            (Words{"--num_processes 7 --help -m", "[default1]:--num_processes 7 --help -m"}));
+}
+
+TEST(Launch, ReplacesTheLocalRankInArguments) {
+  const auto outcome = run(launch(2, {}, probe({"say=I am ${local_rank}"})));
+  EXPECT_EQ(sorted_lines(outcome.output), (Words{"I am 0", "[default1]:I am 1"})) << outcome.text();
+}
+
+TEST(Launch, KeepsTheRestOfTheEnvironmentAndTheFolder) {
+  Folder folder;
+  auto options = launch(2, {}, probe({"json"}));
+  options.environment = {{"http_proxy", "a"}, {"Mixed_Case", "b c"}, {"EMPTY", ""}};
+  options.working_directory = folder.path();
+  const auto outcome = run(options);
+  const auto facts = facts_of(outcome);
+  ASSERT_EQ(facts.size(), 2U) << outcome.text();
+  for (const auto& [rank, fact] : facts) {
+    EXPECT_EQ(fact["environment"]["http_proxy"], "a");
+    EXPECT_FALSE(fact["environment"].contains("HTTP_PROXY"));
+    EXPECT_EQ(fact["environment"]["Mixed_Case"], "b c");
+    EXPECT_EQ(fact["environment"]["EMPTY"], "");
+    EXPECT_EQ(fact["folder"], fs::canonical(folder.path()).string());
+  }
+}
+
+TEST(Launch, GivesEachWorkerASessionOfItsOwnAndNothingOfTheLaunchers) {
+  const auto outcome = run(launch(2, {}, probe({"json", "signals", "descriptors"})));
+  expect_clean_end(outcome, 0);
+  for (const auto& [rank, fact] : facts_of(outcome)) {
+    EXPECT_EQ(fact["session"], fact["pid"]);
+    EXPECT_EQ(fact["group"], fact["pid"]);
+  }
+  EXPECT_EQ(count_of(outcome.output, "signals: SigBlk:0000000000000000 SigIgn:0000000000000000"), 2)
+      << outcome.text();
+  for (const auto& line : lines_of(outcome.output)) {
+    if (!contains(line, "descriptors:")) continue;
+    EXPECT_FALSE(contains(line, " 3=")) << "an open descriptor went along: " << line;
+  }
+}
+
+TEST(Launch, BecomesTheProgramWhenThereIsOneProcess) {
+  Command command(launch(1, {}, probe({"json", "signals", "exit=7"})));
+  const auto outcome = command.wait();
+  expect_clean_end(outcome, 7);
+  const auto fact = json::parse(lines_of(outcome.output).at(0));
+  EXPECT_EQ(fact["pid"], command.pid());
+  EXPECT_FALSE(fact["environment"].contains("RANK"));
+  EXPECT_EQ(fact["environment"]["ACCELERATE_USE_CPU"], "True");
+  EXPECT_TRUE(contains(outcome.output, "SigBlk:0000000000000000 SigIgn:0000000000000000"))
+      << outcome.text();
+}
+
+TEST(Launch, StartsNothingWhenTheProgramCannotRun) {
+  Folder folder;
+  std::ofstream(folder / "plain") << "no program";
+  for (const auto& [program, word] : std::map<std::string, std::string>{
+           {folder / "missing", "missing"}, {folder / "plain", "plain"}, {folder / "", "folder"}}) {
+    const auto outcome = run(launch(2, {}, {program}));
+    expect_clean_end(outcome, 2);
+    EXPECT_TRUE(contains(outcome.error, "accelerate: ")) << outcome.text();
+    EXPECT_TRUE(contains(outcome.error, word)) << outcome.text();
+    EXPECT_LT(outcome.seconds, 2);
+  }
+}
+
+// ---- the group ----------------------------------------------------------------------------------
+
+TEST(Launch, LetsAWorldMeetOnTheSocketThatItHandsToRankZero) {
+  Folder folder;
+  Command command(launch(
+      3, {},
+      worker({"env=TORCHELASTIC_USE_AGENT_STORE,MASTER_PORT", "env=ACCELERATE_MASTER_LISTEN_FD",
+              "join", "gather", "say=met", "until=" + folder / "stop"})));
+  ASSERT_TRUE(command.saw("met", 3)) << command.wait(Seconds(0)).text();
+  const int port = std::stoi(rest_of_line(command.output(), "AGENT_STORE=False MASTER_PORT="));
+  EXPECT_TRUE(is_listening(port));
+  EXPECT_EQ(count_of(command.output(), "ACCELERATE_MASTER_LISTEN_FD=(unset)"), 2)
+      << command.output();
+  // Launcher, guard and three workers: nobody else serves the store.
+  EXPECT_LE(command.processes().size(), 5U);
+  std::ofstream(folder / "stop") << "";
+  const auto outcome = command.wait();
+  expect_clean_end(outcome, 0);
+  EXPECT_EQ(count_of(outcome.output, "gathered 0 1 2"), 3) << outcome.text();
+  EXPECT_FALSE(is_listening(port));
+}
+
+TEST(Launch, ServesTheStoreItselfForProgramsThatCannotTakeTheSocket) {
+  Folder folder;
+  const auto wrapper = script(folder, "wrapper.sh", "#!/bin/sh\nexec \"$@\"\n");
+  const auto outcome = run(launch(2, {},
+                                  Words{wrapper} + worker({"env=TORCHELASTIC_USE_AGENT_STORE",
+                                                           "env=ACCELERATE_MASTER_LISTEN_FD",
+                                                           "env=MASTER_PORT", "join", "gather"})));
+  expect_clean_end(outcome, 0);
+  EXPECT_EQ(count_of(outcome.output, "TORCHELASTIC_USE_AGENT_STORE=True"), 2) << outcome.text();
+  EXPECT_EQ(count_of(outcome.output, "ACCELERATE_MASTER_LISTEN_FD=(unset)"), 2) << outcome.text();
+  EXPECT_EQ(count_of(outcome.output, "gathered 0 1"), 2) << outcome.text();
+  EXPECT_FALSE(is_listening(std::stoi("0" + rest_of_line(outcome.output, "MASTER_PORT="))));
+}
+
+// ---- ports --------------------------------------------------------------------------------------
+
+TEST(LaunchPort, IsTheOneThatWasAskedFor) {
+  int port = 0;
+  { port = TakenPort().number; }  // free again
+  const auto outcome =
+      run(launch(2, {"--main_process_port", std::to_string(port)}, probe({"env=MASTER_PORT"})));
+  expect_clean_end(outcome, 0);
+  const std::string line = "MASTER_PORT=" + std::to_string(port);
+  EXPECT_EQ(sorted_lines(outcome.output), (Words{line, "[default1]:" + line}));
+}
+
+TEST(LaunchPort, IsAnotherOneWithAWarningWhenItIsTakenOnASingleMachine) {
+  const TakenPort taken;
+  const std::string number = std::to_string(taken.number);
+  const auto outcome = run(
+      launch(2, {"--main_process_port", number}, worker({"env=MASTER_PORT", "join", "gather"})));
+  expect_clean_end(outcome, 0);
+  EXPECT_TRUE(contains(outcome.error, number)) << outcome.text();
+  EXPECT_FALSE(contains(outcome.output, "MASTER_PORT=" + number)) << outcome.text();
+  EXPECT_EQ(count_of(outcome.output, "gathered 0 1"), 2) << outcome.text();
+}
+
+TEST(LaunchPort, IsAnErrorThatNamesItWhenItIsTakenOnTheFirstOfSeveralMachines) {
+  const TakenPort taken;
+  const std::string number = std::to_string(taken.number);
+  const auto outcome = run(launch(2,
+                                  {"--num_machines", "2", "--machine_rank", "0",
+                                   "--main_process_ip", "127.0.0.1", "--main_process_port", number},
+                                  probe({"say=started"})));
+  EXPECT_FALSE(outcome.timed_out) << outcome.text();
+  EXPECT_NE(outcome.code, 0) << outcome.text();
+  EXPECT_TRUE(contains(outcome.error, number)) << outcome.text();
+  EXPECT_FALSE(contains(outcome.output, "started")) << outcome.text();
+  EXPECT_EQ(outcome.left_behind, kNothing) << outcome.text();
+}
+
+// ---- failures -----------------------------------------------------------------------------------
+
+TEST(LaunchFailure, PassesTheCodeOfTheFailedRankOnAndEndsTheOthers) {
+  const auto outcome =
+      run(launch(3, {}, probe({"trap=0", "1:sleep=0.2", "1:err=the reason", "1:exit=3", "wait"})));
+  expect_clean_end(outcome, 3);
+  EXPECT_LT(outcome.seconds, 3);
+  EXPECT_TRUE(contains(outcome.error, "launch_probe FAILED")) << outcome.text();
+  EXPECT_TRUE(contains(outcome.error, "rank      : 1 (local_rank: 1)")) << outcome.text();
+  EXPECT_TRUE(contains(outcome.error, "exitcode  : 3 (pid: ")) << outcome.text();
+  const auto report = outcome.error.substr(outcome.error.find("FAILED"));
+  EXPECT_TRUE(contains(report, "the reason")) << outcome.text();
+  EXPECT_EQ(count_of(outcome.output, "caught SIGTERM"), 2) << outcome.text();
+}
+
+TEST(LaunchFailure, ShowsTheSignalThatEndedAWorker) {
+  const auto outcome = run(launch(2, {}, probe({"1:signal=SIGSEGV", "wait"})));
+  expect_clean_end(outcome, 128 + SIGSEGV);
+  EXPECT_TRUE(contains(outcome.error, "exitcode  : -11 (pid: ")) << outcome.text();
+  EXPECT_TRUE(contains(outcome.error, "SIGSEGV")) << outcome.text();
+}
+
+TEST(LaunchFailure, SaysThatAWorkerWasKilled) {
+  Folder folder;
+  Command command(launch(2, {}, probe({"ready=" + folder / "ready", "say=up", "wait"})));
+  ASSERT_TRUE(command.saw("up", 2));
+  pid_t victim = 0;
+  std::ifstream(folder / "ready.0") >> victim;
+  ::kill(victim, SIGKILL);
+  const auto outcome = command.wait();
+  expect_clean_end(outcome, 137);
+  EXPECT_TRUE(contains(outcome.error, "rank      : 0 (local_rank: 0)")) << outcome.text();
+  EXPECT_TRUE(contains(outcome.error, "SIGKILL")) << outcome.text();
+}
+
+TEST(LaunchFailure, ShowsTheFirstOneFirst) {
+  // Rank 2 fails; rank 0, told to end, fails too, with another code.
+  const auto outcome = run(launch(3, {}, probe({"2:sleep=0.2", "2:exit=9", "0:trap=5", "wait"})));
+  expect_clean_end(outcome, 9);
+  const auto first = outcome.error.find("rank      : 2");
+  const auto other = outcome.error.find("rank 0 (local_rank: 0)");
+  ASSERT_NE(first, std::string::npos) << outcome.text();
+  ASSERT_NE(other, std::string::npos) << outcome.text();
+  EXPECT_LT(first, other);
+}
+
+TEST(LaunchFailure, NamesTheRankThatThrewAndNotTheOnesThatLostIt) {
+  // While rank 1 throws, the others wait for it in a collective and fail for want of it.
+  const auto outcome =
+      run(launch(3, {}, worker({"join", "sum", "1:throw=the loss is NaN", "sum", "wait"})));
+  expect_clean_end(outcome, 1);
+  EXPECT_TRUE(contains(outcome.error, "rank      : 1 (local_rank: 1)")) << outcome.text();
+  EXPECT_TRUE(contains(outcome.error, "message   : ")) << outcome.text();
+  const auto root = outcome.error.substr(outcome.error.find("Root cause"));
+  EXPECT_TRUE(contains(root.substr(0, root.find("Other")), "the loss is NaN")) << outcome.text();
+}
+
+TEST(LaunchFailure, LetsNoRankDieOfABrokenPipeToAnother) {
+  // Gloo writes to connections whose other end may be gone. Python ignores the signal for it; a
+  // native program must too, or its end is a riddle (SIGPIPE) in place of an error that can be
+  // read.
+  const auto outcome = run(launch(2, {}, worker({"join", "signals"})));
+  expect_clean_end(outcome, 0);
+  for (const auto& line : lines_of(outcome.output)) {
+    const auto ignored = std::stoull(rest_of_line(line, "SigIgn:"), nullptr, 16);
+    EXPECT_NE(ignored & (1ULL << (SIGPIPE - 1)), 0U) << line;
+  }
+}
+
+TEST(LaunchFailure, LeavesTheErrorFileInTheLogFolder) {
+  Folder logs;
+  const auto outcome = run(
+      launch(2, {"--log_dir", logs.path().string()}, worker({"1:throw=the disk is full", "wait"})));
+  expect_clean_end(outcome, 1);
+  const std::string file = rest_of_line(outcome.error, "error_file: ");
+  ASSERT_TRUE(file.ends_with("/attempt_0/1/error.json")) << outcome.text();
+  std::ifstream stream(file);
+  const auto error = json::parse(stream);
+  EXPECT_TRUE(contains(error["message"]["message"].get<std::string>(), "the disk is full"));
+}
+
+TEST(LaunchFailure, KillsWhoDoesNotEndInTime) {
+  const auto outcome = run(launch(2, {"--shutdown_timeout", "1"},
+                                  probe({"0:ignore=SIGTERM", "1:sleep=0.2", "1:exit=3", "wait"})));
+  expect_clean_end(outcome, 3);
+  EXPECT_GT(outcome.seconds, 1);
+  EXPECT_LT(outcome.seconds, 4);
+}
+
+TEST(LaunchFailure, IsNotTalkedAboutWhenQuiet) {
+  const auto outcome = run(launch(2, {"--quiet"}, probe({"1:exit=3", "wait"})));
+  expect_clean_end(outcome, 3);
+  EXPECT_EQ(outcome.error, "");
+}
+
+TEST(LaunchFailure, EndsGrandchildrenThatStayedInTheGroup) {
+  const auto outcome = run(launch(2, {}, probe({"grandchild", "1:sleep=0.1", "1:exit=3", "wait"})));
+  expect_clean_end(outcome, 3);
+  EXPECT_EQ(count_of(outcome.output, "grandchild "), 2);
+}
+
+TEST(Launch, EndsGrandchildrenThatOutliveTheirWorkerAndDoesNotWaitForThem) {
+  const auto outcome = run(launch(2, {}, probe({"grandchild"})));
+  expect_clean_end(outcome, 0);
+  EXPECT_LT(outcome.seconds, 3);
+}
+
+// ---- restarts -----------------------------------------------------------------------------------
+
+TEST(LaunchRestart, StartsTheWholeGroupAnewWithTheCount) {
+  const auto outcome = run(launch(2, {"--max_restarts", "3"},
+                                  probe({"env=TORCHELASTIC_RESTART_COUNT,TORCHELASTIC_MAX_RESTARTS",
+                                         "1:flaky=2", "0:flaky=2", "say=done"})));
+  expect_clean_end(outcome, 0);
+  for (const std::string count : {"0", "1", "2"}) {
+    EXPECT_GE(count_of(outcome.output,
+                       "TORCHELASTIC_RESTART_COUNT=" + count + " TORCHELASTIC_MAX_RESTARTS=3"),
+              1)
+        << outcome.text();
+  }
+  EXPECT_EQ(count_of(outcome.output, "done"), 2) << outcome.text();
+  EXPECT_TRUE(contains(outcome.error, "restart 1 of 3")) << outcome.text();
+  EXPECT_TRUE(contains(outcome.error, "restart 2 of 3")) << outcome.text();
+}
+
+TEST(LaunchRestart, EndsWithTheFailureWhenNoneIsLeft) {
+  const auto outcome =
+      run(launch(2, {"--max_restarts", "1"}, probe({"1:say=try", "1:exit=4", "wait"})));
+  expect_clean_end(outcome, 4);
+  EXPECT_EQ(count_of(outcome.output, "try"), 2) << outcome.text();
+  EXPECT_TRUE(contains(outcome.error, "FAILED")) << outcome.text();
+}
+
+TEST(LaunchRestart, GivesEveryAttemptANewGroup) {
+  const auto outcome = run(launch(2, {"--max_restarts", "2"},
+                                  worker({"join", "sum", "1:flaky=2", "gather", "say=done"})));
+  expect_clean_end(outcome, 0);
+  EXPECT_EQ(count_of(outcome.output, "gathered 0 1"), 2) << outcome.text();
+  EXPECT_EQ(count_of(outcome.output, "sum 2"), 6) << outcome.text();
+}
+
+TEST(LaunchRestart, GivesProgramsWithAnAgentStoreANewGroupToo) {
+  Folder folder;
+  const auto wrapper = script(folder, "wrapper.sh", "#!/bin/sh\nexec \"$@\"\n");
+  const auto outcome = run(
+      launch(2, {"--max_restarts", "1"}, Words{wrapper} + worker({"join", "1:flaky=1", "gather"})));
+  expect_clean_end(outcome, 0);
+  EXPECT_EQ(count_of(outcome.output, "gathered 0 1"), 2) << outcome.text();
+}
+
+}  // namespace
+}  // namespace accelerate::test

@@ -1,0 +1,83 @@
+// A program that uses the library and does what its arguments say: the actions of actions.h and
+//
+//     join           meets the others
+//     facts          "rank 1 of 2, local 1, host a, master 10.0.0.1"
+//     gather         every rank prints "gathered 0 1 2"
+//     sum            adds a one from everybody, as training does, and prints the first result
+//     loop=FILE      the same over and over, "step N" for the first and each hundredth, until FILE
+//     is
+//                    there; rank 0 looks, and all stop together
+//     throw=TEXT     leaves by an exception
+#include <accelerate/accelerate.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "launch/actions.h"
+
+namespace {
+
+using accelerate::test::say;
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "(unset)";
+}
+
+void print_facts() {
+  const accelerate::PartialState state;
+  say(STDOUT_FILENO, "rank " + std::to_string(state.process_index()) + " of " +
+                         std::to_string(state.num_processes()) + ", local " +
+                         std::to_string(state.local_process_index()) + ", host " +
+                         state.host_name() + ", master " + variable("MASTER_ADDR"));
+}
+
+void gather_ranks() {
+  const accelerate::PartialState state;
+  const auto ranks = accelerate::gather(torch::full({1}, state.process_index(), torch::kLong));
+  std::string line = "gathered";
+  for (std::int64_t i = 0; i < ranks.numel(); ++i) {
+    line += " " + std::to_string(ranks[i].item<std::int64_t>());
+  }
+  say(STDOUT_FILENO, line);
+}
+
+double sum_over_all(double value) {
+  return accelerate::reduce(torch::full({1}, value, torch::kDouble), accelerate::Reduction::kSum)
+      .item<double>();
+}
+
+void loop_until(const std::string& stop_file) {
+  const accelerate::PartialState state;
+  for (int step = 1;; ++step) {
+    const bool stop = state.is_main_process() && std::filesystem::exists(stop_file);
+    const double stops = sum_over_all(stop ? 1 : 0);
+    if (step == 1 || step % 100 == 0) say(STDOUT_FILENO, "step " + std::to_string(step));
+    if (stops > 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return accelerate::record([&] {
+    return accelerate::test::act(
+        {argv + 1, argv + argc},
+        {
+            {"join", [](const std::string&) { const accelerate::PartialState state; }},
+            {"facts", [](const std::string&) { print_facts(); }},
+            {"gather", [](const std::string&) { gather_ranks(); }},
+            {"sum",
+             [](const std::string&) {
+               say(STDOUT_FILENO, "sum " + std::to_string(static_cast<int>(sum_over_all(1))));
+             }},
+            {"loop", loop_until},
+            {"throw", [](const std::string& text) { throw std::runtime_error(text); }},
+        });
+  });
+}
