@@ -14,7 +14,7 @@ accelerate = os.path.join(os.path.dirname(bench), "bin", "accelerate")
 python_bin = os.path.dirname(sys.executable)
 environment = dict(os.environ, ACCELERATE_USE_CPU="1", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
                    PYTHON_EXEC=sys.executable)
-rounds = 5
+rounds = 3
 
 our_launch = [accelerate, "launch", "--quiet", "--cpu", "--num_processes", "2", "--main_process_port", "0"]
 torchrun = [os.path.join(python_bin, "torchrun"), "--standalone", "--nproc_per_node", "2"]

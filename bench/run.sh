@@ -11,6 +11,7 @@ BENCH=$(cd "$BENCH" && pwd)
 cd "$(dirname "$0")"
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
+export TMPDIR=$results  # torchrun leaves its folders behind
 
 if [ "${1:-cpu}" = gpu ]; then
   processes=1 cases="startup" where="1 process, $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)"

@@ -307,7 +307,8 @@ void LineBuffer::finish(const Line& line) {
 PipePair::PipePair() {
   std::array<int, 2> ends = {-1, -1};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
-    throw Error(str("No pipe to a child process: ", errno_text(errno), "."));
+    throw Error(str("No pipe to a child process: ", errno_text(errno),
+                    errno == EMFILE ? ". Raise the limit: ulimit -n 4096" : "."));
   }
   read_ = above_standard_streams(ends[0]);
   write_ = above_standard_streams(ends[1]);

@@ -113,7 +113,8 @@ constexpr auto kGeneralFlags = std::to_array<Flag>({
     {.name = "rdzv_backend", .group = kDistributed, .fallback = "static", .key = "rdzv_backend", .value_name = "BACKEND",
      .help = "How the machines meet: static, every machine has its rank; c10d, they may come and go."},
     {.name = "rdzv_conf", .group = kDistributed, .value_name = "K=V,...",
-     .help = "Settings of the meeting: timeout=900, join_timeout=600, last_call_timeout=30 (seconds)."},
+     .help = "Settings of the meeting, in seconds: timeout=900 for machines to come, last_call_timeout=30 for more of them"
+             " (c10d), keep_alive=10 of silence until one counts as gone; is_host=yes|no, store_port=0 (c10d)."},
     {.name = "rdzv_id", .group = kDistributed, .fallback = "none", .variable = "PET_RDZV_ID", .value_name = "ID",
      .help = "The name of the run: machines with another one are turned away."},
     {.name = "local_addr", .group = kDistributed, .variable = "PET_LOCAL_ADDR", .value_name = "ADDRESS",

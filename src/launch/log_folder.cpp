@@ -41,7 +41,10 @@ LogFolder::LogFolder(const std::optional<std::filesystem::path>& base, const std
     }
     make(base_, "the folder for logs");
   } else {
-    base_ = std::filesystem::temp_directory_path() / ("torchelastic_" + random_word());
+    std::error_code no_such_folder;  // TMPDIR may name one that is not there
+    auto parent = std::filesystem::temp_directory_path(no_such_folder);
+    if (no_such_folder) parent = "/tmp";
+    base_ = parent / ("torchelastic_" + random_word());
   }
   std::string name = run_id;
   std::ranges::replace(name, '/', '_');

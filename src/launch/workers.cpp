@@ -138,6 +138,8 @@ void Workers::spawn(const Round& round, const StoreFacts& store, int local_rank)
   const int rank = round.first_rank + local_rank;
   Place place{.rank = rank, .local_rank = local_rank};
   place.error_file = logs_.of_worker(round.restart_count, local_rank) / "error.json";
+  // Our `record` makes the folder when it has something to write; Python's does not.
+  if (!plan_.takes_listen_fd) (void)logs_.make_for_worker(round.restart_count, local_rank);
 
   SpawnOptions options;
   options.argv = worker_arguments(plan_.argv, local_rank);

@@ -192,6 +192,8 @@ void Command::State::in_child(const CommandOptions& options, const std::string& 
     ::dup2(ends[0], STDOUT_FILENO);
     ::dup2(ends[1], STDERR_FILENO);
   }
+  // What the test was started with is not for the command.
+  ::close_range(STDERR_FILENO + 1, ~0U, 0);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
