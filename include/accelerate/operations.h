@@ -11,5 +11,6 @@
 
 #include "accelerate/collectives.h"
 #include "accelerate/from_value.h"
+#include "accelerate/name_collectives.h"
 #include "accelerate/object_operations.h"
 #include "accelerate/tensor_operations.h"

@@ -6,6 +6,8 @@
 #include <algorithm>
 
 #include "accelerate/errors.h"
+#include "comm/call_facts.h"
+#include "comm/call_log.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
@@ -14,11 +16,17 @@ namespace {
 // Complex numbers of two doubles are the largest elements.
 constexpr std::int64_t kAlignment = 16;
 
-// Up to this many bytes a collective of Gloo is all latency: it hands the work to a thread and
-// waits for that thread, which a message from rank to rank does not.
-constexpr std::size_t kShortMessage = 64 << 10;
-// Messages of the caller that carry this tag as well would be taken for ours.
-constexpr int kExchangeTag = 0x6163'6367;
+UserCall described(const char* operation, const Tensors& leaves) {
+  const auto first = facts_of(operation, leaves.front());
+  UserCall call{.operation = operation,
+                .dtype = first.dtype,
+                .sizes = first.sizes,
+                .tensors = static_cast<int>(leaves.size())};
+  for (const auto& leaf : leaves) {
+    call.content = call.content * 31 + signature_of(facts_of(operation, leaf), {});
+  }
+  return call;
+}
 
 std::string device_list(const c10d::ProcessGroup& group) {
   std::vector<std::string> names;
@@ -29,7 +37,12 @@ std::string device_list(const c10d::ProcessGroup& group) {
 
 }  // namespace
 
-Peers::Peers(const char* operation, const Call& call) : operation_(operation), where_(call.where) {
+Peers::Peers(const char* operation, const Call& call)
+    : operation_(operation),
+      where_(call.where),
+      site_(call.where),
+      call_{.operation = operation},
+      as_call_(call_) {
   group_ = call.group != nullptr ? *call.group : state_.process_group();
   if (!group_) {
     if (call.group == nullptr && state_.num_processes() > 1) {
@@ -64,6 +77,7 @@ void Peers::check(const Tensors& leaves, const TreeView& view) const {
                             device_list(*group_), ". Move it there first: send_to_device(tree, ",
                             state_.device().str(), ")."));
   }
+  if (!leaves.empty()) call_ = described(operation_, leaves);
 }
 
 void Peers::check_rank(int rank, const char* what) const {
@@ -92,41 +106,17 @@ void Peers::guarded(const std::function<void()>& communicate) const {
 // Newer versions of LibTorch call it by another name.
 template <class Group>
 c10::intrusive_ptr<c10d::Work> all_gather_into(Group& group, at::Tensor& out, at::Tensor& in) {
-  if constexpr (requires { group.all_gather_single(out, in); }) {
-    return group.all_gather_single(out, in);
+  c10d::AllgatherOptions options;
+  options.asyncOp = false;
+  if constexpr (requires { group.all_gather_single(out, in, options); }) {
+    return group.all_gather_single(out, in, options);
   } else {
-    return group._allgather_base(out, in);
+    return group._allgather_base(out, in, options);
   }
-}
-
-bool Peers::short_way(const at::Tensor& out) const {
-  return out.is_cpu() && out.nbytes() <= kShortMessage &&
-         group_->getBackend(c10::kCPU)->getBackendName() == "gloo";
-}
-
-void Peers::exchange(const at::Tensor& out, const at::Tensor& in) const {
-  const auto part = [&](int rank) { return out.narrow(0, rank * in.numel(), in.numel()); };
-  std::vector<c10::intrusive_ptr<c10d::Work>> under_way;
-  for (int step = 1; step < size_; ++step) {
-    const int from = (rank_ + size_ - step) % size_;
-    const int to = (rank_ + step) % size_;
-    std::vector<at::Tensor> arrives{part(from)};
-    std::vector<at::Tensor> leaves{in};
-    under_way.push_back(group_->recv(arrives, from, kExchangeTag));
-    under_way.push_back(group_->send(leaves, to, kExchangeTag));
-  }
-  part(rank_).copy_(in);
-  for (const auto& work : under_way) work->wait();
 }
 
 void Peers::all_gather(at::Tensor out, at::Tensor in) const {
-  guarded([&] {
-    if (short_way(out)) {
-      exchange(out, in);
-    } else {
-      all_gather_into(*group_, out, in)->wait();
-    }
-  });
+  guarded([&] { all_gather_into(*group_, out, in)->wait(); });
 }
 
 void Peers::broadcast(at::Tensor tensor, int root) const {

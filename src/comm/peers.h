@@ -18,6 +18,7 @@
 #include "accelerate/collectives_detail.h"
 #include "accelerate/fwd.h"
 #include "accelerate/state.h"
+#include "core/call_site.h"
 
 namespace accelerate::detail {
 
@@ -38,7 +39,8 @@ class Peers {
   [[nodiscard]] std::string call_site() const;
 
   /// Throws `ArgumentError` for tensors that no message can carry: on a device that the group does
-  /// not serve, or not dense.
+  /// not serve, or not dense. From now on ranks whose tensors have other dtypes or shapes are
+  /// strays.
   void check(const Tensors& leaves, const TreeView& view) const;
   /// Throws `ArgumentError` for a rank outside of the group.
   void check_rank(int rank, const char* what) const;
@@ -63,12 +65,12 @@ class Peers {
 
  private:
   [[nodiscard]] bool serves(c10::DeviceType device) const;
-  /// Whether all ranks send their part straight to each other; `out` is as large on each.
-  [[nodiscard]] bool short_way(const at::Tensor& out) const;
-  void exchange(const at::Tensor& out, const at::Tensor& in) const;
 
   const char* operation_;
   std::source_location where_;
+  AtCallSite site_;
+  mutable UserCall call_;
+  AsUserCall as_call_;
   PartialState state_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   int size_ = 1;

@@ -8,6 +8,7 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/kwargs.h"
+#include "accelerate/name_collectives.h"
 #include "accelerate/rich.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -244,6 +245,8 @@ std::string OrderedSection::message_of(int rank) const {
 std::optional<OrderedSection::Failure> OrderedSection::agree(bool failed_here) const {
   if (!state_.use_distributed()) return std::nullopt;
   const std::int64_t own = failed_here ? state_.process_index() + 1 : 0;
+  // Ranks may come to the section from different branches.
+  const auto named = name_collectives("main_process_first");
   const auto largest =
       all_reduce_max(living_group(state_), own, state_.device(), state_.timeout(), where_);
   // Usually the store is not touched: rank 0, which serves it, may end as soon as it is through.

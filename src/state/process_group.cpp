@@ -10,6 +10,7 @@
 #include <set>
 
 #include "accelerate/errors.h"
+#include "core/call_site.h"
 #include "core/text.h"
 #include "state/accelerator_backend.h"
 
@@ -165,6 +166,7 @@ void barrier(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device de
   c10d::BarrierOptions options;
   options.timeout = timeout;
   options.device = device;
+  const AtCallSite site(where);
   if (device.is_cuda()) options.device_ids = {device.index()};
   or_comm_error(where, [&] { group->barrier(options)->wait(timeout); });
 }
@@ -175,6 +177,7 @@ std::int64_t all_reduce_max(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::MAX;
   options.timeout = timeout;
+  const AtCallSite site(where);
   std::int64_t largest = 0;
   or_comm_error(where, [&] {
     std::vector<at::Tensor> numbers{at::full({1}, own, at::device(device).dtype(at::kLong))};

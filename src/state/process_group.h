@@ -83,7 +83,7 @@ void barrier(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device de
                                           std::chrono::milliseconds timeout,
                                           std::source_location where);
 
-/// The one translation unit that sees Gloo's headers.
+/// Collective. Gloo with a guard; in comm/guarded_gloo.cpp, the one file that sees Gloo's headers.
 [[nodiscard]] c10::intrusive_ptr<c10d::Backend> make_gloo(
     const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options);
 

@@ -59,6 +59,7 @@ TEST(GatherObject, MovesObjectsOfAnySize) {
 
 TEST(GatherObject, SaysWhenTheTypesDiffer) {
   on_processes(2, [](PartialState& state) {
+    const auto named = name_collectives("different types");
     const auto message = message_of<CommError>([&] {
       if (state.process_index() == 0) {
         (void)all_gather_object(1);

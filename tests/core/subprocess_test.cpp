@@ -42,7 +42,8 @@ SpawnOptions shell(const std::string& script, StreamTarget error = StreamTarget:
 bool is_gone(pid_t pid) {
   if (::kill(pid, 0) != 0) return true;
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string stat{std::istreambuf_iterator<char>(file), {}};
+  std::string stat;
+  std::getline(file, stat);  // an iterator would throw when the process goes meanwhile
   return stat.empty() || stat.find(") Z ") != std::string::npos;
 }
 

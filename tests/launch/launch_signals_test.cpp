@@ -18,7 +18,8 @@ const std::string kControlBackslash = "\x1c";
 // 'T' for a stopped process, 'S' or 'R' for one that goes on.
 char state_of(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string stat{std::istreambuf_iterator<char>(file), {}};
+  std::string stat;
+  std::getline(file, stat);  // an iterator would throw when the process goes meanwhile
   const auto name_ends = stat.rfind(") ");
   return name_ends == std::string::npos ? '-' : stat[name_ends + 2];
 }

@@ -106,7 +106,8 @@ class RawClient {
 
 bool is_gone(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string stat{std::istreambuf_iterator<char>(file), {}};
+  std::string stat;
+  std::getline(file, stat);  // an iterator would throw when the process goes meanwhile
   return stat.empty() || stat.find(") Z ") != std::string::npos;
 }
 

@@ -1,0 +1,188 @@
+#include "comm/call_log.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+constexpr std::array<const char*, 9> kReductions = {"sum",  "avg", "product", "min",       "max",
+                                                    "band", "bor", "bxor",    "premul_sum"};
+
+template <std::size_t N>
+void copy_text(char (&to)[N], const char* from) noexcept {
+  const auto length = std::min(std::strlen(from), N - 1);
+  std::memcpy(to, from, length);
+  to[length] = '\0';
+}
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
+  hash ^= value + 0x9e3779b97f4a7c15ULL + (hash << 6) + (hash >> 2);
+  return hash * 0xff51afd7ed558ccdULL;
+}
+
+std::uint64_t mix(std::uint64_t hash, std::string_view text) noexcept {
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  return mix(hash, text.size());
+}
+
+bool place_counts(std::string_view kind) { return kind != "barrier" && kind != "broadcast"; }
+
+}  // namespace
+
+std::uint64_t signature_of(const CallFacts& facts, const CallSite& site) {
+  auto hash = mix(0xcbf29ce484222325ULL, facts.kind);
+  hash = mix(hash, facts.dtype);
+  for (const auto size : facts.sizes) hash = mix(hash, static_cast<std::uint64_t>(size));
+  hash = mix(hash, facts.sizes.size());
+  hash = mix(hash, static_cast<std::uint64_t>(facts.reduction + 1));
+  hash = mix(hash, static_cast<std::uint64_t>(facts.root + 1));
+  if (site.call != nullptr) hash = mix(mix(hash, site.call->operation), site.call->content);
+  if (site.name != nullptr) {
+    hash = mix(hash, site.name);
+  } else if (place_counts(facts.kind)) {
+    hash = mix(mix(hash, site.file), site.line);
+  }
+  return hash == 0 ? 1 : hash;
+}
+
+std::string CallPage::text() const {
+  std::string result = kind;
+  if (reduction >= 0 && reduction < static_cast<int>(kReductions.size())) {
+    result += str(" ", kReductions[static_cast<std::size_t>(reduction)]);
+  }
+  if (dimensions >= 0) {
+    result += str(" ", dtype, "[");
+    const int shown = std::min<int>(dimensions, 6);
+    for (int i = 0; i < shown; ++i) result += str(i > 0 ? "," : "", sizes[i]);
+    result += dimensions > shown ? ",...]" : "]";
+    if (tensors > 1) result += str(" and ", tensors - 1, " more");
+  }
+  if (root >= 0) result += str(" with root ", root);
+  if (name[0] != '\0') result += str(" named '", name, "'");
+  if (file[0] == '\0') return result;
+  return str(result, " at ", file, ":", line);
+}
+
+ToldCall read_page(const CallPage& page) {
+  CallPage copy;
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const auto before = page.version.load(std::memory_order_acquire);
+    std::memcpy(static_cast<void*>(&copy.line), static_cast<const void*>(&page.line),
+                sizeof(CallPage) - offsetof(CallPage, line));
+    // Good enough for a text that people read: a torn one is possible, and harmless.
+    if (before % 2 == 0 && page.version.load(std::memory_order_acquire) == before) break;
+  }
+  // The writer may have died in the middle of a text.
+  for (char* end :
+       {std::end(copy.kind), std::end(copy.dtype), std::end(copy.file), std::end(copy.name)}) {
+    end[-1] = '\0';
+  }
+  return {.sequence = copy.sequence,
+          .signature = copy.signature,
+          .text = copy.text(),
+          .complete = copy.complete != 0};
+}
+
+Ticket CallLog::enter(const CallFacts& facts, const CallSite& site) {
+  const auto signature = signature_of(facts, site);
+  const std::scoped_lock lock(mutex_);
+  Entry& next = entry(++last_);
+  next.sequence = last_;
+  next.signature = signature;
+  // What the user sees, where that is known.
+  const auto* call = site.call;
+  const auto sizes = call != nullptr ? call->sizes : facts.sizes;
+  next.kind = call != nullptr ? call->operation : facts.kind;
+  next.dtype = call != nullptr ? call->dtype : facts.dtype;
+  next.dimensions = next.dtype[0] == '\0' ? -1 : static_cast<int>(sizes.size());
+  std::copy_n(sizes.begin(), std::min<std::size_t>(sizes.size(), next.sizes.size()),
+              next.sizes.begin());
+  next.tensors = call != nullptr ? call->tensors : 1;
+  next.reduction = facts.reduction;
+  next.root = facts.root;
+  next.site = site;
+  next.site.call = nullptr;  // gone when somebody asks
+  next.name[0] = '\0';
+  if (site.name != nullptr) {  // the scope may be gone when somebody asks
+    const auto length = std::min(std::strlen(site.name), next.name.size() - 1);
+    std::memcpy(next.name.data(), site.name, length);
+    next.name[length] = '\0';
+  }
+  next.complete = false;
+  next.since = Clock::now();
+  publish(next);
+  return {.sequence = last_, .signature = signature};
+}
+
+void CallLog::leave(const Ticket& ticket) noexcept {
+  const std::scoped_lock lock(mutex_);
+  Entry& done = entry(ticket.sequence);
+  if (done.sequence != ticket.sequence) return;
+  done.complete = true;
+  if (page_ != nullptr && page_->sequence == ticket.sequence) page_->complete = 1;
+  while (oldest_open_ <= last_ && entry(oldest_open_).complete) ++oldest_open_;
+}
+
+void CallLog::publish(const Entry& entry) noexcept {
+  if (page_ == nullptr) return;
+  CallPage& page = *page_;
+  page.version.fetch_add(1, std::memory_order_acq_rel);
+  page.line = entry.site.line;
+  page.sequence = entry.sequence;
+  page.signature = entry.signature;
+  std::copy(entry.sizes.begin(), entry.sizes.end(), page.sizes);
+  page.dimensions = entry.dimensions;
+  page.reduction = entry.reduction;
+  page.root = entry.root;
+  page.tensors = entry.tensors;
+  page.complete = 0;
+  copy_text(page.kind, entry.kind);
+  copy_text(page.dtype, entry.dtype);
+  copy_text(page.file, entry.site.file);
+  copy_text(page.name, entry.name.data());
+  page.version.fetch_add(1, std::memory_order_release);
+}
+
+ToldCall CallLog::told(const Entry& entry) {
+  CallPage page;
+  page.line = entry.site.line;
+  std::copy(entry.sizes.begin(), entry.sizes.end(), page.sizes);
+  page.dimensions = entry.dimensions;
+  page.reduction = entry.reduction;
+  page.root = entry.root;
+  page.tensors = entry.tensors;
+  copy_text(page.kind, entry.kind);
+  copy_text(page.dtype, entry.dtype);
+  copy_text(page.file, entry.site.file);
+  copy_text(page.name, entry.name.data());
+  return {.sequence = entry.sequence,
+          .signature = entry.signature,
+          .text = page.text(),
+          .complete = entry.complete};
+}
+
+std::optional<ToldCall> CallLog::waiting(Clock::time_point since) const {
+  const std::scoped_lock lock(mutex_);
+  if (oldest_open_ > last_) return std::nullopt;
+  const Entry& oldest = entry(oldest_open_);
+  if (oldest.sequence != oldest_open_ || oldest.since > since) return std::nullopt;
+  return told(oldest);
+}
+
+ToldCall CallLog::tell(std::uint64_t sequence) const {
+  const std::scoped_lock lock(mutex_);
+  const Entry& asked = entry(sequence);
+  if (sequence > 0 && asked.sequence == sequence) return told(asked);
+  return last_ == 0 ? ToldCall{} : told(entry(last_));
+}
+
+ToldCall CallLog::latest() const {
+  const std::scoped_lock lock(mutex_);
+  return last_ == 0 ? ToldCall{} : told(entry(last_));
+}
+
+}  // namespace accelerate::detail

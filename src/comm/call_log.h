@@ -1,0 +1,98 @@
+// src/comm/call_log.h - what a rank did last in a group: the calls it announced and which of them
+// are complete.
+//
+// Internal, no Torch. Writing it costs a fraction of a microsecond per collective; texts are made
+// only when somebody asks.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "comm/guard.h"
+#include "comm/jury.h"
+#include "core/call_site.h"
+
+namespace accelerate::detail {
+
+/// One call in a form that other processes can read, even after its writer has died.
+struct CallPage {
+  std::atomic<std::uint32_t> version{0};  ///< odd while it is being written
+  std::uint32_t line = 0;
+  std::uint64_t sequence = 0;
+  std::uint64_t signature = 0;
+  std::int64_t sizes[6] = {};
+  std::int32_t dimensions = -1;  ///< -1: no tensor
+  std::int32_t reduction = -1;
+  std::int32_t root = -1;
+  std::int32_t complete = 0;
+  std::int32_t tensors = 1;
+  char kind[24] = {};
+  char dtype[16] = {};
+  char file[48] = {};
+  char name[48] = {};
+
+  /// "all_reduce sum float32[256] at train.cpp:31".
+  [[nodiscard]] std::string text() const;
+};
+
+/// A copy that is whole; of a page whose writer died in between, what is there.
+[[nodiscard]] ToldCall read_page(const CallPage& page);
+
+class CallLog {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `page`, if any, always holds the latest call. It must outlive the log.
+  explicit CallLog(CallPage* page = nullptr) : page_(page) {}
+
+  [[nodiscard]] Ticket enter(const CallFacts& facts, const CallSite& site);
+  void leave(const Ticket& ticket) noexcept;
+
+  /// The oldest call that has been waiting since before `since`.
+  [[nodiscard]] std::optional<ToldCall> waiting(Clock::time_point since) const;
+  /// What happened in call `sequence`; the latest one where it has not come so far or is forgotten.
+  [[nodiscard]] ToldCall tell(std::uint64_t sequence) const;
+  [[nodiscard]] ToldCall latest() const;
+
+ private:
+  static constexpr std::size_t kSize = 1024;
+  struct Entry {
+    std::uint64_t sequence = 0;
+    std::uint64_t signature = 0;
+    const char* kind = "";
+    const char* dtype = "";
+    std::array<std::int64_t, 6> sizes = {};
+    int dimensions = -1;
+    int reduction = -1;
+    int root = -1;
+    int tensors = 1;
+    CallSite site = {};
+    std::array<char, 48> name = {};
+    bool complete = true;
+    Clock::time_point since = {};
+  };
+
+  [[nodiscard]] Entry& entry(std::uint64_t sequence) { return entries_[sequence % kSize]; }
+  [[nodiscard]] const Entry& entry(std::uint64_t sequence) const {
+    return entries_[sequence % kSize];
+  }
+  void publish(const Entry& entry) noexcept;
+  [[nodiscard]] static ToldCall told(const Entry& entry);
+
+  CallPage* page_;
+  mutable std::mutex mutex_;
+  std::array<Entry, kSize> entries_ = {};
+  std::uint64_t last_ = 0;
+  std::uint64_t oldest_open_ = 1;
+};
+
+/// The same for all ranks that do the same from the same place; never 0. Of barriers and broadcasts
+/// the place does not count: rank 0 may do them in another branch.
+[[nodiscard]] std::uint64_t signature_of(const CallFacts& facts, const CallSite& site);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,65 @@
+// src/comm/group_guard.h - the guard of one process group: the log of its calls and the watch
+// beside it.
+//
+// Internal. Shared by the backends of a group; when a rank has strayed, every call that is under
+// way fails with the same `CommError`, and so does every later one.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "comm/guard.h"
+#include "comm/watch.h"
+
+namespace accelerate::detail {
+
+class GroupGuard : public CallGuard {
+ public:
+  /// Collective.
+  GroupGuard(const WatchOptions& options, const Blackboard& blackboard);
+  ~GroupGuard() override;
+
+  [[nodiscard]] Ticket enter(const CallFacts& facts) override;
+  void leave(const Ticket& ticket) noexcept override;
+  [[noreturn]] void fail(const Ticket& ticket, const std::string& suspicion, int rank) override;
+  [[nodiscard]] bool failed() const noexcept override { return watch_->failed(); }
+
+  /// `cancel` is called, on the side thread, when the group fails before the call is complete; at
+  /// once when it has failed already. Once or never.
+  void on_failure(const Ticket& ticket, std::function<void()> cancel);
+
+  /// The transport failed under a call. Others know better why; the call is cancelled when the jury
+  /// has found out.
+  void transport_failed(const Ticket& ticket, const std::string& message) {
+    watch_->transport_failed(ticket, message);
+  }
+  /// The same for who has to wait for it: the exception to throw.
+  [[nodiscard]] std::exception_ptr explain(const Ticket& ticket, const std::string& message);
+  /// The exception of a call that is cancelled.
+  [[nodiscard]] std::exception_ptr verdict(const Ticket& ticket) const;
+
+  /// `f` is called, on the side thread, when the group fails, before the calls are cancelled.
+  void when_failed(std::function<void()> f);
+
+  /// This process ends by an exception: tells the others of all groups. Called by the handler of
+  /// uncaught exceptions.
+  static void this_process_threw(const std::string& message) noexcept;
+  /// This process ends in order.
+  static void this_process_ends() noexcept;
+
+ private:
+  void cancel_all();
+
+  int rank_;
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::function<void()>> under_way_;
+  std::function<void()> when_failed_;
+  std::shared_ptr<Watch> watch_;
+};
+
+}  // namespace accelerate::detail

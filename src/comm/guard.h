@@ -1,0 +1,45 @@
+// src/comm/guard.h - what stands between a collective and the backend that carries it out.
+//
+// Internal. Every collective of a group is announced here before data moves and signed off when it
+// is complete, so that a rank which strays can be named.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace accelerate::detail {
+
+/// What a collective does, as far as all ranks must agree on it.
+struct CallFacts {
+  const char* kind = "";   ///< "all_reduce"; a literal
+  const char* dtype = "";  ///< "float32"; a literal, "" without a tensor
+  std::span<const std::int64_t> sizes = {};
+  int reduction = -1;  ///< c10d's number, -1 where nothing is reduced
+  int root = -1;       ///< -1 where all ranks are alike
+};
+
+/// An announced collective.
+struct Ticket {
+  std::uint64_t sequence = 0;
+  /// The same on all ranks that do the same call from the same place; 0 never.
+  std::uint64_t signature = 0;
+};
+
+class CallGuard {
+ public:
+  virtual ~CallGuard() = default;
+
+  /// Throws `CommError` when the group has failed already.
+  [[nodiscard]] virtual Ticket enter(const CallFacts& facts) = 0;
+  virtual void leave(const Ticket& ticket) noexcept = 0;
+
+  /// The backend found that `rank` is in another call, has left or died, or does not come. Throws
+  /// `CommError` with the verdict that all ranks share, or with `suspicion` when none is reached.
+  [[noreturn]] virtual void fail(const Ticket& ticket, const std::string& suspicion, int rank) = 0;
+
+  /// Whether a verdict is there; a backend that waits looks at it now and then and calls `fail`.
+  [[nodiscard]] virtual bool failed() const noexcept = 0;
+};
+
+}  // namespace accelerate::detail

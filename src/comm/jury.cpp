@@ -1,0 +1,233 @@
+#include "comm/jury.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+using std::chrono::duration;
+using std::chrono::duration_cast;
+using std::chrono::seconds;
+
+// A rank that runs ahead of the others can be so many calls before them and still be compared.
+constexpr std::size_t kMostTold = 256;
+
+std::string in_seconds(Jury::Clock::duration time) {
+  return str(duration_cast<seconds>(time).count(), " s");
+}
+
+}  // namespace
+
+Jury::Jury(std::vector<std::string> names, const JuryTimes& times, Clock::time_point now)
+    : times_(times) {
+  for (auto& name : names) ranks_.push_back({.name = std::move(name), .heard = now});
+}
+
+void Jury::heard(int rank, Clock::time_point now) { ranks_.at(rank).heard = now; }
+
+void Jury::waits(int rank, const ToldCall& call, Clock::time_point now) {
+  tells(rank, call, now);
+  Rank& each = ranks_.at(rank);
+  if (!each.waits || each.waits->sequence != call.sequence) each.waits_since = now;
+  each.waits = call;
+}
+
+void Jury::moves_on(int rank) { ranks_.at(rank).waits.reset(); }
+
+void Jury::tells(int rank, const ToldCall& call, Clock::time_point now) {
+  Rank& each = ranks_.at(rank);
+  each.heard = now;
+  if (call.sequence == 0) return;
+  each.told[call.sequence] = call;
+  while (each.told.size() > kMostTold) each.told.erase(each.told.begin());
+  if (call.sequence >= each.latest.sequence) each.latest = call;
+}
+
+void Jury::left(int rank, const ToldCall& last) {
+  Rank& each = ranks_.at(rank);
+  each.has_left = true;
+  if (last.sequence >= each.latest.sequence) each.latest = last;
+}
+
+void Jury::threw(int rank, const std::string& message) { ranks_.at(rank).exception = message; }
+
+void Jury::died(int rank) {
+  Rank& each = ranks_.at(rank);
+  if (!each.has_left && !each.exception) each.is_dead = true;
+}
+
+void Jury::transport_failed(int rank, const ToldCall& call, const std::string& message,
+                            Clock::time_point now) {
+  Rank& each = ranks_.at(rank);
+  tells(rank, call, now);
+  if (each.transport) return;
+  each.transport = message;
+  each.transport_at = now;
+}
+
+void Jury::forgive(Clock::time_point now) {
+  for (auto& each : ranks_) each.heard = now;
+}
+
+void Jury::seen(int rank, const std::string& state, const ToldCall& last) {
+  Rank& each = ranks_.at(rank);
+  each.state = state;
+  if (last.sequence >= each.latest.sequence) each.latest = last;
+}
+
+std::uint64_t Jury::disputed() const {
+  std::uint64_t first = 0;
+  for (const auto& each : ranks_) {
+    if (each.waits && (first == 0 || each.waits->sequence < first)) first = each.waits->sequence;
+  }
+  return first;
+}
+
+std::vector<int> Jury::suspects(Clock::time_point now) const {
+  std::vector<int> result;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    const Rank& each = ranks_[r];
+    if (each.is_dead || (!each.has_left && now - each.heard > times_.silence / 2)) {
+      result.push_back(static_cast<int>(r));
+    }
+  }
+  return result;
+}
+
+std::string Jury::where(const Rank& rank) const {
+  if (rank.latest.sequence == 0) return "before its first collective";
+  return str(rank.latest.complete ? "after " : "in ", rank.latest.text);
+}
+
+std::optional<Finding> Jury::finding(Clock::time_point now) {
+  if (auto found = by_exception()) return found;
+  if (auto found = by_dispute(now)) return found;
+  if (auto found = by_end()) return found;
+  if (auto found = by_silence(now)) return found;
+  return by_transport(now);
+}
+
+std::optional<Finding> Jury::by_exception() const {
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    const Rank& each = ranks_[r];
+    if (!each.exception) continue;
+    return Finding{static_cast<int>(r),
+                   str(each.name, " failed ", where(each), ": ", *each.exception)};
+  }
+  return std::nullopt;
+}
+
+// Ranks that say different things about the same collective. The others are heard first, so that
+// the minority is known.
+std::optional<Finding> Jury::by_dispute(Clock::time_point now) {
+  std::map<std::uint64_t, std::set<std::uint64_t>> signatures;
+  for (const auto& each : ranks_) {
+    for (const auto& [sequence, call] : each.told) signatures[sequence].insert(call.signature);
+  }
+  for (const auto& [sequence, different] : signatures) {
+    if (different.size() < 2) continue;
+    const auto since = disputes_.try_emplace(sequence, now).first->second;
+    const auto told = std::ranges::count_if(
+        ranks_, [&](const Rank& each) { return each.told.contains(sequence); });
+    if (told < std::ssize(ranks_) && now - since < times_.dispute) return std::nullopt;
+    return disagreement(sequence);
+  }
+  return std::nullopt;
+}
+
+Finding Jury::disagreement(std::uint64_t sequence) const {
+  std::map<std::uint64_t, std::vector<int>> camps;
+  std::string lines;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    const Rank& each = ranks_[r];
+    const auto call = each.told.find(sequence);
+    const bool here = call != each.told.end();
+    if (here) camps[call->second.signature].push_back(static_cast<int>(r));
+    lines += str("\n  ", each.name, ": ",
+                 here ? call->second.text : str("not there yet, ", where(each)));
+  }
+  std::size_t largest = 0;
+  for (const auto& [signature, members] : camps) largest = std::max(largest, members.size());
+  const auto leaders =
+      std::ranges::count_if(camps, [&](const auto& camp) { return camp.second.size() == largest; });
+  if (leaders > 1) return {-1, str("the ranks are in different collectives:", lines)};
+  std::vector<int> strayed;
+  for (const auto& [signature, members] : camps) {
+    if (members.size() < largest) strayed.insert(strayed.end(), members.begin(), members.end());
+  }
+  std::ranges::sort(strayed);
+  return {strayed.front(),
+          str("rank ", join(strayed, ", rank "), strayed.size() == 1 ? " is" : " are",
+              " in another collective than the others:", lines)};
+}
+
+// Who has ended, in order or not, is missed when somebody waits in a collective that it cannot
+// complete any more.
+std::optional<Finding> Jury::by_end() const {
+  const auto sequence = disputed();
+  if (sequence == 0) return std::nullopt;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    const Rank& each = ranks_[r];
+    if (!each.is_dead && !each.has_left) continue;
+    const auto done = each.latest.complete ? each.latest.sequence + 1 : each.latest.sequence;
+    if (done > sequence) continue;
+    const auto waiting = std::ranges::find_if(ranks_, [&](const Rank& other) {
+      return other.waits && other.waits->sequence == sequence;
+    });
+    const auto how = each.is_dead ? " died " : " has ended ";
+    return Finding{static_cast<int>(r), str(each.name, how, where(each), ", and ", waiting->name,
+                                            " waits in ", waiting->waits->text)};
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> Jury::by_silence(Clock::time_point now) const {
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    const Rank& each = ranks_[r];
+    if (each.has_left || now - each.heard <= times_.silence) continue;
+    const auto state = each.state.empty() ? "" : str(" (the process is ", each.state, ")");
+    return Finding{static_cast<int>(r),
+                   str(each.name, " has given no sign of life for ", in_seconds(now - each.heard),
+                       state, ", ", where(each))};
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> Jury::by_transport(Clock::time_point now) const {
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    const Rank& each = ranks_[r];
+    if (!each.transport) continue;
+    const auto dead = std::ranges::find_if(ranks_, [](const Rank& other) { return other.is_dead; });
+    if (dead != ranks_.end()) {
+      return Finding{static_cast<int>(dead - ranks_.begin()),
+                     str(dead->name, " died ", where(*dead))};
+    }
+    if (now - each.transport_at < times_.transport) continue;
+    return Finding{static_cast<int>(r), str("the connection of ", each.name, " failed ",
+                                            where(each), ": ", *each.transport)};
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> Jury::notice(Clock::time_point now) {
+  const auto sequence = disputed();
+  if (sequence == 0 || sequence == noticed_) return std::nullopt;
+  const auto waiting = std::ranges::find_if(
+      ranks_, [&](const Rank& each) { return each.waits && each.waits->sequence == sequence; });
+  if (now - waiting->waits_since < times_.notice) return std::nullopt;
+  noticed_ = sequence;
+  std::vector<std::string> late;
+  for (const auto& each : ranks_) {
+    if (each.latest.sequence < sequence) late.push_back(str(each.name, ", ", where(each)));
+  }
+  if (late.empty()) return std::nullopt;
+  return str(waiting->name, " has waited for ", in_seconds(now - waiting->waits_since), " in ",
+             waiting->waits->text, " for ", join(late, "; "),
+             ". It is alive; this is no error unless it is stuck.");
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,77 @@
+#include "comm/shared_page.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iterator>
+#include <new>
+
+#include "core/text.h"
+
+namespace accelerate::detail {
+
+SharedPage::SharedPage() {
+  fd_ = ::memfd_create("accelerate-call", MFD_CLOEXEC);
+  const int flags = fd_ >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  if (fd_ >= 0 && ::ftruncate(fd_, sizeof(CallPage)) == 0) {
+    path_ = str("/proc/", ::getpid(), "/fd/", fd_);
+  }
+  void* memory = ::mmap(nullptr, sizeof(CallPage), PROT_READ | PROT_WRITE, flags, fd_, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  page_ = new (memory) CallPage;
+}
+
+SharedPage::~SharedPage() {
+  ::munmap(page_, sizeof(CallPage));
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::shared_ptr<const CallPage> open_page(const std::string& path) {
+  if (path.empty()) return nullptr;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return nullptr;
+  struct stat facts {};
+  void* memory = MAP_FAILED;
+  if (::fstat(fd, &facts) == 0 && facts.st_size == sizeof(CallPage)) {
+    memory = ::mmap(nullptr, sizeof(CallPage), PROT_READ, MAP_SHARED, fd, 0);
+  }
+  ::close(fd);
+  if (memory == MAP_FAILED) return nullptr;
+  return {static_cast<const CallPage*>(memory),
+          [memory](const CallPage*) { ::munmap(memory, sizeof(CallPage)); }};
+}
+
+std::string process_state(int pid) {
+  std::ifstream file(str("/proc/", pid, "/stat"));
+  std::string text;
+  std::getline(file, text);  // an iterator would throw when the process goes meanwhile
+  // The name stands in parentheses and may contain any letter.
+  const auto end = text.rfind(')');
+  if (end == std::string::npos || end + 2 >= text.size()) return "gone";
+  switch (text[end + 2]) {
+    case 'T':
+    case 't':
+      return "stopped";
+    case 'Z':
+    case 'X':
+      return "a zombie";
+    case 'D':
+      return "waiting for a device";
+    default:
+      return "running";
+  }
+}
+
+std::string host_identity() {
+  std::ifstream boot("/proc/sys/kernel/random/boot_id");
+  std::string identity;
+  std::getline(boot, identity);
+  struct stat processes {};
+  if (::stat("/proc/self/ns/pid", &processes) == 0) identity += str("/", processes.st_ino);
+  return identity;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,59 @@
+// src/core/call_site.h - where in the user's code the collective of this thread was called.
+//
+// Internal, no Torch. Backends are called through c10d, which has no place for it, so it travels
+// beside the call.
+#pragma once
+
+#include <cstdint>
+#include <source_location>
+#include <span>
+
+namespace accelerate::detail {
+
+/// What the user asked for, where the backend only sees bytes.
+struct UserCall {
+  const char* operation = "";  ///< "gather"; a literal
+  const char* dtype = "";      ///< of the first tensor; a literal
+  std::span<const std::int64_t> sizes = {};
+  int tensors = 1;
+  std::uint64_t content = 0;  ///< the same exactly if dtypes and shapes of all tensors are
+};
+
+struct CallSite {
+  const char* file = "";  ///< without its folders; "" where nothing is known
+  std::uint32_t line = 0;
+  /// The scope of `name_collectives`, nullptr outside of one. Then the place does not count.
+  const char* name = nullptr;
+  /// nullptr where the backend knows it all.
+  const UserCall* call = nullptr;
+};
+
+/// The innermost place of this thread.
+[[nodiscard]] CallSite current_call_site() noexcept;
+
+/// Collectives of this thread are called from here. The outermost one counts: what the library
+/// calls on behalf of the user belongs to the user's line.
+class AtCallSite {
+ public:
+  explicit AtCallSite(const std::source_location& where) noexcept;
+  ~AtCallSite();
+  AtCallSite(const AtCallSite&) = delete;
+  AtCallSite& operator=(const AtCallSite&) = delete;
+
+ private:
+  bool outermost_;
+};
+
+/// Collectives of this thread carry out `call`, which must outlive this.
+class AsUserCall {
+ public:
+  explicit AsUserCall(const UserCall& call) noexcept;
+  ~AsUserCall();
+  AsUserCall(const AsUserCall&) = delete;
+  AsUserCall& operator=(const AsUserCall&) = delete;
+
+ private:
+  const UserCall* before_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,164 @@
+#include "comm/jury.h"
+
+#include <gtest/gtest.h>
+
+namespace accelerate::detail {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Jury::Clock::time_point kStart{};
+
+Jury jury_of(int ranks) {
+  std::vector<std::string> names;
+  for (int r = 0; r < ranks; ++r) names.push_back("rank " + std::to_string(r));
+  return Jury(names, {}, kStart);
+}
+
+ToldCall call(std::uint64_t sequence, std::uint64_t signature, const std::string& text,
+              bool complete = false) {
+  return {.sequence = sequence, .signature = signature, .text = text, .complete = complete};
+}
+
+std::string text_of(const std::optional<Finding>& finding) {
+  return finding ? finding->text : "nothing";
+}
+
+TEST(Jury, FindsNothingWhileAllGoOn) {
+  auto jury = jury_of(3);
+  jury.waits(0, call(1, 7, "gather at a.cpp:1"), kStart);
+  jury.tells(1, call(1, 7, "gather at a.cpp:1"), kStart);
+  EXPECT_EQ(jury.disputed(), 1U);
+  EXPECT_EQ(text_of(jury.finding(kStart + 5s)), "nothing");
+  jury.moves_on(0);
+  EXPECT_EQ(jury.disputed(), 0U);
+}
+
+TEST(Jury, NamesTheMinorityWhenAllHaveTold) {
+  auto jury = jury_of(3);
+  jury.waits(0, call(4, 7, "gather float32[4] at a.cpp:1"), kStart);
+  jury.tells(1, call(4, 8, "gather float32[5] at a.cpp:1"), kStart);
+  EXPECT_EQ(text_of(jury.finding(kStart)), "nothing") << "rank 2 has not been heard";
+  jury.tells(2, call(4, 7, "gather float32[4] at a.cpp:1"), kStart);
+  const auto finding = jury.finding(kStart);
+  ASSERT_TRUE(finding);
+  EXPECT_EQ(finding->rank, 1);
+  EXPECT_EQ(finding->text,
+            "rank 1 is in another collective than the others:\n"
+            "  rank 0: gather float32[4] at a.cpp:1\n"
+            "  rank 1: gather float32[5] at a.cpp:1\n"
+            "  rank 2: gather float32[4] at a.cpp:1");
+}
+
+TEST(Jury, DoesNotWaitForeverForThoseThatHaveNotTold) {
+  auto jury = jury_of(3);
+  jury.waits(0, call(2, 7, "a"), kStart);
+  jury.tells(1, call(2, 8, "b"), kStart);
+  jury.tells(2, call(1, 5, "c", true), kStart);
+  EXPECT_EQ(text_of(jury.finding(kStart)), "nothing");
+  const auto finding = jury.finding(kStart + 300ms);
+  ASSERT_TRUE(finding);
+  EXPECT_EQ(finding->rank, -1);
+  EXPECT_EQ(finding->text,
+            "the ranks are in different collectives:\n  rank 0: a\n  rank 1: b\n"
+            "  rank 2: not there yet, after c");
+}
+
+TEST(Jury, ShowsBothSidesOfTwoRanks) {
+  auto jury = jury_of(2);
+  jury.waits(0, call(1, 7, "gather"), kStart);
+  jury.waits(1, call(1, 8, "reduce"), kStart);
+  const auto finding = jury.finding(kStart);
+  ASSERT_TRUE(finding);
+  EXPECT_EQ(finding->rank, -1);
+  EXPECT_EQ(finding->text,
+            "the ranks are in different collectives:\n  rank 0: gather\n  rank 1: reduce");
+}
+
+TEST(Jury, NamesTheRankThatEndedWhileOthersWait) {
+  auto jury = jury_of(2);
+  jury.left(1, call(3, 7, "gather at a.cpp:1", true));
+  EXPECT_EQ(text_of(jury.finding(kStart)), "nothing") << "nobody waits";
+  jury.waits(0, call(4, 7, "gather at a.cpp:9"), kStart);
+  EXPECT_EQ(text_of(jury.finding(kStart)),
+            "rank 1 has ended after gather at a.cpp:1, and rank 0 waits in gather at a.cpp:9");
+}
+
+TEST(Jury, LetsARankEndThatTookPartInEverything) {
+  auto jury = jury_of(2);
+  jury.left(1, call(4, 7, "gather", true));
+  jury.waits(0, call(4, 7, "gather"), kStart);
+  EXPECT_EQ(text_of(jury.finding(kStart)), "nothing");
+  EXPECT_EQ(text_of(jury.finding(kStart + 30s)).substr(0, 6), "rank 0")
+      << "silence of others counts";
+}
+
+TEST(Jury, NamesADeadRankWithItsLastCall) {
+  auto jury = jury_of(2);
+  jury.died(1);
+  jury.seen(1, "", call(9, 7, "barrier at b.cpp:2"));
+  EXPECT_EQ(text_of(jury.finding(kStart)), "nothing") << "nobody waits for it";
+  jury.waits(0, call(9, 7, "barrier at b.cpp:2"), kStart);
+  EXPECT_EQ(text_of(jury.finding(kStart)),
+            "rank 1 died in barrier at b.cpp:2, and rank 0 waits in barrier at b.cpp:2");
+}
+
+TEST(Jury, LetsARankDieThatHasDoneAllThatOthersWaitFor) {
+  auto jury = jury_of(2);
+  jury.died(1);
+  jury.seen(1, "", call(9, 7, "barrier", true));
+  jury.waits(0, call(9, 7, "barrier"), kStart);
+  EXPECT_EQ(text_of(jury.finding(kStart)), "nothing");
+  jury.transport_failed(0, call(9, 7, "barrier"), "reset by peer", kStart);
+  EXPECT_EQ(text_of(jury.finding(kStart)), "rank 1 died after barrier") << "it had not, after all";
+}
+
+TEST(Jury, ShowsTheExceptionOfARankBeforeItsDeath) {
+  auto jury = jury_of(2);
+  jury.threw(1, "disk full");
+  jury.died(1);
+  EXPECT_EQ(text_of(jury.finding(kStart)), "rank 1 failed before its first collective: disk full");
+}
+
+TEST(Jury, BlamesSilenceAfterTenSecondsWithTheStateOfTheProcess) {
+  auto jury = jury_of(2);
+  jury.heard(0, kStart + 10s);
+  EXPECT_EQ(text_of(jury.finding(kStart + 10s)), "nothing");
+  EXPECT_EQ(jury.suspects(kStart + 10s), std::vector<int>{1});
+  jury.seen(1, "stopped", call(2, 1, "gather", true));
+  EXPECT_EQ(text_of(jury.finding(kStart + 11s)),
+            "rank 1 has given no sign of life for 11 s (the process is stopped), after gather");
+}
+
+TEST(Jury, ForgivesSilenceThatWasItsOwnFault) {
+  auto jury = jury_of(2);
+  jury.forgive(kStart + 60s);
+  EXPECT_EQ(text_of(jury.finding(kStart + 61s)), "nothing");
+}
+
+TEST(Jury, WaitsForTheCauseOfAFailedConnection) {
+  auto jury = jury_of(2);
+  jury.transport_failed(0, call(2, 7, "gather"), "reset by peer", kStart);
+  EXPECT_EQ(text_of(jury.finding(kStart + 1s)), "nothing");
+  EXPECT_EQ(text_of(jury.finding(kStart + 2s)),
+            "the connection of rank 0 failed in gather: reset by peer");
+  jury.died(1);
+  EXPECT_EQ(jury.finding(kStart + 2s)->rank, 1);
+}
+
+TEST(Jury, SaysOnceWhoIsWaitedForWithoutBlame) {
+  auto jury = jury_of(2);
+  jury.waits(0, call(5, 7, "gather at a.cpp:1"), kStart);
+  jury.tells(1, call(4, 7, "reduce at a.cpp:0", true), kStart);
+  EXPECT_FALSE(jury.notice(kStart + 59s));
+  const auto notice = jury.notice(kStart + 60s);
+  ASSERT_TRUE(notice);
+  EXPECT_EQ(
+      *notice,
+      "rank 0 has waited for 60 s in gather at a.cpp:1 for rank 1, after reduce at a.cpp:0. It "
+      "is alive; this is no error unless it is stuck.");
+  EXPECT_FALSE(jury.notice(kStart + 120s));
+}
+
+}  // namespace
+}  // namespace accelerate::detail
