@@ -18,6 +18,8 @@ const std::string kAccelerate = built("bin/accelerate");
 const Variables kAllowed = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                             {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
                             {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+                            // It asks for ssh even where all processes are here.
+                            {"OMPI_MCA_plm_rsh_agent", "sh"},
                             {"OMPI_MCA_hwloc_base_binding_policy", "none"},
                             {"ACCELERATE_USE_CPU", "1"},
                             {"OMP_NUM_THREADS", "1"}};
