@@ -11,6 +11,7 @@
 #include "accelerate/errors.h"
 #include "core/call_site.h"
 #include "core/exception_text.h"
+#include "core/failure_hook.h"
 #include "core/log.h"
 #include "core/subprocess.h"
 #include "core/text.h"
@@ -69,6 +70,7 @@ void install_end_handlers() {
   static std::once_flag once;
   std::call_once(once, [] {
     handler_before() = std::set_terminate(end_by_exception);
+    failure_hook = &GroupGuard::this_process_threw;
     std::atexit([] { GroupGuard::this_process_ends(); });
   });
 }

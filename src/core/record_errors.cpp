@@ -11,6 +11,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/launchers.h"
 #include "core/exception_text.h"
+#include "core/failure_hook.h"
 #include "core/log.h"
 #include "core/subprocess.h"
 #include "core/text.h"
@@ -63,6 +64,9 @@ int record_errors(const std::function<int()>& main) {
     const int code = exit_code_of_current_exception();
     const std::string& text = exception.message.empty() ? exception.type : exception.message;
     write_fully(STDERR_FILENO, str("accelerate: ", text, "\n"));
+    if (const auto tell = failure_hook.load(); tell != nullptr && code != kPeersDisagree) {
+      tell(exception.text());
+    }
     if (const auto path = Environment::process().get(kFileVariable)) {
       write_error_file(*path, exception);
     }

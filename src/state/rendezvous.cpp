@@ -23,6 +23,7 @@
 #include "accelerate/errors.h"
 #include "core/ports.h"
 #include "core/process_variables.h"
+#include "core/sockets.h"
 #include "core/text.h"
 #include "state/process_group.h"
 #include "state/store_server.h"
@@ -35,6 +36,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kFile = "file://";
 constexpr std::string_view kTcp = "tcp://";
+
+// Longer than any network takes that works.
+constexpr auto kOneTry = milliseconds(5000);
 
 struct Addresses {
   addrinfo* list = nullptr;
@@ -51,26 +55,6 @@ int resolve(const std::string& host, int port, int socket_type, Addresses& out) 
   return ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &out.list);
 }
 
-/// Whether somebody listens there now.
-bool answers(const std::string& host, int port, std::string& why_not) {
-  Addresses addresses;
-  if (const int code = resolve(host, port, SOCK_STREAM, addresses); code != 0) {
-    why_not = str("the name does not resolve (", ::gai_strerror(code), ")");
-    return false;
-  }
-  for (const addrinfo* each = addresses.list; each != nullptr; each = each->ai_next) {
-    const int fd = ::socket(each->ai_family, each->ai_socktype | SOCK_CLOEXEC, each->ai_protocol);
-    if (fd < 0) continue;
-    timeval limit = {.tv_sec = 5, .tv_usec = 0};
-    ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    const bool connected = ::connect(fd, each->ai_addr, each->ai_addrlen) == 0;
-    if (!connected) why_not = errno == EINPROGRESS ? "no answer" : std::strerror(errno);
-    ::close(fd);
-    if (connected) return true;
-  }
-  return false;
-}
-
 std::string in_words(milliseconds time) {
   if (time.count() % 1000 != 0) return str(time.count(), " ms");
   return str(time.count() / 1000, " s");
@@ -82,7 +66,7 @@ void wait_for_server(const std::string& host, int port, milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   std::string why_not = "no answer";
   for (auto pause = milliseconds(2);; pause = std::min(pause * 2, milliseconds(200))) {
-    if (answers(host, port, why_not)) return;
+    if (connect_to(host, port, kOneTry, why_not)) return;
     if (Clock::now() + pause >= deadline) {
       throw CommError(
           str("nobody answers at ", host, ":", port, ", where the processes of this job meet (",

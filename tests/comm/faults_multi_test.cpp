@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "accelerate/errors.h"
+#include "accelerate/launchers.h"
 #include "accelerate/operations.h"
 #include "accelerate/state.h"
 #include "support/on_processes.h"
@@ -115,6 +116,13 @@ TEST_P(Faults, ARankThatLeavesTheLoopEarlyIsNamed) {
 TEST_P(Faults, TheExceptionOfOneRankIsShownOnAll) {
   const auto outcomes = ranks(GetParam(), gather_four,
                               [](PartialState&) { throw std::runtime_error("the disk is full"); });
+  expect_all_say(outcomes, "the disk is full", 3, 1);
+}
+
+TEST_P(Faults, TheExceptionThatRecordCatchesIsShownOnAllToo) {
+  const auto outcomes = ranks(GetParam(), gather_four, [](PartialState&) {
+    std::exit(record([] { throw std::runtime_error("the disk is full"); }));
+  });
   expect_all_say(outcomes, "the disk is full", 3, 1);
 }
 
