@@ -15,6 +15,7 @@
 #include "accelerate/errors.h"
 #include "comm/call_facts.h"
 #include "comm/group_guard.h"
+#include "comm/guarded_gloo.h"
 #include "core/text.h"
 #include "state/process_group.h"
 
@@ -312,30 +313,11 @@ c10::intrusive_ptr<Gloo::Options> gloo_options(const GroupOptions& options) {
   return gloo;
 }
 
-std::shared_ptr<GroupGuard> make_guard(const c10::intrusive_ptr<c10d::Store>& store,
-                                       const GroupOptions& options) {
-  const Blackboard blackboard{.set =
-                                  [store](const auto& key, const auto& value) {
-                                    store->set(
-                                        key, std::vector<std::uint8_t>(value.begin(), value.end()));
-                                  },
-                              .get =
-                                  [store](const auto& key) {
-                                    const auto bytes = store->get(key);
-                                    return std::string(bytes.begin(), bytes.end());
-                                  }};
-  return std::make_shared<GroupGuard>(WatchOptions{.rank = options.rank,
-                                                   .size = options.world_size,
-                                                   .address = options.address,
-                                                   .timeout = options.timeout},
-                                      blackboard);
-}
-
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const GroupOptions& options) {
-  const auto guard = make_guard(store, options);
+c10::intrusive_ptr<c10d::Backend> make_guarded_gloo(const c10::intrusive_ptr<c10d::Store>& store,
+                                                    const GroupOptions& options,
+                                                    const std::shared_ptr<GroupGuard>& guard) {
   auto group = c10::make_intrusive<GuardedGloo>(store, options.rank, options.world_size,
                                                 gloo_options(options), guard);
   // After a failure Gloo waits in its destructor for work that never completes. So it gets none.

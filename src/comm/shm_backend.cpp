@@ -16,9 +16,13 @@ namespace {
 
 using OpType = c10d::OpType;
 
+// Some programs ask for the longest time there is, to which nothing can be added.
+constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
+
 std::chrono::milliseconds chosen(std::chrono::milliseconds of_call,
                                  std::chrono::milliseconds of_group) {
-  return of_call == c10d::kUnsetTimeout || of_call == kNoTimeout ? of_group : of_call;
+  const bool unset = of_call == c10d::kUnsetTimeout || of_call == kNoTimeout;
+  return std::min(unset ? of_group : of_call, kLongest);
 }
 
 const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* kind) {
@@ -525,7 +529,7 @@ ShmBackend::WorkPtr ShmBackend::post(Tensors& tensors, int peer, int tag, OpType
   message->peer = peer;
   message->tag = tag;
   message->type = static_cast<std::uint32_t>(tensor.scalar_type());
-  message->timeout = timeout_.load();
+  message->timeout = std::min(timeout_.load(), kLongest);
   if (sends) {
     const auto in = memory.in(kind, tensor);
     message->data = const_cast<std::byte*>(in.data);  // a message to be sent is only read

@@ -354,10 +354,8 @@ class InTurn final : public ShmRounds {
   std::int64_t first_round_ = 0;
 };
 
-std::size_t slot_of(const ShmSegment& segment) { return segment.slots().bytes(); }
-
 std::size_t part_of(const ShmSegment& segment) {
-  return down_to(slot_of(segment) / static_cast<std::size_t>(segment.size()), kAlignment);
+  return down_to(segment.slot_bytes() / static_cast<std::size_t>(segment.size()), kAlignment);
 }
 
 }  // namespace
@@ -366,14 +364,14 @@ ShmCollective shm_barrier() { return std::make_unique<Barrier>(); }
 
 ShmCollective shm_all_reduce(ShmOutput data, ShmArithmetic arithmetic, const ShmSegment& segment) {
   if (data.bytes <= static_cast<std::size_t>(segment.direct_bytes())) {
-    return std::make_unique<Reduce>(data, arithmetic, true, slot_of(segment));
+    return std::make_unique<Reduce>(data, arithmetic, true, segment.slot_bytes());
   }
-  return std::make_unique<LongAllReduce>(data, arithmetic, slot_of(segment));
+  return std::make_unique<LongAllReduce>(data, arithmetic, segment.slot_bytes());
 }
 
 ShmCollective shm_reduce(ShmOutput data, ShmArithmetic arithmetic, int root,
                          const ShmSegment& segment) {
-  return std::make_unique<Reduce>(data, arithmetic, segment.rank() == root, slot_of(segment));
+  return std::make_unique<Reduce>(data, arithmetic, segment.rank() == root, segment.slot_bytes());
 }
 
 ShmCollective shm_reduce_scatter(std::vector<ShmInput> in, ShmOutput out, ShmArithmetic arithmetic,
@@ -382,11 +380,11 @@ ShmCollective shm_reduce_scatter(std::vector<ShmInput> in, ShmOutput out, ShmAri
 }
 
 ShmCollective shm_broadcast(ShmOutput data, int root, const ShmSegment& segment) {
-  return std::make_unique<Broadcast>(data, root, slot_of(segment));
+  return std::make_unique<Broadcast>(data, root, segment.slot_bytes());
 }
 
 ShmCollective shm_gather(ShmInput in, std::vector<ShmOutput> out, const ShmSegment& segment) {
-  return std::make_unique<Gather>(in, std::move(out), slot_of(segment));
+  return std::make_unique<Gather>(in, std::move(out), segment.slot_bytes());
 }
 
 ShmCollective shm_scatter(std::vector<ShmInput> in, ShmOutput out, int root,
@@ -396,7 +394,7 @@ ShmCollective shm_scatter(std::vector<ShmInput> in, ShmOutput out, int root,
 
 ShmCollective shm_all_to_all(std::vector<ShmInput> in, std::vector<ShmOutput> out,
                              const ShmSegment& segment) {
-  return std::make_unique<AllToAll>(std::move(in), std::move(out), slot_of(segment));
+  return std::make_unique<AllToAll>(std::move(in), std::move(out), segment.slot_bytes());
 }
 
 ShmCollective shm_in_turn(std::vector<ShmCollective> parts) {

@@ -165,6 +165,7 @@ bool ShmMailbox::wait(const ShmMessagePtr& message, Clock::time_point until) {
     Finished finished;
     const bool moved = progress(finished);
     report(lock, finished);
+    if (moved || message->done) pauses.came();
     if (message->done) break;
     if (moved) {
       pauses = segment_->pauses();
@@ -172,7 +173,7 @@ bool ShmMailbox::wait(const ShmMessagePtr& message, Clock::time_point until) {
     }
     lock.unlock();
     const bool awake = pauses.next();
-    if (!awake) segment_->await_bell(seen);
+    if (!awake) segment_->await_bell(seen, until);
     lock.lock();
     if (awake) continue;
     if (Clock::now() >= until) {
@@ -184,6 +185,7 @@ bool ShmMailbox::wait(const ShmMessagePtr& message, Clock::time_point until) {
     report(lock, finished);
   }
   --waiting_;
+  if (waiting_ == 0 && !idle()) attention_.notify_all();
   return in_time;
 }
 
@@ -204,7 +206,8 @@ void ShmMailbox::look_after() {
       quiet = 0;
     }
     if (idle() || waiting_ > 0) {
-      attention_.wait_for(lock, kTick);
+      // One who waits looks after all messages, and calls us when it goes before the last is done.
+      attention_.wait_for(lock, idle() ? kTick : kTicksBeforeRest * kTick);
       continue;
     }
     quiet = 0;
@@ -214,7 +217,7 @@ void ShmMailbox::look_after() {
       give_up_on_the_gone(finished);
       if (finished.empty()) {
         lock.unlock();
-        segment_->await_bell(seen);
+        segment_->await_bell(seen, Clock::time_point::max());
         lock.lock();
       }
     }

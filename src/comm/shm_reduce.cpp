@@ -119,14 +119,14 @@ struct Product {
 struct Minimum {
   template <class T>
   ACCELERATE_INLINE static T of(T a, T b) {
-    return (a < b) | (a != a) ? a : b;
+    return ((a < b) | (a != a)) ? a : b;
   }
 };
 
 struct Maximum {
   template <class T>
   ACCELERATE_INLINE static T of(T a, T b) {
-    return (a > b) | (a != a) ? a : b;
+    return ((a > b) | (a != a)) ? a : b;
   }
 };
 

@@ -35,12 +35,14 @@ constexpr std::uint64_t kMagic = 0x6163'6365'6c73'686d;
 constexpr const char* kName = "accelerate";
 constexpr std::size_t kPage = 4096;
 // The ranks look around this often while they sleep: a death is noticed within it.
-constexpr timespec kSlice{0, 100'000'000};
+constexpr auto kSlice = std::chrono::milliseconds(100);
 // Ranks that share a core hand it to each other within microseconds. One that got it back later
 // than this does not try again for a thousand times as long.
 constexpr auto kCostlyYield = std::chrono::microseconds(200);
 constexpr int kSleepAfterCostlyYield = 1000;
-constexpr auto kBetweenLooks = std::chrono::milliseconds(100);
+// After so many waits in a row for which keeping the core did not help, only some still try.
+constexpr unsigned kVainSpins = 8;
+constexpr unsigned kSpinAgain = 64;
 
 std::size_t up_to(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -54,6 +56,15 @@ long futex(const Word& word, int operation, std::uint32_t value, const timespec*
 }
 
 void wake_all(const Word& word) { futex(word, FUTEX_WAKE, INT_MAX); }
+
+// True when nobody woke us, for a slice or until `end`.
+bool sleep_while(const Word& word, std::uint32_t value, Clock::time_point end) {
+  const auto now = Clock::now();
+  if (end <= now) return true;
+  const auto limit = std::min<std::chrono::nanoseconds>(kSlice, end - now);
+  const timespec relative{0, static_cast<long>(limit.count())};
+  return futex(word, FUTEX_WAIT, value, &relative) < 0 && errno == ETIMEDOUT;
+}
 
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -129,34 +140,42 @@ struct ShmSegment::Header {
   [[nodiscard]] std::size_t bytes() const { return ring_at(size, 0); }
 };
 
-ShmPauses::ShmPauses(std::chrono::microseconds spin, int yields,
-                     NoYieldBefore& no_yield_before) noexcept
-    : spin_until_(spin.count() > 0 ? Clock::now() + spin : Clock::time_point{}),
-      yields_(yields),
-      spinning_(spin.count() > 0),
-      no_yield_before_(&no_yield_before) {}
+ShmPauses::ShmPauses(std::chrono::microseconds spin, int yields, Habits& habits) noexcept
+    : yields_(yields), spinning_(spin.count() > 0), habits_(&habits) {
+  if (!spinning_) return;
+  if (habits.vain_spins.load(std::memory_order_relaxed) >= kVainSpins) {
+    spinning_ = habits.vain_spins.fetch_add(1, std::memory_order_relaxed) % kSpinAgain == 0;
+  }
+  if (spinning_) spin_until_ = Clock::now() + spin;
+}
 
 bool ShmPauses::next() noexcept {
   if (spinning_) {
     relax();
     // Looking at the clock takes as long as a few pauses.
-    if (++spins_ % 32 == 0) spinning_ = Clock::now() < spin_until_;
+    if (++spins_ % 32 == 0 && Clock::now() >= spin_until_) {
+      spinning_ = false;
+      habits_->vain_spins.fetch_add(1, std::memory_order_relaxed);
+    }
     return true;
   }
   if (yields_ <= 0) return false;
   --yields_;
   const auto before = Clock::now();
-  if (before.time_since_epoch().count() < no_yield_before_->load(std::memory_order_relaxed)) {
-    return false;
-  }
+  const auto not_before = habits_->no_yield_before.load(std::memory_order_relaxed);
+  if (before.time_since_epoch().count() < not_before) return false;
   ::sched_yield();
   const auto after = Clock::now();
   if (after - before > kCostlyYield) {
     yields_ = 0;
-    const auto sleep_until = after + (after - before) * kSleepAfterCostlyYield;
-    no_yield_before_->store(sleep_until.time_since_epoch().count(), std::memory_order_relaxed);
+    const auto next_try = after + (after - before) * kSleepAfterCostlyYield;
+    habits_->no_yield_before.store(next_try.time_since_epoch().count(), std::memory_order_relaxed);
   }
   return true;
+}
+
+void ShmPauses::came() noexcept {
+  if (spinning_) habits_->vain_spins.store(0, std::memory_order_relaxed);
 }
 
 ShmSegment::ShmSegment(int rank, int size, const ShmOptions& options) : rank_(rank), size_(size) {
@@ -272,6 +291,8 @@ void ShmSegment::watch_peers() {
   }
 }
 
+std::size_t ShmSegment::slot_bytes() const noexcept { return header_->chunk_bytes; }
+
 std::int64_t ShmSegment::direct_bytes() const noexcept { return header_->direct_bytes; }
 
 ShmSlots ShmSegment::slots(std::uint64_t step) const noexcept {
@@ -338,60 +359,73 @@ ShmOutcome ShmSegment::wait_for_all(const ShmPatience& patience, const CallGuard
   const auto pending = [&] { return ShmOutcome{ShmFault::kPending, -1}; };
   if (patience.until <= start) {
     // One who looks again and again shall not look for a dead peer forever.
-    if (start - waiting_since_ < kBetweenLooks) return pending();
-    const auto outcome = look_around(guard, start - waiting_since_ >= patience.timeout);
-    if (complete()) return compare_calls();
+    const bool seldom = start - waiting_since_ >= kSlice;
+    const auto outcome = seldom ? look_around(patience, guard) : glance(guard);
     return outcome.fault == ShmFault::kNone ? pending() : outcome;
   }
-
   for (auto pauses = this->pauses(); pauses.next();) {
-    if (complete()) return compare_calls();
+    if (!complete()) continue;
+    pauses.came();
+    return compare_calls();
   }
   if (!patience.sleep) return pending();
 
+  const auto end = std::min(patience.until, waiting_since_ + patience.timeout);
   for (;;) {
-    if (const auto outcome = look_around(guard, false); outcome.fault != ShmFault::kNone) {
-      return complete() ? compare_calls() : outcome;
-    }
-    const bool slept_on = sleep_a_while();
+    if (const auto outcome = glance(guard); outcome.fault != ShmFault::kNone) return outcome;
+    const bool undisturbed = sleep_until(end);
     if (complete()) return compare_calls();
-    if (!slept_on) continue;
-    // Nothing happened for a while: those who are here may not be in the same call.
-    if (const auto outcome = compare_calls(); outcome.fault != ShmFault::kNone) return outcome;
-    const auto now = Clock::now();
-    if (now - waiting_since_ >= patience.timeout) {
-      const auto outcome = look_around(guard, true);
-      return complete() ? compare_calls() : outcome;
+    if (!undisturbed) continue;
+    if (const auto outcome = look_around(patience, guard); outcome.fault != ShmFault::kNone) {
+      return outcome;
     }
-    if (now >= patience.until) return pending();
+    if (Clock::now() >= patience.until) return pending();
   }
 }
 
 // True when nobody woke us.
-bool ShmSegment::sleep_a_while() noexcept {
+bool ShmSegment::sleep_until(Clock::time_point end) noexcept {
   header_->sleepers.fetch_add(1, std::memory_order_seq_cst);
   const auto epoch = header_->epoch.load(std::memory_order_seq_cst);
   bool nobody = false;
   if (static_cast<std::int32_t>(epoch - static_cast<std::uint32_t>(step_)) < 0 && !closed()) {
-    nobody = futex(header_->epoch, FUTEX_WAIT, epoch, &kSlice) < 0 && errno == ETIMEDOUT;
+    nobody = sleep_while(header_->epoch, epoch, end);
   }
   header_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
   return nobody;
 }
 
-ShmOutcome ShmSegment::look_around(const CallGuard* guard, bool time_is_up) {
-  if (closed()) return {ShmFault::kClosed, rank_};
-  if (const auto outcome = told(); outcome.fault != ShmFault::kNone) return outcome;
-  if (guard != nullptr && guard->failed()) return {ShmFault::kVerdict, -1};
-  for (int rank = 0; rank < size_; ++rank) {
+// What can be seen at no cost.
+ShmOutcome ShmSegment::glance(const CallGuard* guard) {
+  ShmOutcome outcome = told();
+  if (closed()) outcome = {ShmFault::kClosed, rank_};
+  if (outcome.fault == ShmFault::kNone && guard != nullptr && guard->failed()) {
+    outcome = {ShmFault::kVerdict, -1};
+  }
+  for (int rank = 0; rank < size_ && outcome.fault == ShmFault::kNone; ++rank) {
+    if (header_->lines[rank].left.load() != 0 && behind(rank)) {
+      outcome = tell({ShmFault::kLeft, rank});
+    }
+  }
+  // All may have arrived before that happened.
+  return complete() ? compare_calls() : outcome;
+}
+
+// When nothing has happened for a while.
+ShmOutcome ShmSegment::look_around(const ShmPatience& patience, const CallGuard* guard) {
+  if (const auto outcome = glance(guard); outcome.fault != ShmFault::kNone) return outcome;
+  // Those who are here may not be in the same call.
+  if (const auto outcome = compare_calls(); outcome.fault != ShmFault::kNone) return outcome;
+  int missing = -1;
+  for (int rank = size_ - 1; rank >= 0; --rank) {
     if (!behind(rank)) continue;
+    missing = rank;
     const auto state = state_of(rank);
-    // It may have arrived and left between the two looks.
+    // It may have arrived and ended between the two looks.
     if (state != ShmFault::kNone && behind(rank)) return tell({state, rank});
   }
-  if (!time_is_up) return {};
-  for (int rank = 0; rank < size_; ++rank) {
-    if (behind(rank)) return tell({ShmFault::kLate, rank});
+  if (missing >= 0 && Clock::now() - waiting_since_ >= patience.timeout) {
+    return tell({ShmFault::kLate, missing});
   }
   return {};
 }
@@ -448,11 +482,11 @@ void ShmSegment::ring_bell(int rank) noexcept {
 
 std::uint32_t ShmSegment::bell() const noexcept { return header_->lines[rank_].bell.load(); }
 
-void ShmSegment::await_bell(std::uint32_t seen) noexcept {
+void ShmSegment::await_bell(std::uint32_t seen, Clock::time_point end) noexcept {
   auto& line = header_->lines[rank_];
   line.listeners.fetch_add(1, std::memory_order_seq_cst);
   if (line.bell.load(std::memory_order_seq_cst) == seen && !closed()) {
-    futex(line.bell, FUTEX_WAIT, seen, &kSlice);
+    static_cast<void>(sleep_while(line.bell, seen, end));
   }
   line.listeners.fetch_sub(1, std::memory_order_seq_cst);
 }

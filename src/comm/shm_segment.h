@@ -71,25 +71,31 @@ struct ShmPatience {
 
 /// How a rank that waits passes the time before it sleeps: it keeps its core, then lets others run.
 ///
-/// The latter is fast when those who run are the other ranks. When they are busy with something
-/// else they keep the core for milliseconds, so one who finds that out sleeps instead for a while.
+/// Both are fast only when the others are the ones that run. A rank that shares its core with the
+/// one it waits for keeps it in vain, and whoever is busy with something else does not give it back
+/// for milliseconds. So what did not help is left out for a while.
 class ShmPauses {
  public:
   using Clock = ShmPatience::Clock;
 
-  /// What all waits of a process have learned.
-  using NoYieldBefore = std::atomic<Clock::rep>;
+  /// What the waits of a process have learned.
+  struct Habits {
+    std::atomic<Clock::rep> no_yield_before{0};
+    std::atomic<unsigned> vain_spins{0};
+  };
 
-  ShmPauses(std::chrono::microseconds spin, int yields, NoYieldBefore& no_yield_before) noexcept;
+  ShmPauses(std::chrono::microseconds spin, int yields, Habits& habits) noexcept;
   /// False when it is time to sleep.
   [[nodiscard]] bool next() noexcept;
+  /// What was waited for has come.
+  void came() noexcept;
 
  private:
   Clock::time_point spin_until_;
   int spins_ = 0;
   int yields_;
   bool spinning_;
-  NoYieldBefore* no_yield_before_;
+  Habits* habits_;
 };
 
 /// The slots of the step that a rank fills or has just completed.
@@ -146,6 +152,7 @@ class ShmSegment {
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t slot_bytes() const noexcept;
   [[nodiscard]] std::int64_t direct_bytes() const noexcept;
 
   // --- steps: by one thread at a time
@@ -171,15 +178,15 @@ class ShmSegment {
   /// Tells a rank to look at its rings.
   void ring_bell(int rank) noexcept;
   [[nodiscard]] std::uint32_t bell() const noexcept;
-  /// Sleeps until the bell of this rank is no longer at `seen`, at most 100 ms.
-  void await_bell(std::uint32_t seen) noexcept;
+  /// Sleeps until the bell of this rank is no longer at `seen`, at most 100 ms and until `end`.
+  void await_bell(std::uint32_t seen, ShmPatience::Clock::time_point end) noexcept;
   /// Whether the rank has left or died; `kNone` when it is well.
   [[nodiscard]] ShmFault state_of(int rank) const noexcept;
   /// Tells all ranks of a fault, so that whoever waits stops. Returns what they are told: the first
   /// fault that somebody found.
   ShmOutcome tell(ShmOutcome outcome) noexcept;
   [[nodiscard]] ShmOutcome told() const noexcept;
-  [[nodiscard]] ShmPauses pauses() const noexcept { return {spin_, yields_, no_yield_before_}; }
+  [[nodiscard]] ShmPauses pauses() const noexcept { return {spin_, yields_, habits_}; }
 
   // --- the end
 
@@ -205,8 +212,9 @@ class ShmSegment {
   [[nodiscard]] bool behind(int rank) const noexcept;
   [[nodiscard]] ShmOutcome compare_calls();
   [[nodiscard]] ShmOutcome wait_for_all(const ShmPatience& patience, const CallGuard* guard);
-  [[nodiscard]] ShmOutcome look_around(const CallGuard* guard, bool time_is_up);
-  [[nodiscard]] bool sleep_a_while() noexcept;
+  [[nodiscard]] ShmOutcome glance(const CallGuard* guard);
+  [[nodiscard]] ShmOutcome look_around(const ShmPatience& patience, const CallGuard* guard);
+  [[nodiscard]] bool sleep_until(ShmPatience::Clock::time_point end) noexcept;
 
   int rank_;
   int size_;
@@ -220,7 +228,7 @@ class ShmSegment {
   ShmPatience::Clock::time_point waiting_since_{};
   std::chrono::microseconds spin_{0};
   int yields_ = 0;
-  mutable ShmPauses::NoYieldBefore no_yield_before_{0};
+  mutable ShmPauses::Habits habits_;
   std::vector<int> watched_;  // a pidfd per rank; -1 for ourselves and where there is none
   std::atomic<bool> closed_{false};
 };

@@ -207,6 +207,7 @@ class Watch::Loop {
     }
     for (const auto& note : notes) {
       link_->send(to_line(note));
+      if (note.kind == Kind::kTransport) transport_broken_ = true;
       const bool ends = note.kind == Kind::kLeft || note.kind == Kind::kThrew;
       if (!ends || !hub_) continue;
       // Rank 0 is the hub: it hears itself first, then tells the others.
@@ -259,13 +260,25 @@ class Watch::Loop {
       return decide({0, str("rank 0 has ended", after(*hub_left_), ", and rank ", options_.rank,
                             " waits in ", call->text)});
     }
-    if (link_->closed()) return decide({0, str("rank 0 died", where_hub_is())});
+    if (link_->closed()) {
+      if (hub_is_missed(now)) decide({0, str("rank 0 died", where_hub_is())});
+      return;
+    }
     const auto silence = now - link_->last_heard();
     if (silence <= options_.times.silence) return;
     const auto state = hub_is_here_ ? str(" (the process is ", process_state(hub_pid_), ")") : "";
     decide({0, str("rank 0 has given no sign of life for ",
                    std::chrono::duration_cast<std::chrono::seconds>(silence).count(), " s", state,
                    where_hub_is())});
+  }
+
+  /// Somebody waits here in a collective that rank 0 had not completed when it died.
+  [[nodiscard]] bool hub_is_missed(Clock::time_point now) const {
+    if (transport_broken_) return true;
+    const auto call = log_.waiting(now - options_.stall);
+    if (!call || !hub_page_) return call.has_value();
+    const auto last = read_page(*hub_page_);
+    return (last.complete ? last.sequence + 1 : last.sequence) <= call->sequence;
   }
 
   static std::string after(const ToldCall& call) {
@@ -332,6 +345,7 @@ class Watch::Loop {
   std::optional<ToldCall> hub_left_;
 
   std::uint64_t told_ = 0;
+  bool transport_broken_ = false;
   bool hub_left_said_ = false;
   std::optional<Clock::time_point> stop_by_;
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <csignal>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "accelerate/errors.h"
@@ -64,17 +65,14 @@ std::vector<DeviceBackend> parse_backend(const std::string& text) {
   return result;
 }
 
-c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
-                                               const c10::intrusive_ptr<c10d::Store>& store,
-                                               const GroupOptions& options) {
-  const auto own = c10::make_intrusive<c10d::PrefixStore>(name, store);
-  if (name == "gloo") return make_gloo(own, options);
+c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,
+                                            const GroupOptions& options) {
   AcceleratorBackend* accelerator = accelerator_backend();
   if (accelerator == nullptr) {
     throw UnsupportedError(str("backend nccl needs a GPU, and none can be used here: ",
                                why_no_accelerator(), ". Use gloo, or run where a GPU is."));
   }
-  return accelerator->make_nccl(own, options);
+  return accelerator->make_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl", store), options);
 }
 
 // Runs a collective of c10d; what goes wrong in it becomes a `CommError` with the caller's place.
@@ -148,15 +146,25 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options) {
   survive_broken_pipes();
   c10::intrusive_ptr<c10d::ProcessGroup> group = c10::make_intrusive<Group>(store, options);
-  std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
-  const auto wanted = parse_backend(options.backend);
-  for (const auto& [device, name] : wanted) {
-    auto& backend = made[name];
-    if (!backend) backend = make_backend(name, store, options);
-    const auto type = name == "gloo" ? BackendType::GLOO : BackendType::NCCL;
-    group->setBackend(device, type, backend);
+  std::optional<HostBackends> host;
+  std::optional<BackendType> first;
+  for (const auto& [device, name] : parse_backend(options.backend)) {
+    auto type = BackendType::NCCL;
+    if (name == "nccl") {
+      group->setBackend(device, type, make_nccl(store, options));
+    } else {
+      if (!host) {
+        host = make_host_backends(c10::make_intrusive<c10d::PrefixStore>("gloo", store), options);
+      }
+      // c10d has one backend per type. What serves the CPU goes by the name of Gloo, whose
+      // place it takes.
+      const bool shared = host->cpu != nullptr;
+      type = shared && device != c10::kCPU ? BackendType::CUSTOM : BackendType::GLOO;
+      group->setBackend(device, type, shared && device == c10::kCPU ? host->cpu : host->gloo);
+    }
+    if (!first) first = type;
   }
-  group->setDefaultBackend(wanted.front().name == "gloo" ? BackendType::GLOO : BackendType::NCCL);
+  group->setDefaultBackend(*first);
   group->setGroupName("accelerate_world");
   return group;
 }

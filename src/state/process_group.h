@@ -83,9 +83,16 @@ void barrier(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device de
                                           std::chrono::milliseconds timeout,
                                           std::source_location where);
 
-/// Collective. Gloo with a guard; in comm/guarded_gloo.cpp, the one file that sees Gloo's headers.
-[[nodiscard]] c10::intrusive_ptr<c10d::Backend> make_gloo(
-    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options);
+/// The backends for the host's memory. Both are guarded: a rank that strays is named.
+struct HostBackends {
+  /// Shared memory, where all ranks of the group are on one host and it can be had; else null.
+  c10::intrusive_ptr<c10d::Backend> cpu;
+  c10::intrusive_ptr<c10d::Backend> gloo;
+};
+
+/// Collective. In comm/host_backends.cpp: the collectives are that area's.
+[[nodiscard]] HostBackends make_host_backends(const c10::intrusive_ptr<c10d::Store>& store,
+                                              const GroupOptions& options);
 
 /// A TCP store on a port that the system chose, for programs that pass the address on by other
 /// means (MPI). `port` 0 on the serving side; returns the store and the port it serves.

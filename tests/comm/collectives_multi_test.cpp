@@ -567,16 +567,9 @@ TEST(Collectives, MoveIValuesOfTorchScript) {
 
 /// Ranks 1 and 2 as a group of their own; null on rank 0.
 c10::intrusive_ptr<c10d::ProcessGroup> last_two(PartialState& state) {
-  const auto all = state.process_group()->getBackend(c10::kCPU);
-  auto store = c10::make_intrusive<c10d::PrefixStore>("last two", state.store());
-  const auto backend = all->split(store, {1, 2}, all->getBackendOptions());
-  if (!backend) return {};
-  auto group =
-      c10::make_intrusive<c10d::ProcessGroup>(store, backend->getRank(), backend->getSize());
-  group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, backend);
-  group->setDefaultBackend(c10d::ProcessGroup::GLOO);
-  group->setGroupName("last two");
-  return group;
+  if (state.process_index() == 0) return {};
+  return state.process_group()->splitGroup({1, 2}, std::nullopt, std::nullopt, std::nullopt,
+                                           std::nullopt);
 }
 
 void use_sub_group(PartialState& state) {

@@ -26,15 +26,24 @@ constexpr int kRanksDisagree = 70;
 // As in a program whose main catches nothing; the harness would.
 void uncaught(const std::function<void()>& f) noexcept { f(); }
 
-std::vector<RankOutcome> programs(int size, const std::function<void(PartialState&)>& main) {
-  return run_processes(size, {.timeout = 30s},
-                       [=](PartialState& state) { uncaught([&] { main(state); }); });
+struct Setting {
+  int ranks;
+  const char* backend;
+};
+
+std::vector<RankOutcome> programs(const Setting& setting,
+                                  const std::function<void(PartialState&)>& main) {
+  return run_processes(
+      setting.ranks,
+      {.timeout = 30s, .environment = {{"ACCELERATE_HOST_BACKEND", setting.backend}}},
+      [=](PartialState& state) { uncaught([&] { main(state); }); });
 }
 
 // All ranks do two rounds; in the second one rank `bad` does something else.
-std::vector<RankOutcome> ranks(int size, const std::function<void(PartialState&)>& good,
+std::vector<RankOutcome> ranks(const Setting& setting,
+                               const std::function<void(PartialState&)>& good,
                                const std::function<void(PartialState&)>& bad, int which = 1) {
-  return programs(size, [=](PartialState& state) {
+  return programs(setting, [=](PartialState& state) {
     (void)gather(torch::ones({4}));
     state.wait_for_everyone();
     if (state.process_index() == which) {
@@ -59,7 +68,7 @@ void expect_all_say(const std::vector<RankOutcome>& outcomes, const std::string&
 
 void gather_four(PartialState&) { (void)gather(torch::ones({4})); }
 
-class Faults : public testing::TestWithParam<int> {};
+class Faults : public testing::TestWithParam<Setting> {};
 
 TEST_P(Faults, AnotherShapeIsNamed) {
   const auto outcomes = programs(GetParam(), [](PartialState& state) {
@@ -69,8 +78,9 @@ TEST_P(Faults, AnotherShapeIsNamed) {
   });
   expect_all_say(outcomes, "gather float32[2,3] at faults_multi_test.cpp:");
   expect_all_say(outcomes, "gather float32[3,2] at faults_multi_test.cpp:");
-  expect_all_say(outcomes, GetParam() == 2 ? "the ranks are in different collectives"
-                                           : "rank 1 is in another collective than the others");
+  expect_all_say(outcomes, GetParam().ranks == 2
+                               ? "the ranks are in different collectives"
+                               : "rank 1 is in another collective than the others");
 }
 
 TEST_P(Faults, AnotherDtypeIsNamed) {
@@ -138,22 +148,29 @@ TEST_P(Faults, AKilledRankZeroIsNamedToo) {
   expect_all_say(outcomes, "rank 0 died after barrier at faults_multi_test.cpp:", 3, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(OnGloo, Faults, testing::Values(2, 4),
-                         [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
+INSTANTIATE_TEST_SUITE_P(Backends, Faults,
+                         testing::Values(Setting{2, "gloo"}, Setting{4, "gloo"}, Setting{2, "shm"},
+                                         Setting{4, "shm"}),
+                         [](const auto& info) {
+                           return std::string(info.param.backend) +
+                                  std::to_string(info.param.ranks);
+                         });
 
-TEST(Faults, AStoppedRankIsNamedAfterTenSeconds) {
-  const auto outcomes = programs(3, [](PartialState& state) {
-    const auto pids = all_gather_object(static_cast<std::int64_t>(::getpid()));
-    if (state.process_index() == 1) ::kill(::getpid(), SIGSTOP);
-    try {
-      (void)gather(torch::ones({4}));
-    } catch (const CommError&) {
-      if (state.process_index() == 0) ::kill(static_cast<pid_t>(pids[1]), SIGKILL);
-      throw;
-    }
-  });
-  expect_all_say(outcomes, "no sign of life", 15, 1);
-  expect_all_say(outcomes, "(the process is stopped)", 15, 1);
+TEST(StoppedRank, IsNamedAfterTenSecondsOnEitherBackend) {
+  for (const char* backend : {"gloo", "shm"}) {
+    const auto outcomes = programs({3, backend}, [](PartialState& state) {
+      const auto pids = all_gather_object(static_cast<std::int64_t>(::getpid()));
+      if (state.process_index() == 1) ::kill(::getpid(), SIGSTOP);
+      try {
+        (void)gather(torch::ones({4}));
+      } catch (const CommError&) {
+        if (state.process_index() == 0) ::kill(static_cast<pid_t>(pids[1]), SIGKILL);
+        throw;
+      }
+    });
+    expect_all_say(outcomes, "no sign of life", 15, 1);
+    expect_all_say(outcomes, "(the process is stopped)", 15, 1);
+  }
 }
 
 TEST(Guard, CanBeCaughtAndTheProcessEnds) {

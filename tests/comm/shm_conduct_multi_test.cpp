@@ -3,8 +3,10 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <random>
 #include <set>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -247,6 +249,81 @@ TEST(ShmMessages, ThatDoNotFitSayWhatCameAndLeaveTheNextOneWhole) {
   });
 }
 
+TEST(ShmWork, OfAllKindsAndSizesMayBeMixed) {
+  on_processes(4, [](ShmRank& self) {
+    auto options = small_chunks();
+    options.inline_bytes = 4096;
+    const auto backend = self.backend("mixed", options);
+    std::mt19937 same(7);                       // draws the same on all ranks
+    std::mt19937 own(self.rank);                // and another on each
+    std::vector<std::function<void()>> checks;  // each waits for its work
+    for (int i = 0; i < 400; ++i) {
+      const auto count = static_cast<std::int64_t>(same() % 3000);
+      const int root = static_cast<int>(same() % 4);
+      const auto mine = torch::full({count}, self.rank + i);
+      if (own() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 3000));
+      switch (same() % 4) {
+        case 0: {
+          Tensors tensors{mine};
+          c10d::AllreduceOptions how;
+          how.asyncOp = own() % 2 == 0;  // need not be the same on all ranks
+          const auto work = backend->allreduce(tensors, how);
+          checks.emplace_back([=] {
+            work->wait();
+            EXPECT_TRUE(torch::equal(mine, torch::full({count}, 6 + 4 * i))) << i;
+          });
+          break;
+        }
+        case 1: {
+          Tensors tensors{mine};
+          c10d::BroadcastOptions how;
+          how.rootRank = root;
+          const auto work = backend->broadcast(tensors, how);
+          checks.emplace_back([=] {
+            work->wait();
+            EXPECT_TRUE(torch::equal(mine, torch::full({count}, root + i))) << i;
+          });
+          break;
+        }
+        case 2: {
+          auto in = mine;
+          auto out = torch::zeros({4 * count}, torch::kLong);
+          const auto work = backend->_allgather_base(out, in, {});
+          checks.emplace_back([=] {
+            work->wait();
+            const auto ranks = torch::arange(4).repeat_interleave(count);
+            EXPECT_TRUE(torch::equal(out, ranks + i)) << i;
+          });
+          break;
+        }
+        default: {
+          const int tag = static_cast<int>(same() % 3);
+          Tensors out{mine};
+          Tensors in{torch::zeros({count}, torch::kLong)};
+          const int previous = (self.rank + 3) % 4;
+          const auto arrives = backend->recv(in, previous, tag);
+          const auto leaves = backend->send(out, (self.rank + 1) % 4, tag);
+          checks.emplace_back([=] {
+            arrives->wait();
+            leaves->wait();
+            EXPECT_TRUE(torch::equal(in[0], torch::full({count}, previous + i))) << i;
+          });
+        }
+      }
+      // Some are left to the end.
+      if (own() % 3 == 0) {
+        std::swap(checks[own() % checks.size()], checks.back());
+        checks.back()();
+        checks.pop_back();
+      }
+    }
+    std::shuffle(checks.begin(), checks.end(), own);
+    for (const auto& check : checks) check();
+    backend->barrier({})->wait();
+    EXPECT_EQ(self.guard->entered, self.guard->left);
+  });
+}
+
 TEST(ShmFailures, AKilledRankIsNamedWithinASecond) {
   const auto outcomes = run_processes(3, {}, [](ShmRank& self) {
     const auto backend = self.backend();
@@ -384,12 +461,13 @@ TEST(ShmGroups, LeaveNothingBehind) {
       const auto one = self.backend(detail::str("one", i));
       const auto two = self.backend(detail::str("two", i));
       Tensors tensors{torch::ones({100'000})};
+      Tensors message{torch::ones({100'000})};
       const auto work = two->allreduce(tensors, {});
       one->barrier({})->wait();
       if (self.rank == 0) {
-        one->send(tensors, 1, 0)->wait();
+        one->send(message, 1, 0)->wait();
       } else {
-        one->recv(tensors, 0, 0)->wait();
+        one->recv(message, 0, 0)->wait();
       }
       work->wait();
       EXPECT_EQ(shm_files(), files);

@@ -375,5 +375,28 @@ TEST(ShmAllGather, TakesManyTensorsAtOnceAndResultsThatAreNotContiguous) {
   });
 }
 
+// For `make test LABELS=slow`.
+TEST(ShmLarge, MovesAndReduces100MegabytesAtOnce) {
+  on_processes(2, [](ShmRank& self) {
+    const auto backend = self.backend("large", {});
+    const std::int64_t count = 25 << 20;
+    Tensors tensors{torch::arange(count, torch::kFloat).remainder_(1000).add_(self.rank)};
+    const auto expected = torch::arange(count, torch::kFloat).remainder_(1000).mul_(2).add_(1);
+    backend->allreduce(tensors, {})->wait();
+    EXPECT_TRUE(torch::equal(tensors[0], expected));
+    auto all = torch::zeros({2 * count});
+    backend->_allgather_base(all, tensors[0], {})->wait();
+    EXPECT_TRUE(torch::equal(all.narrow(0, count, count), expected));
+    Tensors message{self.rank == 0 ? expected : torch::zeros({count})};
+    if (self.rank == 0) {
+      backend->send(message, 1, 0)->wait();
+    } else {
+      backend->recv(message, 0, 0)->wait();
+    }
+    EXPECT_TRUE(torch::equal(message[0], expected));
+    backend->barrier({})->wait();
+  });
+}
+
 }  // namespace
 }  // namespace accelerate

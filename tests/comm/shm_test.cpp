@@ -120,8 +120,8 @@ Made make(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   return made;
 }
 
-TEST(ShmBackend, ServesOneToFiveThreads) {
-  for (int size = 1; size <= 5; ++size) {
+TEST(ShmBackend, ServesOneTo64Threads) {
+  for (const int size : {1, 2, 3, 4, 5, 64}) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     on_threads(size, [&](int rank) {
       const auto made = make(store, rank, size);
