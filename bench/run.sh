@@ -16,7 +16,7 @@ export TMPDIR=$results  # torchrun leaves its folders behind
 if [ "${1:-cpu}" = gpu ]; then
   processes=1 cases="startup" where="1 process, $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)"
 else
-  processes=2 cases="startup collectives" where="2 processes, Gloo on one host"
+  processes=2 cases="startup collectives" where="2 processes on one host"
   export ACCELERATE_USE_CPU=1 CUDA_VISIBLE_DEVICES=
 fi
 launch() {  # result file, then the program
