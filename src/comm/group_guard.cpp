@@ -135,17 +135,16 @@ std::exception_ptr GroupGuard::verdict(const Ticket& ticket) const {
       CommError(str(finding.text, "\n  this is rank ", rank_, ", in ", own.text), finding.rank));
 }
 
-std::exception_ptr GroupGuard::explain(const Ticket& ticket, const std::string& message) {
+std::exception_ptr GroupGuard::explain(const Ticket& ticket, const std::string& message, int rank) {
   watch_->transport_failed(ticket, message);
   if (watch_->finding(kTimeForTheJury)) return verdict(ticket);
   const auto own = watch_->log().tell(ticket.sequence);
   return std::make_exception_ptr(
-      CommError(str(own.text, " failed on rank ", rank_, ": ", message)));
+      CommError(str(own.text, " failed on rank ", rank_, ": ", message), rank));
 }
 
 void GroupGuard::fail(const Ticket& ticket, const std::string& suspicion, int rank) {
-  (void)rank;
-  std::rethrow_exception(explain(ticket, suspicion));
+  std::rethrow_exception(explain(ticket, suspicion, rank));
 }
 
 void GroupGuard::this_process_threw(const std::string& message) noexcept {

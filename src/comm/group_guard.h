@@ -39,7 +39,8 @@ class GroupGuard : public CallGuard {
     watch_->transport_failed(ticket, message);
   }
   /// The same for who has to wait for it: the exception to throw.
-  [[nodiscard]] std::exception_ptr explain(const Ticket& ticket, const std::string& message);
+  [[nodiscard]] std::exception_ptr explain(const Ticket& ticket, const std::string& message,
+                                           int rank = -1);
   /// The exception of a call that is cancelled.
   [[nodiscard]] std::exception_ptr verdict(const Ticket& ticket) const;
 

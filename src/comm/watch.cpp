@@ -137,10 +137,9 @@ class Watch::Loop {
                .rank = options_.rank,
                .pid = ::getpid(),
                .host = host_identity(),
+               .name = this_host_name(),
                .page = page_.path(),
                .text = password};
-    hello.call.sequence = 1;  // carries the name of the host
-    hello.call.text = this_host_name();
     link_->send(to_line(hello));
   }
 

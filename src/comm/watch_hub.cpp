@@ -97,7 +97,7 @@ void WatchHub::welcome(Member& member, const Note& hello, Clock::time_point now)
   member.host = hello.host;
   member.page_path = hello.page;
   if (member.host == host_) member.page = open_page(member.page_path);
-  jury_.call(member.rank, str("rank ", member.rank, " (", hello.call.text, ")"));
+  jury_.call(member.rank, str("rank ", member.rank, " (", hello.name, ")"));
   jury_.heard(member.rank, now);
 }
 

@@ -31,6 +31,7 @@ std::string to_line(const Note& note) {
   if (note.rank >= 0) json["rank"] = note.rank;
   if (note.pid != 0) json["pid"] = note.pid;
   if (!note.host.empty()) json["host"] = note.host;
+  if (!note.name.empty()) json["name"] = note.name;
   if (!note.page.empty()) json["page"] = note.page;
   if (note.call.sequence != 0) json["call"] = call_to_json(note.call);
   if (!note.text.empty()) json["text"] = note.text;
@@ -48,6 +49,7 @@ std::optional<Note> note_from_line(std::string_view line) {
     note.rank = json.value("rank", -1);
     note.pid = json.value("pid", 0);
     note.host = json.value("host", "");
+    note.name = json.value("name", "");
     note.page = json.value("page", "");
     if (json.contains("call")) note.call = call_from_json(json.at("call"));
     note.text = json.value("text", "");

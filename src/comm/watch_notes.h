@@ -14,7 +14,7 @@ namespace accelerate::detail {
 struct Note {
   enum class Kind : std::uint8_t {
     kBeat,       ///< I live; `call` is my latest one
-    kHello,      ///< `rank`, `pid`, `host`, `page`, and `text`, the password of the group
+    kHello,      ///< `rank`, `pid`, `host`, `name`, `page`, and `text`, the password of the group
     kWaits,      ///< I have been waiting in `call`
     kMovesOn,    ///< I wait no more
     kTells,      ///< `call`: what you asked for
@@ -29,7 +29,8 @@ struct Note {
   Kind kind = Kind::kBeat;
   int rank = -1;
   int pid = 0;
-  std::string host = {};
+  std::string host = {};  ///< its identity
+  std::string name = {};  ///< its name for people
   std::string page = {};
   ToldCall call = {};
   std::string text = {};
