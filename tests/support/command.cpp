@@ -100,7 +100,9 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 
 std::string contents_of(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::ostringstream text;
+  text << file.rdbuf();  // a process that ends while it is read leaves what was read until then
+  return std::move(text).str();
 }
 
 bool is_number(const std::string& text) {
@@ -108,15 +110,28 @@ bool is_number(const std::string& text) {
          std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
+// /proc/PID/environ: what the process was started with, "A=1\0B=2\0". It is empty for the moment
+// in which a process changes its program, and such a process must not be missed; a thread of the
+// kernel has none and no program either.
+std::string variables_of(const fs::path& process) {
+  std::string variables = contents_of(process / "environ");
+  std::error_code no_program;
+  for (int i = 0; i < 50 && variables.empty(); ++i) {
+    if (fs::read_symlink(process / "exe", no_program).empty()) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    variables = contents_of(process / "environ");
+  }
+  return variables;
+}
+
 std::vector<pid_t> marked_with(const std::string& mark) {
-  // /proc/PID/environ is what the process was started with: "A=1\0B=2\0".
   const std::string wanted = std::string(kMark) + "=" + mark + '\0';
   std::vector<pid_t> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator("/proc", error)) {
     const std::string name = entry.path().filename().string();
     if (!is_number(name)) continue;
-    if (contents_of(entry.path() / "environ").find(wanted) == std::string::npos) continue;
+    if (variables_of(entry.path()).find(wanted) == std::string::npos) continue;
     const auto pid = static_cast<pid_t>(std::stol(name));
     if (is_alive(pid)) found.push_back(pid);
   }
