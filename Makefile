@@ -38,13 +38,13 @@ interop: build  ## compare with Python Accelerate, live (fetches it: about 5 GB)
 	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) && export ACCELERATE_PYTHON && \
 	  $(call ctest,$(PRESET)) -L '^interop$$' $(if $(AREA),-R '$(AREA)')
 
-bench: setup  ## measure ours and Python Accelerate in one run, as ratios
+bench: setup  ## measure ours, Python Accelerate and raw Gloo in one run (BENCH="collectives ddp": a part)
 	@tools/build.sh release $(call folder,release) accelerate_benches
-	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH=$(call folder,release)/bench bench/run.sh
+	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH_FOLDER=$(call folder,release)/bench bench/run.sh
 
 bench-gpu: setup  ## the same on a GPU
 	@tools/build.sh release $(call folder,release) accelerate_benches
-	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH=$(call folder,release)/bench bench/run.sh gpu
+	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH_FOLDER=$(call folder,release)/bench bench/run.sh gpu
 
 fuzz:  ## run every fuzz target for FUZZ_SECONDS (Clang 16)
 	@tools/setup.sh

@@ -1,19 +1,15 @@
-// Collectives of two processes on one host; collectives.py does the same work with Python
-// Accelerate.
+// Collectives of processes on one host, next to Gloo as it comes with LibTorch; collectives.py does
+// the same work with Python Accelerate.
 //
 //     bench/run.sh starts both under the same launcher and prints the ratios
-#include <accelerate/accelerate.h>
-
-#include <algorithm>
-#include <array>
-#include <chrono>
 #include <fstream>
-#include <iostream>
 #include <map>
-#include <string>
-#include <vector>
+
+#include "support.h"
 
 namespace {
+
+using accelerate::PartialState;
 
 struct Record {
   std::int64_t id = 0;
@@ -40,50 +36,70 @@ double resident_megabytes() {
   return 0;
 }
 
-/// Microseconds per call: the median of five rounds after a warm-up, as collectives.py takes it.
-template <class F>
-double microseconds(const accelerate::PartialState& state, int repeats, F&& f) {
-  using Clock = std::chrono::steady_clock;
-  for (int i = 0; i < 20; ++i) f();
-  state.wait_for_everyone();
-  std::array<double, 5> rounds = {};
-  for (double& round : rounds) {
-    const auto start = Clock::now();
-    for (int i = 0; i < repeats; ++i) f();
-    round = std::chrono::duration<double, std::micro>(Clock::now() - start).count() / repeats;
-  }
-  std::ranges::sort(rounds);
-  return rounds[2];
+/// One of the library's functions.
+void measure(const std::string& name, const std::function<void()>& ours) {
+  bench::report(name, bench::median(bench::in_turns({ours})[0]), "us");
+}
+
+/// A collective of c10d, on our backend and on Gloo.
+void measure(const std::string& name, const std::function<void(const bench::Group&)>& call,
+             const bench::Group& ours, const bench::Group& gloo) {
+  const auto times = bench::in_turns({[&] { call(ours); }, [&] { call(gloo); }});
+  bench::report(name, bench::median(times[0]), "us");
+  bench::report(name + ", raw Gloo", bench::median(times[1]), "us");
+}
+
+// As torch.distributed calls them when nobody asks for asynchronous ones.
+
+void all_reduce(const bench::Group& group, const torch::Tensor& tensor) {
+  c10d::AllreduceOptions options;
+  options.asyncOp = false;
+  std::vector<torch::Tensor> tensors{tensor};
+  group->allreduce(tensors, options)->wait();
+}
+
+void all_gather(const bench::Group& group, torch::Tensor& all, torch::Tensor& own) {
+  c10d::AllgatherOptions options;
+  options.asyncOp = false;
+  group->_allgather_base(all, own, options)->wait();
+}
+
+void barrier(const bench::Group& group) {
+  c10d::BarrierOptions options;
+  options.asyncOp = false;
+  options.device = c10::Device(c10::kCPU);
+  group->barrier(options)->wait();
 }
 
 }  // namespace
 
 int main() {
-  accelerate::PartialState state({.cpu = true});
-  const double resident = resident_megabytes();
+  const PartialState state({.cpu = true});
+  bench::report("resident memory, state up", resident_megabytes(), "MB");
   at::set_num_threads(1);
+  const auto ours = state.process_group();
+  const auto gloo = bench::raw_gloo();
 
-  const auto report = state.on_main_process([](const char* name, double value, const char* unit) {
-    std::cout << name << '\t' << value << '\t' << unit << std::endl;
+  const std::vector<std::pair<std::string, std::int64_t>> sizes = {
+      {"8 B", 8}, {"1 KB", 1 << 10}, {"64 KB", 1 << 16}, {"4 MB", 1 << 22}, {"64 MB", 1 << 26}};
+  for (const auto& [label, bytes] : sizes) {
+    auto own = torch::zeros({bytes / 4});
+    auto all = torch::zeros({state.num_processes() * bytes / 4});
+    measure("reduce " + label, [&] { (void)accelerate::reduce(own); });
+    measure("gather " + label, [&] { (void)accelerate::gather(own); });
+    measure(
+        "all-reduce " + label, [&](const auto& group) { all_reduce(group, own); }, ours, gloo);
+    measure(
+        "all-gather " + label, [&](const auto& group) { all_gather(group, all, own); }, ours, gloo);
+  }
+  measure("barrier", barrier, ours, gloo);
+
+  measure("gather tree of 8 tensors", [&] {
+    std::map<int, torch::Tensor> tree;
+    for (int i = 0; i < 8; ++i) tree[i] = torch::ones({16});
+    (void)accelerate::gather(tree);
   });
-  report("resident memory, state up", resident, "MB");
-
-  const auto small = torch::ones({256});
-  const auto large = torch::ones({1 << 20});
-  report("gather 1 KB", microseconds(state, 300, [&] { return accelerate::gather(small); }), "us");
-  report("gather 4 MB", microseconds(state, 30, [&] { return accelerate::gather(large); }), "us");
-  report("reduce 1 KB", microseconds(state, 300, [&] { return accelerate::reduce(small); }), "us");
-  report("reduce 4 MB", microseconds(state, 30, [&] { return accelerate::reduce(large); }), "us");
-  report("gather tree of 8 tensors",
-         microseconds(state, 100,
-                      [&] {
-                        std::map<int, torch::Tensor> tree;
-                        for (int i = 0; i < 8; ++i) tree[i] = torch::ones({16});
-                        return accelerate::gather(tree);
-                      }),
-         "us");
   const std::vector<Record> records(8, Record{3, "sample", {0.5, 0.25}});
-  report("gather_object of 8 records",
-         microseconds(state, 200, [&] { return accelerate::gather_object(records); }), "us");
-  report("barrier", microseconds(state, 300, [&] { state.wait_for_everyone(); }), "us");
+  measure("gather_object of 8 records", [&] { (void)accelerate::gather_object(records); });
+  measure("wait_for_everyone", [&] { state.wait_for_everyone(); });
 }

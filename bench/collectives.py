@@ -1,45 +1,25 @@
-"""Python Accelerate's side of collectives.cpp: the same work, the same names, two processes under torchrun."""
-import time
-
+"""Python Accelerate's side of collectives.cpp: the same work, the same names, under torchrun."""
 import torch
-from accelerate import Accelerator
+import torch.distributed
 from accelerate.utils import gather, gather_object, reduce
+from support import accelerator, measure, report
 
-accelerator = Accelerator(cpu=True)
+with open("/proc/self/status") as status:
+    resident = next(float(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS:"))
+report("resident memory, state up", resident, "MB")
 torch.set_num_threads(1)
 
+for label, size in (("8 B", 8), ("1 KB", 1 << 10), ("64 KB", 1 << 16), ("4 MB", 1 << 22), ("64 MB", 1 << 26)):
+    own = torch.zeros(size // 4)
+    everything = torch.zeros(accelerator.num_processes * size // 4)
+    measure(f"reduce {label}", lambda: reduce(own))
+    measure(f"gather {label}", lambda: gather(own))
+    measure(f"all-reduce {label}", lambda: torch.distributed.all_reduce(own))
+    measure(f"all-gather {label}", lambda: torch.distributed.all_gather_into_tensor(everything, own))
+measure("barrier", torch.distributed.barrier)
 
-def resident_megabytes():
-    with open("/proc/self/status") as status:
-        return next(float(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS:"))
-
-
-def report(name, value, unit):
-    if accelerator.is_main_process:
-        print(f"{name}\t{value}\t{unit}", flush=True)
-
-
-def microseconds(repeats, f):
-    for _ in range(20):
-        f()
-    accelerator.wait_for_everyone()
-    rounds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(repeats):
-            f()
-        rounds.append((time.perf_counter() - start) / repeats * 1e6)
-    return sorted(rounds)[2]
-
-
-report("resident memory, state up", resident_megabytes(), "MB")
-small, large = torch.ones(256), torch.ones(1 << 20)
-report("gather 1 KB", microseconds(300, lambda: gather(small)), "us")
-report("gather 4 MB", microseconds(30, lambda: gather(large)), "us")
-report("reduce 1 KB", microseconds(300, lambda: reduce(small)), "us")
-report("reduce 4 MB", microseconds(30, lambda: reduce(large)), "us")
-report("gather tree of 8 tensors", microseconds(100, lambda: gather({i: torch.ones(16) for i in range(8)})), "us")
+measure("gather tree of 8 tensors", lambda: gather({i: torch.ones(16) for i in range(8)}))
 records = [{"id": 3, "name": "sample", "score": [0.5, 0.25]}] * 8
-report("gather_object of 8 records", microseconds(200, lambda: gather_object(records)), "us")
-report("barrier", microseconds(300, accelerator.wait_for_everyone), "us")
+measure("gather_object of 8 records", lambda: gather_object(records))
+measure("wait_for_everyone", accelerator.wait_for_everyone)
 accelerator.end_training()

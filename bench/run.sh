@@ -1,42 +1,70 @@
 #!/usr/bin/env bash
 # Runs our benchmarks and Python Accelerate's in turn, in one go, and prints both with their ratio.
 #
-#   bench/run.sh        two processes on the CPU
+#   bench/run.sh        processes on the CPU
 #   bench/run.sh gpu    one process on a GPU
 #
-#   ACCELERATE_PYTHON  python of the comparison      BENCH  folder of our programs
+#   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
+#   BENCH              which of: startup collectives ddp guard launches; by default all
 set -euo pipefail
-: "${ACCELERATE_PYTHON:?}" "${BENCH:?}"
-BENCH=$(cd "$BENCH" && pwd)
+: "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
+folder=$(cd "$BENCH_FOLDER" && pwd)
+wanted=" ${BENCH:-startup collectives ddp guard launches} "
 cd "$(dirname "$0")"
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 export TMPDIR=$results  # torchrun leaves its folders behind
 
-if [ "${1:-cpu}" = gpu ]; then
-  processes=1 cases="startup" where="1 process, $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)"
-else
-  processes=2 cases="startup collectives" where="2 processes on one host"
-  export ACCELERATE_USE_CPU=1 CUDA_VISIBLE_DEVICES=
-fi
-launch() {  # result file, then the program
-  local out=$1
-  shift
-  OMP_NUM_THREADS=1 "$ACCELERATE_PYTHON" -m torch.distributed.run --standalone --nproc_per_node $processes "$@" >>"$out" 2>"$results/log" ||
+launch() {  # processes, result file, then the program
+  local processes=$1 out=$2
+  shift 2
+  OMP_NUM_THREADS=1 "$ACCELERATE_PYTHON" -m torch.distributed.run --standalone --nproc_per_node "$processes" "$@" >>"$out" 2>"$results/log" ||
     { cat "$results/log" >&2; exit 1; }
 }
 
-# In turns, so that a slow minute of the machine hits both.
-for _ in 1 2 3; do
-  for case in $cases; do
-    launch "$results/python" "$case.py"
-    launch "$results/ours" --no-python "$BENCH/bench_$case"
-  done
-done
+title() {
+  printf '\n%s, %s cores, %s: %s, medians of 3 rounds\n' "$(date -u +%F)" "$(nproc)" \
+    "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$1"
+}
 
-if [ $processes -eq 2 ]; then
-  "$ACCELERATE_PYTHON" launches.py "$BENCH" "$results/ours" "$results/python"
+# Program, number of processes: ours and Python's in turns, so that a slow minute of the machine hits both.
+compare() {
+  local case=$1 processes=$2
+  [[ $wanted == *" $case "* ]] || return 0
+  local ours=$results/$case-$processes python=$results/$case-$processes-python
+  for _ in 1 2 3; do
+    launch "$processes" "$python" "$case.py"
+    launch "$processes" "$ours" --no-python "$folder/bench_$case"
+  done
+  title "$case, $processes processes on one host"
+  "$ACCELERATE_PYTHON" compare.py "$ours" "$python"
+}
+
+if [ "${1:-cpu}" = gpu ]; then
+  nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1
+  compare startup 1
+  exit
 fi
 
-echo "$(date -u +%F), $(nproc) cores, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $where, medians of 3 rounds"
-"$ACCELERATE_PYTHON" compare.py "$results/ours" "$results/python"
+export ACCELERATE_USE_CPU=1 CUDA_VISIBLE_DEVICES=
+compare startup 2
+for processes in 2 4; do
+  compare collectives $processes
+  compare ddp $processes
+done
+
+if [[ $wanted == *" guard "* ]]; then
+  for _ in 1 2 3; do
+    for backend in shm gloo; do
+      ACCELERATE_HOST_BACKEND=$backend launch 2 "$results/guard" --no-python "$folder/bench_guard"
+    done
+  done
+  title "guard, 2 processes on one host"
+  "$ACCELERATE_PYTHON" compare.py "$results/guard"
+fi
+
+if [[ $wanted == *" launches "* ]]; then
+  "$ACCELERATE_PYTHON" launches.py "$folder" "$results/launches" "$results/launches-python"
+  title "launches, 2 processes on one host"
+  "$ACCELERATE_PYTHON" compare.py "$results/launches" "$results/launches-python"
+fi

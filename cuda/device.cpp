@@ -6,7 +6,9 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "accelerate/api.h"
 #include "accelerate/errors.h"
@@ -60,8 +62,9 @@ class CudaBackend final : public AcceleratorBackend {
   }
 
   c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,
-                                              const GroupOptions& options) override {
-    return make_nccl_group(store, options);
+                                              const GroupOptions& options,
+                                              std::shared_ptr<DeviceCallGuard> guard) override {
+    return make_nccl_group(store, options, std::move(guard));
   }
 
  private:

@@ -1,18 +1,97 @@
 #include "nccl_group.h"
 
+#include <ATen/cuda/CUDAGraphsUtils.cuh>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <mutex>
+#include <utility>
+
+#include "comm/announced.h"
+
 namespace accelerate::detail {
+namespace {
+
+using Nccl = c10d::ProcessGroupNCCL;
+
+/// NCCL with a guard. A collective runs on the device, so nothing fails here: c10d's own watchdog
+/// says when one is complete, and when one never can be, the guard ends the process.
+class GuardedNccl : public Announced<Nccl> {
+ public:
+  GuardedNccl(const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
+              const c10::intrusive_ptr<Options>& nccl, std::shared_ptr<DeviceCallGuard> guard)
+      : Announced(store, options.rank, options.world_size, nccl), guard_(std::move(guard)) {}
+
+  void startCoalescing() override {
+    {
+      const std::scoped_lock lock(mutex_);
+      several_ = true;
+    }
+    Announced::startCoalescing();
+  }
+  WorkPtr endCoalescing() override {
+    {
+      const std::scoped_lock lock(mutex_);
+      several_ = false;
+    }
+    return announced({.kind = "several at once"}, [&] { return Announced::endCoalescing(); });
+  }
+
+ private:
+  WorkPtr announced(const CallFacts& call, c10::function_ref<WorkPtr()> start) override {
+    // Some collectives are carried out by others, which are the same call.
+    if (inside_ == this) return start();
+    const std::scoped_lock lock(mutex_);
+    if (several_) return start();  // one call, announced at its end
+    const auto ticket = guard_->enter(call);
+    // The first call connects the ranks, and waits for them here.
+    guard_->end_with(ticket);
+    WorkPtr work;
+    inside_ = this;
+    try {
+      work = start();
+      inside_ = nullptr;
+    } catch (...) {
+      inside_ = nullptr;
+      guard_->leave(ticket);
+      throw;
+    }
+    // What a graph records is not under way, and the watchdog never hears of it. Of a call that the
+    // program wants on its own stream (asyncOp off) nothing is given back.
+    const bool recorded =
+        at::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+    if (!work || recorded) {
+      guard_->leave(ticket);
+      return work;
+    }
+    work->getFutureResult()->addCallback(
+        [guard = guard_, ticket](c10::ivalue::Future& /*result*/) { guard->leave(ticket); },
+        /*uses_future=*/false);
+    return work;
+  }
+
+  static thread_local const GuardedNccl* inside_;
+
+  std::shared_ptr<DeviceCallGuard> guard_;
+  std::mutex mutex_;
+  bool several_ = false;
+};
+
+thread_local const GuardedNccl* GuardedNccl::inside_ = nullptr;
+
+}  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_group(const c10::intrusive_ptr<c10d::Store>& store,
-                                                  const GroupOptions& options) {
-  auto nccl = c10d::ProcessGroupNCCL::Options::create();
+                                                  const GroupOptions& options,
+                                                  std::shared_ptr<DeviceCallGuard> guard) {
+  auto nccl = Nccl::Options::create();
   nccl->timeout = options.timeout;
-  auto backend =
-      c10::make_intrusive<c10d::ProcessGroupNCCL>(store, options.rank, options.world_size, nccl);
+  auto group = c10::make_intrusive<GuardedNccl>(store, options, nccl, guard);
   // Bound to its device, so that barriers need not guess which GPU is meant.
-  backend->setBoundDeviceId(options.device);
-  return backend;
+  group->setBoundDeviceId(options.device);
+  // After a failure NCCL waits in its destructor for work that never completes. So it gets none.
+  guard->when_failed(
+      [weak = c10::weak_intrusive_ptr<GuardedNccl>(group)] { (void)weak.lock().release(); });
+  return group;
 }
 
 }  // namespace accelerate::detail

@@ -2,11 +2,15 @@
 // nccl_group.cpp.
 #pragma once
 
+#include <memory>
+
+#include "comm/guard.h"
 #include "state/process_group.h"
 
 namespace accelerate::detail {
 
 [[nodiscard]] c10::intrusive_ptr<c10d::Backend> make_nccl_group(
-    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options);
+    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
+    std::shared_ptr<DeviceCallGuard> guard);
 
 }  // namespace accelerate::detail

@@ -84,7 +84,8 @@ ToldCall read_page(const CallPage& page) {
   return {.sequence = copy.sequence,
           .signature = copy.signature,
           .text = copy.text(),
-          .complete = copy.complete != 0};
+          .complete = copy.complete != 0,
+          .open = copy.open};
 }
 
 Ticket CallLog::enter(const CallFacts& facts, const CallSite& site) {
@@ -123,8 +124,10 @@ void CallLog::leave(const Ticket& ticket) noexcept {
   Entry& done = entry(ticket.sequence);
   if (done.sequence != ticket.sequence) return;
   done.complete = true;
-  if (page_ != nullptr && page_->sequence == ticket.sequence) page_->complete = 1;
   while (oldest_open_ <= last_ && entry(oldest_open_).complete) ++oldest_open_;
+  if (page_ == nullptr) return;
+  if (page_->sequence == ticket.sequence) page_->complete = 1;
+  page_->open = oldest_open_;
 }
 
 void CallLog::publish(const Entry& entry) noexcept {
@@ -133,6 +136,7 @@ void CallLog::publish(const Entry& entry) noexcept {
   page.version.fetch_add(1, std::memory_order_acq_rel);
   page.line = entry.site.line;
   page.sequence = entry.sequence;
+  page.open = oldest_open_;
   page.signature = entry.signature;
   std::copy(entry.sizes.begin(), entry.sizes.end(), page.sizes);
   page.dimensions = entry.dimensions;
@@ -147,7 +151,7 @@ void CallLog::publish(const Entry& entry) noexcept {
   page.version.fetch_add(1, std::memory_order_release);
 }
 
-ToldCall CallLog::told(const Entry& entry) {
+ToldCall CallLog::told(const Entry& entry) const {
   CallPage page;
   page.line = entry.site.line;
   std::copy(entry.sizes.begin(), entry.sizes.end(), page.sizes);
@@ -162,7 +166,8 @@ ToldCall CallLog::told(const Entry& entry) {
   return {.sequence = entry.sequence,
           .signature = entry.signature,
           .text = page.text(),
-          .complete = entry.complete};
+          .complete = entry.complete,
+          .open = oldest_open_};
 }
 
 std::optional<ToldCall> CallLog::waiting(Clock::time_point since) const {

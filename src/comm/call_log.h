@@ -24,6 +24,7 @@ struct CallPage {
   std::atomic<std::uint32_t> version{0};  ///< odd while it is being written
   std::uint32_t line = 0;
   std::uint64_t sequence = 0;
+  std::uint64_t open = 0;  ///< as in ToldCall
   std::uint64_t signature = 0;
   std::int64_t sizes[6] = {};
   std::int32_t dimensions = -1;  ///< -1: no tensor
@@ -82,7 +83,7 @@ class CallLog {
     return entries_[sequence % kSize];
   }
   void publish(const Entry& entry) noexcept;
-  [[nodiscard]] static ToldCall told(const Entry& entry);
+  [[nodiscard]] ToldCall told(const Entry& entry) const;
 
   CallPage* page_;
   mutable std::mutex mutex_;

@@ -1,20 +1,20 @@
 #include "comm/group_guard.h"
 
-#include <unistd.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "accelerate/errors.h"
 #include "core/call_site.h"
-#include "core/exception_text.h"
 #include "core/failure_hook.h"
 #include "core/log.h"
-#include "core/subprocess.h"
 #include "core/text.h"
+#include "core/uncaught.h"
 
 namespace accelerate::detail {
 namespace {
@@ -22,7 +22,8 @@ namespace {
 // The jury waits two seconds for the cause of a failed connection; then it names the connection.
 constexpr auto kTimeForTheJury = std::chrono::milliseconds(3000);
 
-constexpr int kRanksDisagree = 70;
+// How long a program with a call on a device may take to reach its next call, which throws.
+constexpr auto kTimeToBeTold = std::chrono::milliseconds(500);
 
 /// The guards of this process. Never destroyed: processes end in any order of things.
 struct AllGuards {
@@ -43,33 +44,19 @@ struct AllGuards {
   }
 };
 
+/// Gradients are reduced as they become ready, on whichever thread of autograd comes to them: the
+/// line that this thread was called from may differ between ranks.
+CallSite place_of_call() {
+  if (!torch::autograd::get_current_node()) return current_call_site();
+  return {.name = "backward"};
+}
+
 // When this process ends, the others learn how: a rank that waits for us must not wait in vain.
-
-std::terminate_handler& handler_before() {
-  static std::terminate_handler handler = nullptr;
-  return handler;
-}
-
-[[noreturn]] void end_by_exception() {
-  if (std::current_exception()) {
-    try {
-      throw;
-    } catch (const CommError& error) {
-      // The others know it already. This exit code says that the ranks disagree, or one is gone.
-      write_fully(STDERR_FILENO, str("accelerate: ", error.what(), "\n"));
-      ::_exit(kRanksDisagree);
-    } catch (...) {
-      GroupGuard::this_process_threw(current_exception_text().text());
-    }
-  }
-  if (handler_before() != nullptr) handler_before()();
-  std::abort();
-}
 
 void install_end_handlers() {
   static std::once_flag once;
   std::call_once(once, [] {
-    handler_before() = std::set_terminate(end_by_exception);
+    handle_uncaught_exceptions();
     failure_hook = &GroupGuard::this_process_threw;
     std::atexit([] { GroupGuard::this_process_ends(); });
   });
@@ -91,8 +78,11 @@ GroupGuard::GroupGuard(const WatchOptions& options, const Blackboard& blackboard
 GroupGuard::~GroupGuard() = default;
 
 Ticket GroupGuard::enter(const CallFacts& facts) {
-  const auto ticket = watch_->log().enter(facts, current_call_site());
-  if (watch_->failed()) std::rethrow_exception(verdict(ticket));
+  const auto ticket = watch_->log().enter(facts, place_of_call());
+  if (watch_->failed()) {
+    *told_ = true;
+    std::rethrow_exception(verdict(ticket));
+  }
   return ticket;
 }
 
@@ -113,26 +103,40 @@ void GroupGuard::on_failure(const Ticket& ticket, std::function<void()> cancel) 
 
 void GroupGuard::cancel_all() {
   std::map<std::uint64_t, std::function<void()>> calls;
-  std::function<void()> when_failed;
+  std::vector<std::function<void()>> when_failed;
   {
     const std::scoped_lock lock(mutex_);
     calls.swap(under_way_);
     when_failed.swap(when_failed_);
   }
-  if (when_failed) when_failed();
+  for (const auto& f : when_failed) f();
   for (const auto& [sequence, cancel] : calls) cancel();
 }
 
 void GroupGuard::when_failed(std::function<void()> f) {
   const std::scoped_lock lock(mutex_);
-  when_failed_ = std::move(f);
+  when_failed_.push_back(std::move(f));
+}
+
+void GroupGuard::end_with(const Ticket& ticket) {
+  on_failure(ticket, [this, ticket] {
+    if (ends_.exchange(true)) return;
+    // A program that meets the error in its next call may have something to save first.
+    std::thread([error = error_of(ticket), told = told_] {
+      std::this_thread::sleep_for(kTimeToBeTold);
+      if (!*told) end_with_error(error);
+    }).detach();
+  });
+}
+
+CommError GroupGuard::error_of(const Ticket& ticket) const {
+  const auto finding = watch_->finding(std::chrono::milliseconds(0)).value_or(Finding{});
+  const auto own = watch_->log().tell(ticket.sequence);
+  return CommError(str(finding.text, "\n  this is rank ", rank_, ", in ", own.text), finding.rank);
 }
 
 std::exception_ptr GroupGuard::verdict(const Ticket& ticket) const {
-  const auto finding = watch_->finding(std::chrono::milliseconds(0)).value_or(Finding{});
-  const auto own = watch_->log().tell(ticket.sequence);
-  return std::make_exception_ptr(
-      CommError(str(finding.text, "\n  this is rank ", rank_, ", in ", own.text), finding.rank));
+  return std::make_exception_ptr(error_of(ticket));
 }
 
 std::exception_ptr GroupGuard::explain(const Ticket& ticket, const std::string& message, int rank) {

@@ -5,6 +5,7 @@
 // way fails with the same `CommError`, and so does every later one.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -12,13 +13,15 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
+#include "accelerate/errors.h"
 #include "comm/guard.h"
 #include "comm/watch.h"
 
 namespace accelerate::detail {
 
-class GroupGuard : public CallGuard {
+class GroupGuard : public DeviceCallGuard {
  public:
   /// Collective.
   GroupGuard(const WatchOptions& options, const Blackboard& blackboard);
@@ -44,8 +47,8 @@ class GroupGuard : public CallGuard {
   /// The exception of a call that is cancelled.
   [[nodiscard]] std::exception_ptr verdict(const Ticket& ticket) const;
 
-  /// `f` is called, on the side thread, when the group fails, before the calls are cancelled.
-  void when_failed(std::function<void()> f);
+  void end_with(const Ticket& ticket) override;
+  void when_failed(std::function<void()> f) override;
 
   /// This process ends by an exception: tells the others of all groups. Called by the handler of
   /// uncaught exceptions.
@@ -54,12 +57,16 @@ class GroupGuard : public CallGuard {
   static void this_process_ends() noexcept;
 
  private:
+  [[nodiscard]] CommError error_of(const Ticket& ticket) const;
   void cancel_all();
 
   int rank_;
   std::mutex mutex_;
   std::map<std::uint64_t, std::function<void()>> under_way_;
-  std::function<void()> when_failed_;
+  std::vector<std::function<void()>> when_failed_;
+  // Whether the program has been told by an exception.
+  std::shared_ptr<std::atomic<bool>> told_ = std::make_shared<std::atomic<bool>>(false);
+  std::atomic<bool> ends_{false};
   std::shared_ptr<Watch> watch_;
 };
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -40,6 +41,16 @@ class CallGuard {
 
   /// Whether a verdict is there; a backend that waits looks at it now and then and calls `fail`.
   [[nodiscard]] virtual bool failed() const noexcept = 0;
+};
+
+/// The same for calls that run on a device, where nobody can take them back: a program that waits
+/// for its stream sees no exception.
+class DeviceCallGuard : public CallGuard {
+ public:
+  /// When the group fails before the call is complete, this process reports it and ends.
+  virtual void end_with(const Ticket& ticket) = 0;
+  /// `f` is called, on the side thread, when the group fails, before anything else happens.
+  virtual void when_failed(std::function<void()> f) = 0;
 };
 
 }  // namespace accelerate::detail

@@ -4,18 +4,22 @@
 // headers; Debian's libgloo-dev lends them. Only c10d's own class is used, and nothing of Gloo is
 // linked.
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
-#include "comm/call_facts.h"
+#include "comm/announced.h"
+#include "comm/call_checks.h"
 #include "comm/group_guard.h"
 #include "comm/guarded_gloo.h"
+#include "comm/messages.h"
 #include "core/text.h"
 #include "state/process_group.h"
 
@@ -43,29 +47,41 @@ std::string message_of(const std::exception_ptr& exception) {
   }
 }
 
+/// What Gloo does for one collective.
+struct UnderWay {
+  std::vector<WorkPtr> works;
+  /// What is left to do when they are complete, and what comes of it; without it, the result is
+  /// theirs.
+  std::function<void()> finish = {};
+  Tensors results = {};
+};
+
 /// A collective under way. It completes when Gloo's does, or fails when the group has failed,
 /// whichever is first; Gloo's own may then never come back.
 class GuardedWork : public c10d::Work {
  public:
-  GuardedWork(WorkPtr inner, std::shared_ptr<GroupGuard> guard, const Ticket& ticket)
-      : Work(-1, inner->retrieveOpType()),
-        inner_(std::move(inner)),
+  GuardedWork(UnderWay under_way, std::shared_ptr<GroupGuard> guard, const Ticket& ticket)
+      : Work(-1, under_way.works.front()->retrieveOpType()),
+        under_way_(std::move(under_way)),
         guard_(std::move(guard)),
         ticket_(ticket),
-        future_(c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()))) {}
+        future_(c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()))),
+        incomplete_(under_way_.works.size()) {}
 
-  static WorkPtr start(WorkPtr inner, const std::shared_ptr<GroupGuard>& guard,
+  static WorkPtr start(UnderWay under_way, const std::shared_ptr<GroupGuard>& guard,
                        const Ticket& ticket) {
-    auto work = c10::make_intrusive<GuardedWork>(std::move(inner), guard, ticket);
+    auto work = c10::make_intrusive<GuardedWork>(std::move(under_way), guard, ticket);
     guard->on_failure(ticket, [work] {
       if (work->claim()) work->future_->setError(work->guard_->verdict(work->ticket_));
     });
-    work->inner_->getFuture()->addCallback([work](Future& inner) { work->take(inner); },
-                                           /*uses_future=*/false);
+    for (const auto& inner : work->under_way_.works) {
+      inner->getFuture()->addCallback([work](Future& inner) { work->take(inner); },
+                                      /*uses_future=*/false);
+    }
     return work;
   }
 
-  // The timeout is Gloo's own; it ends `inner_`, and the guard finds out why.
+  // The timeout is Gloo's own; it ends Gloo's works, and the guard finds out why.
   bool wait(std::chrono::milliseconds /*timeout*/) override {
     future_->waitAndThrow();
     return true;
@@ -75,7 +91,9 @@ class GuardedWork : public c10d::Work {
   std::exception_ptr exception() const override {
     return future_->hasError() ? future_->exception_ptr() : nullptr;
   }
-  std::vector<at::Tensor> result() override { return inner_->result(); }
+  std::vector<at::Tensor> result() override {
+    return under_way_.results.empty() ? under_way_.works.front()->result() : under_way_.results;
+  }
   c10::intrusive_ptr<Future> getFuture() override { return future_; }
   uint64_t getSequencenumber() const override { return ticket_.sequence; }
 
@@ -89,15 +107,18 @@ class GuardedWork : public c10d::Work {
       // work fails with it.
       return guard_->transport_failed(ticket_, message_of(inner.exception_ptr()));
     }
-    if (!claim()) return;
+    if (--incomplete_ > 0 || !claim()) return;
+    if (const auto finish = std::exchange(under_way_.finish, nullptr)) finish();
+    const auto& results = under_way_.results;
     guard_->leave(ticket_);
-    future_->markCompleted(inner.value());
+    future_->markCompleted(results.empty() ? inner.value() : c10::IValue(results));
   }
 
-  WorkPtr inner_;
+  UnderWay under_way_;
   std::shared_ptr<GroupGuard> guard_;
   Ticket ticket_;
   c10::intrusive_ptr<Future> future_;
+  std::atomic<std::size_t> incomplete_;
   std::atomic<bool> claimed_{false};
 };
 
@@ -123,134 +144,99 @@ class DoneWork : public c10d::Work {
   c10::intrusive_ptr<Future> future_;
 };
 
-class GuardedGloo : public Gloo {
+class GuardedGloo : public Announced<Gloo> {
  public:
   GuardedGloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
               c10::intrusive_ptr<Options> options, std::shared_ptr<GroupGuard> guard)
-      : Gloo(store, rank, size, std::move(options)), guard_(std::move(guard)) {}
+      : Announced(store, rank, size, std::move(options)),
+        guard_(std::move(guard)),
+        messages_(*this, guard_) {}
 
-  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
-    return guarded(facts("broadcast", tensors, -1, static_cast<int>(options.rootRank)),
-                   [&] { return Gloo::broadcast(tensors, options); });
-  }
-  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-    return guarded(facts("all_reduce", tensors, number(options.reduceOp)),
-                   [&] { return Gloo::allreduce(tensors, options); });
-  }
-  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-    // Ranks may hold different numbers of entries; the shape is that of the whole.
-    return guarded(facts("all_reduce of sparse", tensors, number(options.reduceOp)),
-                   [&] { return Gloo::allreduce_sparse(tensors, options); });
-  }
-  WorkPtr allreduce_coalesced(Tensors& tensors,
-                              const c10d::AllreduceCoalescedOptions& options) override {
-    return guarded(facts("all_reduce of several", tensors, number(options.reduceOp)),
-                   [&] { return Gloo::allreduce_coalesced(tensors, options); });
-  }
-  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
-    return guarded(
-        facts("reduce", tensors, number(options.reduceOp), static_cast<int>(options.rootRank)),
-        [&] { return Gloo::reduce(tensors, options); });
-  }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override {
-    return guarded(facts_of("reduce_scatter", input, number(options.reduceOp)),
-                   [&] { return Gloo::_reduce_scatter_base(output, input, options); });
+    return reduce_and_take(facts_of("reduce_scatter", input, number(options.reduceOp)), {output},
+                           {dense_copy(input)}, options);
   }
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override {
-    return guarded(facts("reduce_scatter of lists", outputs, number(options.reduceOp)),
-                   [&] { return Gloo::reduce_scatter(outputs, inputs, options); });
+    const char* kind = "reduce_scatter of lists";
+    const auto& parts = only_one(inputs, kind);
+    check_count(kind, "tensors", parts.size(), getSize());
+    return reduce_and_take(facts(kind, outputs, number(options.reduceOp)), outputs,
+                           {at::stack(parts).detach()}, options);
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override {
-    return guarded(facts("reduce_scatter of several", inputs, number(options.reduceOp)),
-                   [&] { return Gloo::reduce_scatter_tensor_coalesced(outputs, inputs, options); });
+    Tensors copies;
+    for (const auto& input : inputs) copies.push_back(dense_copy(input));
+    return reduce_and_take(facts("reduce_scatter of several", inputs, number(options.reduceOp)),
+                           outputs, copies, options);
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& options) override {
-    const auto call = facts_of("all_gather", input);
-    if (is_short(output, input) && !options.asyncOp) return exchange(call, output, input);
-    return guarded(call, [&] { return Gloo::_allgather_base(output, input, options); });
-  }
-  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                    const c10d::AllgatherOptions& options) override {
-    return guarded(facts("all_gather to lists", inputs),
-                   [&] { return Gloo::allgather(outputs, inputs, options); });
-  }
-  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                              const c10d::AllgatherOptions& options) override {
-    return guarded(facts("all_gather of several", inputs),
-                   [&] { return Gloo::allgather_coalesced(outputs, inputs, options); });
-  }
-  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                          const c10d::AllgatherOptions& options) override {
-    return guarded(facts("all_gather of several", inputs),
-                   [&] { return Gloo::allgather_into_tensor_coalesced(outputs, inputs, options); });
-  }
-  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                 const c10d::GatherOptions& options) override {
-    return guarded(facts("gather to one", inputs, -1, static_cast<int>(options.rootRank)),
-                   [&] { return Gloo::gather(outputs, inputs, options); });
-  }
-  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                  const c10d::ScatterOptions& options) override {
-    return guarded(facts("scatter", outputs, -1, static_cast<int>(options.rootRank)),
-                   [&] { return Gloo::scatter(outputs, inputs, options); });
-  }
-  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
-                        std::vector<std::int64_t>& out_counts, std::vector<std::int64_t>& in_counts,
-                        const c10d::AllToAllOptions& options) override {
-    // With counts of their own the ranks hold tensors of different sizes, and all is well.
-    const bool even = out_counts.empty() && in_counts.empty();
-    const CallFacts call = even ? facts_of("all_to_all", input)
-                                : CallFacts{.kind = "all_to_all of different sizes",
-                                            .dtype = dtype_literal(input.scalar_type())};
-    return guarded(
-        call, [&] { return Gloo::alltoall_base(output, input, out_counts, in_counts, options); });
-  }
-  WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    return guarded({.kind = "barrier"}, [&] { return Gloo::barrier(options); });
+    if (!is_short(output, input) || options.asyncOp) {
+      return Announced::_allgather_base(output, input, options);
+    }
+    return exchange(facts_of("all_gather", input), output, input);
   }
 
  private:
-  static int number(const c10d::ReduceOp& reduction) {
-    return static_cast<int>(static_cast<c10d::ReduceOp::RedOpType>(reduction.op_));
-  }
-
-  static CallFacts facts(const char* kind, const Tensors& tensors, int reduction = -1,
-                         int root = -1) {
-    if (!tensors.empty()) return facts_of(kind, tensors.front(), reduction, root);
-    return {.kind = kind, .reduction = reduction, .root = root};
-  }
-
-  /// Gloo pairs collectives by their tag. One that says what the call is keeps calls apart that do
-  /// not fit together: no data moves between them.
-  static std::uint32_t tag_of(const Ticket& ticket) {
-    return static_cast<std::uint32_t>(ticket.sequence << 20) |
-           static_cast<std::uint32_t>(
-               (ticket.signature ^ ticket.sequence * 0x9e3779b97f4a7c15ULL) >> 44);
+  WorkPtr announced(const CallFacts& call, c10::function_ref<WorkPtr()> start) override {
+    // Gloo carries some collectives out by others, which are the same call.
+    if (inside_ == this) return start();
+    return begin(call, [&] { return UnderWay{.works = {start()}}; });
   }
 
   template <class F>
-  WorkPtr guarded(const CallFacts& call, F&& start) {
-    // Gloo carries some collectives out by others, which are the same call.
-    if (inside_ == this) return start();
+  WorkPtr begin(const CallFacts& call, F&& start) {
     // Calls of several threads keep one order in the log and in Gloo.
     const std::scoped_lock lock(mutex_);
     const auto ticket = guard_->enter(call);
-    collectiveCounter_ = tag_of(ticket);
-    WorkPtr inner;
+    collectiveCounter_ = tag_of(ticket);  // Gloo pairs collectives by it
+    UnderWay under_way;
     inside_ = this;
     try {
-      inner = start();
+      under_way = start();
       inside_ = nullptr;
     } catch (...) {  // Gloo refused it: nothing is under way
       inside_ = nullptr;
       guard_->leave(ticket);
       throw;
     }
-    return GuardedWork::start(std::move(inner), guard_, ticket);
+    return GuardedWork::start(std::move(under_way), guard_, ticket);
+  }
+
+  /// Gloo's own way to reduce and scatter: all ranks reduce everything, and each takes its part.
+  /// Gloo does the latter in `wait`, so its works have no future. `wholes` are overwritten.
+  WorkPtr reduce_and_take(const CallFacts& call, const Tensors& outputs, const Tensors& wholes,
+                          const c10d::ReduceScatterOptions& options) {
+    check_pairs(call.kind, outputs, wholes);
+    if (wholes.empty()) throw ArgumentError(str(call.kind, ": there is no tensor."));
+    for (std::size_t i = 0; i < wholes.size(); ++i) {
+      check_whole(call.kind, wholes[i], outputs[i], getSize());
+    }
+    c10d::AllreduceOptions of_each;
+    of_each.reduceOp = options.reduceOp;
+    of_each.timeout = options.timeout;
+    return begin(call, [&] {
+      UnderWay under_way{.works = {}, .finish = {}, .results = outputs};
+      for (const auto& whole : wholes) {
+        Tensors one{whole};
+        under_way.works.push_back(Gloo::allreduce(one, of_each));
+      }
+      under_way.finish = [outputs, wholes, rank = getRank(), size = getSize()] {
+        const at::AutoDispatchBelowADInplaceOrView below_autograd;
+        for (std::size_t i = 0; i < wholes.size(); ++i) {
+          const auto parts = wholes[i].view({size, outputs[i].numel()});
+          outputs[i].copy_(parts[rank].view(outputs[i].sizes()));
+        }
+      };
+      return under_way;
+    });
+  }
+
+  static at::Tensor dense_copy(const at::Tensor& tensor) {
+    return tensor.detach().clone(at::MemoryFormat::Contiguous);
   }
 
   [[nodiscard]] bool is_short(const at::Tensor& output, const at::Tensor& input) const {
@@ -263,27 +249,17 @@ class GuardedGloo : public Gloo {
   WorkPtr exchange(const CallFacts& call, const at::Tensor& output, const at::Tensor& input) {
     const std::scoped_lock lock(mutex_);
     const auto ticket = guard_->enter(call);
-    const int tag = static_cast<int>(tag_of(ticket) & 0x7fffffffU);
     const auto parts = output.view({getSize(), -1});
     const auto own = input.view({-1});
-    std::vector<WorkPtr> under_way;
-    try {
-      for (int step = 1; step < getSize(); ++step) {
-        Tensors arrives{parts[(getRank() + getSize() - step) % getSize()]};
-        Tensors leaves{own};
-        under_way.push_back(Gloo::recv(arrives, (getRank() + getSize() - step) % getSize(), tag));
-        under_way.push_back(Gloo::send(leaves, (getRank() + step) % getSize(), tag));
-      }
-      guard_->on_failure(ticket, [under_way] {
-        for (const auto& work : under_way) work->abort();
-      });
-      parts[getRank()].copy_(own);
-      for (const auto& work : under_way) {
-        if (!work->wait()) throw std::runtime_error("interrupted");
-      }
-    } catch (const std::exception& error) {
-      std::rethrow_exception(guard_->explain(ticket, message_of(std::current_exception())));
+    std::vector<Message> arriving;
+    std::vector<Message> leaving;
+    for (int step = 1; step < getSize(); ++step) {
+      const int from = (getRank() + getSize() - step) % getSize();
+      arriving.push_back({from, parts[from]});
+      leaving.push_back({(getRank() + step) % getSize(), own});
     }
+    parts[getRank()].copy_(own);
+    messages_.exchange(ticket, arriving, leaving);
     guard_->leave(ticket);
     return c10::make_intrusive<DoneWork>(c10d::OpType::_ALLGATHER_BASE, Tensors{output},
                                          ticket.sequence);
@@ -292,6 +268,7 @@ class GuardedGloo : public Gloo {
   static thread_local const GuardedGloo* inside_;
 
   std::shared_ptr<GroupGuard> guard_;
+  Messages messages_;
   std::mutex mutex_;
 };
 
@@ -314,6 +291,11 @@ c10::intrusive_ptr<Gloo::Options> gloo_options(const GroupOptions& options) {
 }
 
 }  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store,
+                                            const GroupOptions& options) {
+  return c10::make_intrusive<Gloo>(store, options.rank, options.world_size, gloo_options(options));
+}
 
 c10::intrusive_ptr<c10d::Backend> make_guarded_gloo(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const GroupOptions& options,

@@ -17,4 +17,8 @@ namespace accelerate::detail {
     const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
     const std::shared_ptr<GroupGuard>& guard);
 
+/// Collective. Without a guard: for messages that somebody else announces.
+[[nodiscard]] c10::intrusive_ptr<c10d::Backend> make_gloo(
+    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options);
+
 }  // namespace accelerate::detail

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "state/countdown.h"
 
 namespace accelerate::detail {
 namespace {
@@ -16,6 +17,9 @@ using std::chrono::seconds;
 // A rank that runs ahead of the others can be so many calls before them and still be compared.
 constexpr std::size_t kMostTold = 256;
 
+// Who waits says so a little later.
+constexpr auto kDelay = std::chrono::milliseconds(500);
+
 std::string in_seconds(Jury::Clock::duration time) {
   return str(duration_cast<seconds>(time).count(), " s");
 }
@@ -25,6 +29,11 @@ std::string in_seconds(Jury::Clock::duration time) {
 Jury::Jury(std::vector<std::string> names, const JuryTimes& times, Clock::time_point now)
     : times_(times) {
   for (auto& name : names) ranks_.push_back({.name = std::move(name), .heard = now});
+}
+
+void Jury::Rank::learn(const ToldCall& call) {
+  if (call.sequence >= latest.sequence) latest = call;
+  open = std::max(open, call.open);
 }
 
 void Jury::heard(int rank, Clock::time_point now) { ranks_.at(rank).heard = now; }
@@ -44,13 +53,14 @@ void Jury::tells(int rank, const ToldCall& call, Clock::time_point now) {
   if (call.sequence == 0) return;
   each.told[call.sequence] = call;
   while (each.told.size() > kMostTold) each.told.erase(each.told.begin());
-  if (call.sequence >= each.latest.sequence) each.latest = call;
+  each.learn(call);
 }
 
 void Jury::left(int rank, const ToldCall& last) {
   Rank& each = ranks_.at(rank);
   each.has_left = true;
-  if (last.sequence >= each.latest.sequence) each.latest = last;
+  each.learn(last);
+  if (last.sequence != 0) each.told[last.sequence] = last;  // nobody can ask it later
 }
 
 void Jury::threw(int rank, const std::string& message) { ranks_.at(rank).exception = message; }
@@ -64,8 +74,10 @@ void Jury::transport_failed(int rank, const ToldCall& call, const std::string& m
                             Clock::time_point now) {
   Rank& each = ranks_.at(rank);
   tells(rank, call, now);
+  each.last_broken = std::max(each.last_broken, call.sequence);
   if (each.transport) return;
   each.transport = message;
+  each.transport_in = call;
   each.transport_at = now;
 }
 
@@ -76,7 +88,7 @@ void Jury::forgive(Clock::time_point now) {
 void Jury::seen(int rank, const std::string& state, const ToldCall& last) {
   Rank& each = ranks_.at(rank);
   each.state = state;
-  if (last.sequence >= each.latest.sequence) each.latest = last;
+  each.learn(last);
 }
 
 std::uint64_t Jury::disputed() const {
@@ -103,11 +115,16 @@ std::string Jury::where(const Rank& rank) const {
   return str(rank.latest.complete ? "after " : "in ", rank.latest.text);
 }
 
+std::string Jury::end_of(const Rank& rank) const {
+  return str(rank.name, rank.is_dead ? " died " : " has ended ", where(rank));
+}
+
 std::optional<Finding> Jury::finding(Clock::time_point now) {
   if (auto found = by_exception()) return found;
   if (auto found = by_dispute(now)) return found;
   if (auto found = by_end()) return found;
   if (auto found = by_silence(now)) return found;
+  if (auto found = by_misfit(now)) return found;
   return by_transport(now);
 }
 
@@ -172,15 +189,28 @@ std::optional<Finding> Jury::by_end() const {
   if (sequence == 0) return std::nullopt;
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const Rank& each = ranks_[r];
-    if (!each.is_dead && !each.has_left) continue;
-    const auto done = each.latest.complete ? each.latest.sequence + 1 : each.latest.sequence;
-    if (done > sequence) continue;
+    if (!each.is_gone() || each.open > sequence) continue;
     const auto waiting = std::ranges::find_if(ranks_, [&](const Rank& other) {
       return other.waits && other.waits->sequence == sequence;
     });
-    const auto how = each.is_dead ? " died " : " has ended ";
-    return Finding{static_cast<int>(r), str(each.name, how, where(each), ", and ", waiting->name,
-                                            " waits in ", waiting->waits->text)};
+    return Finding{static_cast<int>(r),
+                   str(end_of(each), ", and ", waiting->name, " waits in ", waiting->waits->text)};
+  }
+  return std::nullopt;
+}
+
+// On a device, calls of different sizes meet all the same: one rank gets what it wants and goes on
+// to its end, and another waits for the rest.
+std::optional<Finding> Jury::by_misfit(Clock::time_point now) const {
+  const auto gone = std::ranges::find_if(ranks_, &Rank::has_left);
+  if (gone == ranks_.end()) return std::nullopt;
+  for (const auto& each : ranks_) {
+    if (!each.waits || now - each.waits_since < times_.silence) continue;
+    if (!late_for(each.waits->sequence).empty()) continue;  // that is who it waits for
+    return Finding{
+        static_cast<int>(gone - ranks_.begin()),
+        str(end_of(*gone), " and has completed what ", each.name, " waits in for ",
+            in_seconds(now - each.waits_since), ": ", each.waits->text, ". Do their sizes agree?")};
   }
   return std::nullopt;
 }
@@ -201,16 +231,46 @@ std::optional<Finding> Jury::by_transport(Clock::time_point now) const {
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const Rank& each = ranks_[r];
     if (!each.transport) continue;
-    const auto dead = std::ranges::find_if(ranks_, [](const Rank& other) { return other.is_dead; });
-    if (dead != ranks_.end()) {
-      return Finding{static_cast<int>(dead - ranks_.begin()),
-                     str(dead->name, " died ", where(*dead))};
+    const bool in_time = now - each.transport_at < times_.transport;
+    auto gone = std::ranges::find_if(ranks_, &Rank::is_dead);
+    if (gone == ranks_.end()) {
+      // Who left in order may be needed still, and what it had sent be lost with its connections.
+      gone = std::ranges::find_if(ranks_, [&](const Rank& other) {
+        return other.has_left && (other.open <= each.last_broken || !in_time);
+      });
     }
-    if (now - each.transport_at < times_.transport) continue;
+    if (gone != ranks_.end()) {
+      return Finding{static_cast<int>(gone - ranks_.begin()), end_of(*gone)};
+    }
+    // The transport gives up at the timeout setting: the fault of those who did not come, unless
+    // one of them is found to have died just then.
+    const auto& call = each.transport_in;
+    const auto late = call.complete ? std::vector<int>{} : late_for(call.sequence);
+    const bool time_is_over = each.waits && now - each.waits_since + kDelay >= times_.timeout;
+    if (!late.empty() && time_is_over && now - each.transport_at >= times_.dispute) {
+      return Finding{late.front(), str(each.name, " has waited for ", in_words(times_.timeout),
+                                       ", which is the timeout, in ", call.text, " for ",
+                                       where_are(late), ". It is alive, but did not come.")};
+    }
+    if (in_time) continue;
     return Finding{static_cast<int>(r), str("the connection of ", each.name, " failed ",
                                             where(each), ": ", *each.transport)};
   }
   return std::nullopt;
+}
+
+std::vector<int> Jury::late_for(std::uint64_t sequence) const {
+  std::vector<int> late;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    if (ranks_[r].latest.sequence < sequence) late.push_back(static_cast<int>(r));
+  }
+  return late;
+}
+
+std::string Jury::where_are(const std::vector<int>& ranks) const {
+  std::vector<std::string> texts;
+  for (const int rank : ranks) texts.push_back(str(ranks_[rank].name, ", ", where(ranks_[rank])));
+  return join(texts, "; ");
 }
 
 std::optional<std::string> Jury::notice(Clock::time_point now) {
@@ -220,13 +280,10 @@ std::optional<std::string> Jury::notice(Clock::time_point now) {
       ranks_, [&](const Rank& each) { return each.waits && each.waits->sequence == sequence; });
   if (now - waiting->waits_since < times_.notice) return std::nullopt;
   noticed_ = sequence;
-  std::vector<std::string> late;
-  for (const auto& each : ranks_) {
-    if (each.latest.sequence < sequence) late.push_back(str(each.name, ", ", where(each)));
-  }
+  const auto late = late_for(sequence);
   if (late.empty()) return std::nullopt;
   return str(waiting->name, " has waited for ", in_seconds(now - waiting->waits_since), " in ",
-             waiting->waits->text, " for ", join(late, "; "),
+             waiting->waits->text, " for ", where_are(late),
              ". It is alive; this is no error unless it is stuck.");
 }
 

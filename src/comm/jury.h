@@ -20,6 +20,9 @@ struct ToldCall {
   std::uint64_t signature = 0;
   std::string text = {};  ///< "gather float32[4] at train.cpp:31"
   bool complete = false;
+  /// The oldest one that the rank had not completed when it told this; the next one where it had
+  /// completed all. Several can be under way, and a later one be complete before an earlier one.
+  std::uint64_t open = 0;
 };
 
 struct JuryTimes {
@@ -32,6 +35,8 @@ struct JuryTimes {
   Milliseconds transport = Milliseconds(2'000);
   /// When a rank that others wait for is named, without blame.
   Milliseconds notice = Milliseconds(60'000);
+  /// How long the transport lets a collective wait: the timeout setting of the group.
+  Milliseconds timeout = std::chrono::minutes(30);
 };
 
 /// What is wrong. The same for all ranks.
@@ -89,21 +94,31 @@ class Jury {
     Clock::time_point waits_since = {};
     std::map<std::uint64_t, ToldCall> told = {};
     ToldCall latest = {};
+    std::uint64_t open = 0;
     bool has_left = false;
     bool is_dead = false;
     std::string state = {};
     std::optional<std::string> exception = std::nullopt;
     std::optional<std::string> transport = std::nullopt;
+    ToldCall transport_in = {};
     Clock::time_point transport_at = {};
+    std::uint64_t last_broken = 0;  // the latest call that the transport failed in
+
+    void learn(const ToldCall& call);
+    [[nodiscard]] bool is_gone() const noexcept { return is_dead || has_left; }
   };
 
   [[nodiscard]] std::string where(const Rank& rank) const;
+  [[nodiscard]] std::string end_of(const Rank& rank) const;
   [[nodiscard]] std::optional<Finding> by_exception() const;
   [[nodiscard]] std::optional<Finding> by_dispute(Clock::time_point now);
   [[nodiscard]] std::optional<Finding> by_end() const;
+  [[nodiscard]] std::optional<Finding> by_misfit(Clock::time_point now) const;
   [[nodiscard]] std::optional<Finding> by_silence(Clock::time_point now) const;
   [[nodiscard]] std::optional<Finding> by_transport(Clock::time_point now) const;
   [[nodiscard]] Finding disagreement(std::uint64_t sequence) const;
+  [[nodiscard]] std::vector<int> late_for(std::uint64_t sequence) const;
+  [[nodiscard]] std::string where_are(const std::vector<int>& ranks) const;
 
   std::vector<Rank> ranks_;
   JuryTimes times_;

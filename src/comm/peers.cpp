@@ -107,7 +107,9 @@ void Peers::guarded(const std::function<void()>& communicate) const {
 template <class Group>
 c10::intrusive_ptr<c10d::Work> all_gather_into(Group& group, at::Tensor& out, at::Tensor& in) {
   c10d::AllgatherOptions options;
-  options.asyncOp = false;
+  // On the host the caller's thread does it all. NCCL gives no work back for such a call, and a
+  // collective that nobody can ask after cannot be watched.
+  options.asyncOp = !in.is_cpu();
   if constexpr (requires { group.all_gather_single(out, in, options); }) {
     return group.all_gather_single(out, in, options);
   } else {
@@ -117,6 +119,10 @@ c10::intrusive_ptr<c10d::Work> all_gather_into(Group& group, at::Tensor& out, at
 
 void Peers::all_gather(at::Tensor out, at::Tensor in) const {
   guarded([&] { all_gather_into(*group_, out, in)->wait(); });
+}
+
+bool Peers::share_memory() const {
+  return serves(c10::kCPU) && group_->getBackend(c10::kCPU)->getBackendName() == "shm";
 }
 
 void Peers::broadcast(at::Tensor tensor, int root) const {
@@ -134,6 +140,7 @@ void Peers::all_reduce(const std::vector<AllReduce>& messages) const {
     for (const auto& message : messages) {
       c10d::AllreduceOptions options;
       options.reduceOp = message.maximum ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+      options.asyncOp = messages.size() > 1 || !message.tensor.is_cpu();
       std::vector<at::Tensor> tensors{message.tensor};
       under_way.push_back(group_->allreduce(tensors, options));
     }

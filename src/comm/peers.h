@@ -60,6 +60,9 @@ class Peers {
   /// Runs code that talks to other processes; what it throws leaves as `CommError`.
   void guarded(const std::function<void()>& communicate) const;
 
+  /// Whether tensors on the CPU travel through memory that all processes of the group share.
+  [[nodiscard]] bool share_memory() const;
+
   /// Where data that has no device of its own travels.
   [[nodiscard]] at::Device message_device() const;
 

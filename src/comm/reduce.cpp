@@ -137,6 +137,21 @@ void combine_small(const Peers& peers, std::vector<Bucket>& buckets) {
   }
 }
 
+/// Whether one all-gather for all buckets beats an all-reduce for each. In shared memory it does
+/// not for a single sum, which is formed in rank order there too. Numbers of 16 bits would be
+/// rounded at another point.
+bool is_small(const Peers& peers, const std::vector<Bucket>& buckets) {
+  std::int64_t bytes = 0;
+  for (const auto& bucket : buckets) {
+    bytes += bucket.elements * static_cast<std::int64_t>(c10::elementSize(bucket.dtype));
+  }
+  if (bytes > kSmallBytes) return false;
+  const auto& first = buckets.front();
+  const bool one_sum = buckets.size() == 1 && !first.maximum &&
+                       !c10::isReducedFloatingType(first.dtype) && first.work.front().is_cpu();
+  return !(one_sum && peers.share_memory());
+}
+
 /// The tensors of a bucket in one, in memory of our own: the message overwrites what it sends.
 at::Tensor joined(const Bucket& bucket, const Tensors& leaves) {
   if (bucket.work.size() > 1) return at::cat(bucket.work);
@@ -222,11 +237,7 @@ void reduce(Tensors& leaves, const TreeView& view, Reduction reduction, double s
     {
       const at::NoGradGuard no_grad;
       buckets = make_buckets(leaves, which, reduction);
-      std::int64_t bytes = 0;
-      for (const auto& bucket : buckets) {
-        bytes += bucket.elements * static_cast<std::int64_t>(c10::elementSize(bucket.dtype));
-      }
-      if (bytes <= kSmallBytes) {
+      if (is_small(peers, buckets)) {
         combine_small(peers, buckets);
       } else {
         combine_large(peers, leaves, buckets);

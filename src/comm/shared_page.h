@@ -32,11 +32,4 @@ class SharedPage {
 /// The page of another process of this host; nullptr where it cannot be reached.
 [[nodiscard]] std::shared_ptr<const CallPage> open_page(const std::string& path);
 
-/// "running", "stopped", "a zombie", "waiting for a device", or "gone".
-[[nodiscard]] std::string process_state(int pid);
-
-/// The same for two processes exactly if each can see the other: this boot of this machine, and the
-/// namespace of process numbers.
-[[nodiscard]] std::string host_identity();
-
 }  // namespace accelerate::detail

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "accelerate/errors.h"
+#include "comm/call_checks.h"
 #include "comm/call_facts.h"
 #include "comm/shm_collectives.h"
 #include "comm/shm_tensors.h"
@@ -15,56 +16,6 @@ namespace accelerate::detail {
 namespace {
 
 using OpType = c10d::OpType;
-
-// Some programs ask for the longest time there is, to which nothing can be added.
-constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
-
-std::chrono::milliseconds chosen(std::chrono::milliseconds of_call,
-                                 std::chrono::milliseconds of_group) {
-  const bool unset = of_call == c10d::kUnsetTimeout || of_call == kNoTimeout;
-  return std::min(unset ? of_group : of_call, kLongest);
-}
-
-const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* kind) {
-  if (tensors.size() == 1) return tensors.front();
-  throw ArgumentError(str(kind, ": one tensor was expected, not ", tensors.size(), "."));
-}
-
-const std::vector<at::Tensor>& only_one(const std::vector<std::vector<at::Tensor>>& lists,
-                                        const char* kind) {
-  if (lists.size() == 1) return lists.front();
-  throw ArgumentError(str(kind, ": one list of tensors was expected, not ", lists.size(), "."));
-}
-
-void check_count(const char* kind, const char* what, std::size_t count, int size) {
-  if (count == static_cast<std::size_t>(size)) return;
-  throw ArgumentError(str(kind, ": there are ", count, " ", what, " for ", size, " ranks."));
-}
-
-// detail:: because a tensor's shape brings c10::str along.
-std::string shape_of(const at::Tensor& tensor) {
-  return detail::str(dtype_literal(tensor.scalar_type()), " and shape ", tensor.sizes());
-}
-
-// Parts that travel between ranks have one shape, up to how the elements are arranged.
-void check_like(const char* kind, const at::Tensor& tensor, const at::Tensor& like) {
-  if (tensor.scalar_type() == like.scalar_type() && tensor.numel() == like.numel()) return;
-  throw ArgumentError(str(kind, ": a tensor of ", shape_of(tensor), " was given where one of ",
-                          shape_of(like), " is needed."));
-}
-
-void check_whole(const char* kind, const at::Tensor& whole, const at::Tensor& part, int size) {
-  if (whole.scalar_type() == part.scalar_type() && whole.numel() == part.numel() * size) return;
-  throw ArgumentError(str(kind, ": a tensor of ", shape_of(whole), " cannot hold ", size,
-                          " parts of ", shape_of(part), "."));
-}
-
-void check_pairs(const char* kind, const std::vector<at::Tensor>& outputs,
-                 const std::vector<at::Tensor>& inputs) {
-  if (outputs.size() == inputs.size()) return;
-  throw ArgumentError(str(kind, ": there are ", outputs.size(), " tensors for the results of ",
-                          inputs.size(), "."));
-}
 
 template <class Whole, class Part>
 std::vector<Part> parts_of(const Whole& whole, int size) {
@@ -174,17 +125,11 @@ c10d::ErrorType ShmBackend::getError() {
   return failed ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
-void ShmBackend::check_rank(const char* kind, const char* what, std::int64_t rank) const {
-  if (rank >= 0 && rank < size_) return;
-  throw ArgumentError(
-      str(kind, ": the ", what, " is ", rank, ", but there are ranks 0 to ", size_ - 1, "."));
-}
-
 ShmBackend::WorkPtr ShmBackend::start(Call call) {
   auto operation = std::make_shared<ShmOperation>();
   operation->rounds = std::move(call.rounds);
   operation->kind = call.facts.kind;
-  operation->timeout = chosen(call.timeout, timeout_.load());
+  operation->timeout = chosen_timeout(call.timeout, timeout_.load());
   const auto bytes = call.memory.bytes();
   operation->after = std::move(call.memory).copy_back();
   call.facts.sizes = call.sizes;
@@ -245,7 +190,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
 ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const char* kind = "reduce";
   const auto& tensor = only_one(tensors, kind);
-  check_rank(kind, "root", options.rootRank);
+  check_rank(kind, "root", options.rootRank, size_);
   const auto root = static_cast<int>(options.rootRank);
   Call call{.type = OpType::REDUCE,
             .facts = {.kind = kind, .reduction = options.reduceOp.op_, .root = root},
@@ -313,7 +258,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const char* kind = "broadcast";
   const auto& tensor = only_one(tensors, kind);
-  check_rank(kind, "root", options.rootRank);
+  check_rank(kind, "root", options.rootRank, size_);
   const auto root = static_cast<int>(options.rootRank);
   Call call{.type = OpType::BROADCAST,
             .facts = {.kind = kind, .root = root},
@@ -403,7 +348,7 @@ ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
                                        const c10d::GatherOptions& options) {
   const char* kind = "gather";
   const auto& input = only_one(inputs, kind);
-  check_rank(kind, "root", options.rootRank);
+  check_rank(kind, "root", options.rootRank, size_);
   Call call{.type = OpType::GATHER,
             .facts = {.kind = kind, .root = static_cast<int>(options.rootRank)},
             .asynchronous = options.asyncOp,
@@ -429,7 +374,7 @@ ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                         const c10d::ScatterOptions& options) {
   const char* kind = "scatter";
   const auto& output = only_one(outputs, kind);
-  check_rank(kind, "root", options.rootRank);
+  check_rank(kind, "root", options.rootRank, size_);
   const auto root = static_cast<int>(options.rootRank);
   Call call{.type = OpType::SCATTER,
             .facts = {.kind = kind, .root = root},
@@ -507,12 +452,12 @@ void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wa
 }
 
 ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int receiver, int tag) {
-  check_rank("send", "receiver", receiver);
+  check_rank("send", "receiver", receiver, size_);
   return post(tensors, receiver, tag, OpType::SEND);
 }
 
 ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int sender, int tag) {
-  check_rank("recv", "sender", sender);
+  check_rank("recv", "sender", sender, size_);
   return post(tensors, sender, tag, OpType::RECV);
 }
 
@@ -529,7 +474,7 @@ ShmBackend::WorkPtr ShmBackend::post(Tensors& tensors, int peer, int tag, OpType
   message->peer = peer;
   message->tag = tag;
   message->type = static_cast<std::uint32_t>(tensor.scalar_type());
-  message->timeout = std::min(timeout_.load(), kLongest);
+  message->timeout = chosen_timeout(c10d::kUnsetTimeout, timeout_.load());
   if (sends) {
     const auto in = memory.in(kind, tensor);
     message->data = const_cast<std::byte*>(in.data);  // a message to be sent is only read

@@ -97,7 +97,6 @@ class ShmBackend final : public c10d::Backend {
 
   [[nodiscard]] WorkPtr start(Call call);
   [[nodiscard]] WorkPtr post(Tensors& tensors, int peer, int tag, c10d::OpType type);
-  void check_rank(const char* kind, const char* what, std::int64_t rank) const;
   void close() noexcept;
 
   std::shared_ptr<ShmSegment> segment_;

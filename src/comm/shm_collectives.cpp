@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 
+#include "comm/shm_copy.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
@@ -14,6 +15,12 @@ constexpr std::size_t kAlignment = 64;
 
 void move_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+// Results, which all ranks write at the same time: `of_all` bytes.
+void put_bytes(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t of_all) {
+  if (exceeds_cache(of_all)) return copy_past_cache(to, from, bytes);
+  move_bytes(to, from, bytes);
 }
 
 std::size_t down_to(std::size_t value, std::size_t multiple) { return value / multiple * multiple; }
@@ -184,7 +191,9 @@ class Broadcast final : public ShmRounds {
 
   void drain(std::int64_t round, const ShmSlots& slots) override {
     const auto piece = this->piece(round);
-    if (slots.rank() != root_) move_bytes(data_.data + piece.begin, slots.of(root_), piece.bytes);
+    if (slots.rank() == root_) return;
+    const auto readers = static_cast<std::size_t>(slots.size() - 1);
+    put_bytes(data_.data + piece.begin, slots.of(root_), piece.bytes, readers * data_.bytes);
   }
 
   [[nodiscard]] bool last(std::int64_t round) const override { return piece(round).last; }
@@ -210,10 +219,12 @@ class Gather final : public ShmRounds {
   void drain(std::int64_t round, const ShmSlots& slots) override {
     if (out_.empty()) return;
     const auto piece = this->piece(round);
+    const auto ranks = static_cast<std::size_t>(slots.size());
     for (int i = 0; i < slots.size(); ++i) {
       const int rank = (slots.rank() + i) % slots.size();
       const std::byte* from = rank == slots.rank() ? in_.data + piece.begin : slots.of(rank);
-      move_bytes(out_[rank].data + piece.begin, from, piece.bytes);
+      std::byte* to = out_[rank].data + piece.begin;
+      if (to != from) put_bytes(to, from, piece.bytes, in_.bytes * ranks * ranks);
     }
   }
 

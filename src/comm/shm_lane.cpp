@@ -12,6 +12,8 @@ using Clock = ShmPatience::Clock;
 
 constexpr auto kJustLook = Clock::time_point::min();
 constexpr auto kForever = Clock::time_point::max();
+// After this long in which nothing moved, nobody seems to wait for what was begun.
+constexpr auto kForgotten = std::chrono::milliseconds(10);
 
 }  // namespace
 
@@ -36,7 +38,7 @@ void ShmLane::submit(const ShmOperationPtr& operation, ShmHaste haste) {
     call_worker();
   } else if (operation->rounds->last(0)) {
     // When we have arrived, nobody but our caller needs us for this one.
-    static_cast<void>(run_front(lock, {.until = kJustLook}));
+    if (!run_front(lock, {.until = kJustLook})) leave_to_its_caller();
   } else if (!run_front(lock, {.sleep = false})) {
     call_worker();  // the others need us for the rounds that follow
   }
@@ -72,20 +74,37 @@ void ShmLane::hand_over() {
   if (!queue_.empty() && !closed_) call_worker();
 }
 
+void ShmLane::start_worker() {
+  if (!worker_.joinable()) worker_ = std::thread([self = shared_from_this()] { self->work(); });
+}
+
 void ShmLane::call_worker() {
   worker_wanted_ = true;
-  if (!worker_.joinable()) worker_ = std::thread([self = shared_from_this()] { self->work(); });
+  start_worker();
+  for_worker_.notify_one();
+}
+
+// Waking the worker takes longer than a small collective, so it is told once and then looks again
+// by itself.
+void ShmLane::leave_to_its_caller() {
+  if (std::exchange(left_to_callers_, true)) return;
+  start_worker();
   for_worker_.notify_one();
 }
 
 void ShmLane::work() {
   Lock lock(mutex_);
+  const auto called = [&] { return closed_ || (worker_wanted_ && !busy_ && !queue_.empty()); };
   for (;;) {
-    for_worker_.wait(lock,
-                     [&] { return closed_ || (worker_wanted_ && !busy_ && !queue_.empty()); });
+    for_worker_.wait(lock, [&] { return called() || left_to_callers_; });
+    if (!called()) {
+      const auto ended_before = ended_;
+      for_worker_.wait_for(lock, kForgotten, called);
+      if (!queue_.empty() && !busy_ && ended_ == ended_before) worker_wanted_ = true;
+      left_to_callers_ = !queue_.empty() && !worker_wanted_;
+    }
     if (closed_) return;
-    static_cast<void>(run_front(lock, {}));
-    if (queue_.empty()) worker_wanted_ = false;
+    if (called()) static_cast<void>(run_front(lock, {}));
   }
 }
 
@@ -100,10 +119,12 @@ bool ShmLane::run_front(Lock& lock, ShmPatience patience) {
   busy_ = false;
   if (ended) {
     queue_.pop_front();
+    ++ended_;
     settle(lock, operation);
   }
   changed_.notify_all();
-  if (worker_wanted_ && !queue_.empty()) for_worker_.notify_one();
+  if (queue_.empty()) worker_wanted_ = false;
+  if (worker_wanted_) for_worker_.notify_one();
   return ended;
 }
 

@@ -41,7 +41,8 @@ using ShmOperationPtr = std::shared_ptr<ShmOperation>;
 
 enum class ShmHaste {
   kNow,    ///< on this thread, to its end
-  kSoon,   ///< begun on this thread; whoever waits for it, or for the next one, ends it
+  kSoon,   ///< begun on this thread; whoever waits for it, or for the next one, ends it, and the
+           ///< lane's thread when nobody does
   kLater,  ///< on the lane's thread
 };
 
@@ -75,7 +76,9 @@ class ShmLane : public std::enable_shared_from_this<ShmLane> {
   [[nodiscard]] std::exception_ptr verdict(const ShmOperation& operation, const std::string& what,
                                            int rank) const;
   void settle(Lock& lock, const ShmOperationPtr& operation);
+  void start_worker();
   void call_worker();
+  void leave_to_its_caller();
   void work();
 
   std::shared_ptr<ShmSegment> segment_;
@@ -85,6 +88,8 @@ class ShmLane : public std::enable_shared_from_this<ShmLane> {
   bool busy_ = false;  // somebody works at the front
   bool closed_ = false;
   bool worker_wanted_ = false;
+  bool left_to_callers_ = false;  // something that may be forgotten was begun
+  std::uint64_t ended_ = 0;       // how many operations have come to their end
   std::condition_variable changed_;
   std::condition_variable for_worker_;
   std::thread worker_;

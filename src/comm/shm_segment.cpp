@@ -37,9 +37,9 @@ constexpr std::size_t kPage = 4096;
 // The ranks look around this often while they sleep: a death is noticed within it.
 constexpr auto kSlice = std::chrono::milliseconds(100);
 // Ranks that share a core hand it to each other within microseconds. One that got it back later
-// than this does not try again for a thousand times as long.
+// than this does not try again for a hundred times as long.
 constexpr auto kCostlyYield = std::chrono::microseconds(200);
-constexpr int kSleepAfterCostlyYield = 1000;
+constexpr int kSleepAfterCostlyYield = 100;
 // After so many waits in a row for which keeping the core did not help, only some still try.
 constexpr unsigned kVainSpins = 8;
 constexpr unsigned kSpinAgain = 64;
@@ -186,7 +186,7 @@ ShmSegment::ShmSegment(int rank, int size, const ShmOptions& options) : rank_(ra
 // A rank that spins keeps the one it waits for from running when the two share a core.
 void ShmSegment::tune(const ShmOptions& options) {
   const bool crowded = size_ > cores_of_this_process();
-  spin_ = options.spin.count() >= 0 ? options.spin : std::chrono::microseconds(crowded ? 0 : 20);
+  spin_ = options.spin.count() >= 0 ? options.spin : std::chrono::microseconds(crowded ? 0 : 5);
   yields_ = options.yields >= 0 ? options.yields : 50;
 }
 

@@ -81,7 +81,9 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-void check(const char* kind, const at::Tensor& tensor) {
+}  // namespace
+
+void check_dense(const char* kind, const at::Tensor& tensor) {
   if (!tensor.defined()) throw ArgumentError(str(kind, ": a tensor is undefined."));
   if (tensor.is_nested() || tensor.is_quantized() || tensor.layout() != at::kStrided) {
     throw ArgumentError(str(kind, ": the tensor is ",
@@ -96,10 +98,8 @@ void check(const char* kind, const at::Tensor& tensor) {
   }
 }
 
-}  // namespace
-
 ShmArithmetic arithmetic_of(const char* kind, const at::Tensor& tensor, const ReduceOp& reduction) {
-  check(kind, tensor);
+  check_dense(kind, tensor);
   const auto dtype = tensor.scalar_type();
   const auto known = reduction_of(reduction.op_);
   if (!known) {
@@ -125,7 +125,7 @@ void check_dtype(const char* kind, const at::Tensor& tensor, const at::Tensor& l
 }
 
 ShmInput ShmMemory::in(const char* kind, const at::Tensor& tensor) {
-  check(kind, tensor);
+  check_dense(kind, tensor);
   auto dense =
       is_plain(tensor) ? tensor : tensor.detach().resolve_conj().resolve_neg().contiguous();
   const ShmInput memory{static_cast<const std::byte*>(dense.const_data_ptr()), dense.nbytes()};
@@ -135,12 +135,12 @@ ShmInput ShmMemory::in(const char* kind, const at::Tensor& tensor) {
 }
 
 ShmOutput ShmMemory::out(const char* kind, const at::Tensor& tensor) {
-  check(kind, tensor);
+  check_dense(kind, tensor);
   return writable(tensor, is_plain(tensor) ? tensor : at::empty(tensor.sizes(), tensor.options()));
 }
 
 ShmOutput ShmMemory::in_and_out(const char* kind, const at::Tensor& tensor) {
-  check(kind, tensor);
+  check_dense(kind, tensor);
   return writable(tensor, is_plain(tensor)
                               ? tensor
                               : tensor.detach().resolve_conj().resolve_neg().contiguous());

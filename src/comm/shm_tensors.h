@@ -17,6 +17,9 @@ namespace accelerate::detail {
 [[nodiscard]] ShmArithmetic arithmetic_of(const char* kind, const at::Tensor& tensor,
                                           const c10d::ReduceOp& reduction);
 
+/// Throws `ArgumentError` when the tensor is not dense or not on the CPU.
+void check_dense(const char* kind, const at::Tensor& tensor);
+
 /// Throws `ArgumentError` when the two differ.
 void check_dtype(const char* kind, const at::Tensor& tensor, const at::Tensor& like);
 

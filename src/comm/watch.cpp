@@ -1,6 +1,7 @@
 #include "comm/watch.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 #include "comm/shared_page.h"
 #include "comm/watch_hub.h"
 #include "comm/watch_notes.h"
+#include "core/processes.h"
 #include "core/sockets.h"
 #include "core/text.h"
 #include "core/world.h"
@@ -156,6 +158,7 @@ class Watch::Loop {
   // -- The side thread --------------------------------------------------------------------------
 
   void run() {
+    ::pthread_setname_np(::pthread_self(), "rank watch");  // for those who look at threads
     auto last_look = Clock::now();
     while (!stop_ || !flushed()) {
       std::vector<pollfd> fds{{.fd = bell_.get(), .events = POLLIN, .revents = 0}, link_->wants()};
@@ -255,8 +258,18 @@ class Watch::Loop {
     if (failed() || options_.rank == 0) return;
     if (hub_left_) {
       const auto call = log_.waiting(now - options_.stall);
-      if (!call || call->sequence <= hub_left_->sequence) return;
-      return decide({0, str("rank 0 has ended", after(*hub_left_), ", and rank ", options_.rank,
+      if (!call) return;
+      const bool same = call->sequence == hub_left_->sequence;
+      if (same && call->signature != hub_left_->signature) {
+        return decide({-1, str("the ranks are in different collectives:\n  rank 0: ",
+                               hub_left_->text, "\n  rank ", options_.rank, ": ", call->text)});
+      }
+      // Where rank 0 has completed it, somebody else may be late for it. If there is nobody else,
+      // calls of different sizes have met on a device.
+      const bool completed = call->sequence < hub_left_->open && !transport_broken_;
+      const bool misfit = options_.size == 2 && log_.waiting(now - options_.times.silence);
+      if (completed && !misfit) return;
+      return decide({0, str("rank 0 has ended", where(*hub_left_), ", and rank ", options_.rank,
                             " waits in ", call->text)});
     }
     if (link_->closed()) {
@@ -277,17 +290,16 @@ class Watch::Loop {
     const auto call = log_.waiting(now - options_.stall);
     if (!call || !hub_page_) return call.has_value();
     const auto last = read_page(*hub_page_);
-    return (last.complete ? last.sequence + 1 : last.sequence) <= call->sequence;
+    return last.open <= call->sequence;
   }
 
-  static std::string after(const ToldCall& call) {
-    return call.sequence == 0 ? " before its first collective" : str(" after ", call.text);
+  static std::string where(const ToldCall& last) {
+    if (last.sequence == 0) return " before its first collective";
+    return str(last.complete ? " after " : " in ", last.text);
   }
 
   [[nodiscard]] std::string where_hub_is() const {
-    if (!hub_page_) return "";
-    const auto last = read_page(*hub_page_);
-    return last.complete || last.sequence == 0 ? after(last) : str(" in ", last.text);
+    return hub_page_ ? where(read_page(*hub_page_)) : "";
   }
 
   void decide(const Finding& finding) {

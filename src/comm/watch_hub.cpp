@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/processes.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
@@ -112,6 +113,7 @@ void WatchHub::hear(Member& member, const Note& note, Clock::time_point now) {
     case Kind::kLeft:
       return jury_.left(member.rank, note.call);
     case Kind::kThrew:
+      jury_.tells(member.rank, note.call, now);
       return jury_.threw(member.rank, note.text);
     case Kind::kTransport:
       return jury_.transport_failed(member.rank, note.call, note.text, now);

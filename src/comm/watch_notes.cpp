@@ -14,14 +14,19 @@ constexpr std::array<std::string_view, 12> kNames = {"beat",  "hello", "waits", 
                                                      "seen",  "ask",   "look",  "finding"};
 
 Json call_to_json(const ToldCall& call) {
-  return {{"n", call.sequence}, {"s", call.signature}, {"t", call.text}, {"c", call.complete}};
+  return {{"n", call.sequence},
+          {"s", call.signature},
+          {"t", call.text},
+          {"c", call.complete},
+          {"o", call.open}};
 }
 
 ToldCall call_from_json(const Json& json) {
   return {.sequence = json.value("n", std::uint64_t{0}),
           .signature = json.value("s", std::uint64_t{0}),
           .text = json.value("t", ""),
-          .complete = json.value("c", false)};
+          .complete = json.value("c", false),
+          .open = json.value("o", std::uint64_t{0})};
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "state/process_group.h"
@@ -42,7 +43,8 @@ class AcceleratorBackend {
 
   /// A NCCL group; one device per process.
   [[nodiscard]] virtual c10::intrusive_ptr<c10d::Backend> make_nccl(
-      const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options) = 0;
+      const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
+      std::shared_ptr<DeviceCallGuard> guard) = 0;
 };
 
 /// The GPU of this process, or nullptr: no driver, no device, or no companion library.

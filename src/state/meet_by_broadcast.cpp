@@ -5,31 +5,38 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/partial_state_options.h"
+#include "core/log.h"
 #include "core/text.h"
+#include "core/uncaught.h"
 #include "core/world.h"
+#include "state/countdown.h"
 #include "state/process_group.h"
 
 namespace accelerate::detail {
 namespace {
 
 using std::chrono::milliseconds;
-using Clock = std::chrono::steady_clock;
 
 constexpr char kFailed = '!';
+
+// How long one of several addresses is tried before the next.
+constexpr auto kOneHost = milliseconds(1000);
 
 // Several networks may lead to a host, and not every name of it resolves everywhere: the first
 // address that answers is taken.
 c10::intrusive_ptr<c10d::Store> connect_to_any(const std::vector<std::string>& hosts, int port,
-                                               milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
-  for (auto patience = milliseconds(500);; patience *= 2) {
+                                               int rank, milliseconds timeout) {
+  for (Countdown countdown(timeout);;) {
     for (const auto& host : hosts) {
-      const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
       try {
-        return connect_store(host, port, std::clamp(left, milliseconds(1), patience));
+        return connect_store(host, port, std::clamp(countdown.left(), milliseconds(1), kOneHost));
       } catch (const CommError&) {
-        if (Clock::now() >= deadline) throw;
+        if (countdown.over()) throw;
       }
+    }
+    if (countdown.notice_is_due()) {
+      warn(str("rank ", rank, " does not reach rank 0 at port ", port, " of ", join(hosts, ", "),
+               "; ", countdown.text()));
     }
   }
 }
@@ -46,6 +53,7 @@ std::string announce(const ServedStore& served, const ProcessPlace& place) {
 
 PartialStateOptions meet_by_broadcast(PartialStateOptions options, const ProcessPlace& place,
                                       const std::function<std::string(std::string)>& broadcast) {
+  handle_uncaught_exceptions();
   const milliseconds timeout = options.timeout.value_or(std::chrono::minutes(30));
   options.rank = place.rank;
   options.world_size = place.size;
@@ -73,7 +81,7 @@ PartialStateOptions meet_by_broadcast(PartialStateOptions options, const Process
   auto hosts = split(text, ' ');
   const int port = std::stoi(hosts.front());
   hosts.erase(hosts.begin());
-  options.store = connect_to_any(hosts, port, timeout);
+  options.store = connect_to_any(hosts, port, place.rank, timeout);
   return options;
 }
 

@@ -14,6 +14,7 @@
 #include "core/call_site.h"
 #include "core/text.h"
 #include "state/accelerator_backend.h"
+#include "state/roll.h"
 
 namespace accelerate::detail {
 namespace {
@@ -66,13 +67,20 @@ std::vector<DeviceBackend> parse_backend(const std::string& text) {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const GroupOptions& options) {
+                                            const GroupOptions& options, const Roll& roll) {
   AcceleratorBackend* accelerator = accelerator_backend();
   if (accelerator == nullptr) {
     throw UnsupportedError(str("backend nccl needs a GPU, and none can be used here: ",
                                why_no_accelerator(), ". Use gloo, or run where a GPU is."));
   }
-  return accelerator->make_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl", store), options);
+  return accelerator->make_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl", store), options,
+                                make_device_guard(options, roll.under("nccl")));
+}
+
+// On the host a collective ends by itself when its time is over, with the name of the rank that did
+// not come. What runs on a device has to be given up from outside.
+std::chrono::milliseconds limit_of_wait(c10::Device device, std::chrono::milliseconds timeout) {
+  return device.is_cpu() ? kNoTimeout : timeout;
 }
 
 // Runs a collective of c10d; what goes wrong in it becomes a `CommError` with the caller's place.
@@ -131,6 +139,23 @@ class Group : public c10d::ProcessGroup {
   std::map<std::vector<int>, int> splits_;
 };
 
+/// Runs the part of the start that Gloo does; its words name no rank.
+template <class F>
+auto connected(const Roll& roll, const GroupOptions& options, F&& connect) {
+  std::string why;
+  try {
+    return connect();
+  } catch (const Error&) {
+    throw;
+  } catch (const c10::Error& error) {
+    why = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  roll.fail(str("rank ", options.rank, " could not connect to the other ranks within ",
+                in_words(options.timeout), ": ", why));
+}
+
 /// Gloo writes to connections whose other side may be gone. That shall be an error that can be
 /// read, and not the silent end of this process. A program that handles the signal keeps its
 /// handler.
@@ -145,16 +170,22 @@ void survive_broken_pipes() {
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options) {
   survive_broken_pipes();
+  // What is awaited there later, such as NCCL's ids, follows the same setting.
+  store->setTimeout(options.timeout);
+  const Roll roll(store, options.rank, options.world_size, options.timeout);
   c10::intrusive_ptr<c10d::ProcessGroup> group = c10::make_intrusive<Group>(store, options);
   std::optional<HostBackends> host;
   std::optional<BackendType> first;
   for (const auto& [device, name] : parse_backend(options.backend)) {
     auto type = BackendType::NCCL;
     if (name == "nccl") {
-      group->setBackend(device, type, make_nccl(store, options));
+      group->setBackend(device, type, make_nccl(store, options, roll));
     } else {
       if (!host) {
-        host = make_host_backends(c10::make_intrusive<c10d::PrefixStore>("gloo", store), options);
+        host = connected(roll, options, [&] {
+          return make_host_backends(c10::make_intrusive<c10d::PrefixStore>("gloo", store), options,
+                                    roll.under("gloo"));
+        });
       }
       // c10d has one backend per type. What serves the CPU goes by the name of Gloo, whose
       // place it takes.
@@ -176,7 +207,7 @@ void barrier(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device de
   options.device = device;
   const AtCallSite site(where);
   if (device.is_cuda()) options.device_ids = {device.index()};
-  or_comm_error(where, [&] { group->barrier(options)->wait(timeout); });
+  or_comm_error(where, [&] { group->barrier(options)->wait(limit_of_wait(device, timeout)); });
 }
 
 std::int64_t all_reduce_max(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::int64_t own,
@@ -189,7 +220,7 @@ std::int64_t all_reduce_max(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
   std::int64_t largest = 0;
   or_comm_error(where, [&] {
     std::vector<at::Tensor> numbers{at::full({1}, own, at::device(device).dtype(at::kLong))};
-    group->allreduce(numbers, options)->wait(timeout);
+    group->allreduce(numbers, options)->wait(limit_of_wait(device, timeout));
     largest = numbers.front().item<std::int64_t>();
   });
   return largest;

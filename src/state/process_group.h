@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <source_location>
 #include <string>
@@ -20,6 +21,9 @@ class Backend;
 }
 
 namespace accelerate::detail {
+
+class DeviceCallGuard;
+class Roll;
 
 /// Where and as whom to meet the others.
 struct Rendezvous {
@@ -85,14 +89,19 @@ void barrier(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device de
 
 /// The backends for the host's memory. Both are guarded: a rank that strays is named.
 struct HostBackends {
-  /// Shared memory, where all ranks of the group are on one host and it can be had; else null.
+  /// Shared memory, where all ranks of the group are on one host; that and Gloo, where some share a
+  /// host; null where Gloo alone is to be taken.
   c10::intrusive_ptr<c10d::Backend> cpu;
   c10::intrusive_ptr<c10d::Backend> gloo;
 };
 
 /// Collective. In comm/host_backends.cpp: the collectives are that area's.
 [[nodiscard]] HostBackends make_host_backends(const c10::intrusive_ptr<c10d::Store>& store,
-                                              const GroupOptions& options);
+                                              const GroupOptions& options, const Roll& roll);
+
+/// Collective. In comm/host_backends.cpp: the guard of a backend whose collectives run on a device.
+[[nodiscard]] std::shared_ptr<DeviceCallGuard> make_device_guard(const GroupOptions& options,
+                                                                 const Roll& roll);
 
 /// A TCP store on a port that the system chose, for programs that pass the address on by other
 /// means (MPI). `port` 0 on the serving side; returns the store and the port it serves.

@@ -4,6 +4,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -12,6 +13,7 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -21,18 +23,20 @@
 #include <vector>
 
 #include "accelerate/errors.h"
+#include "core/log.h"
 #include "core/ports.h"
 #include "core/process_variables.h"
 #include "core/sockets.h"
 #include "core/text.h"
+#include "state/countdown.h"
 #include "state/process_group.h"
+#include "state/roll.h"
 #include "state/store_server.h"
 
 namespace accelerate::detail {
 namespace {
 
 using std::chrono::milliseconds;
-using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kFile = "file://";
 constexpr std::string_view kTcp = "tcp://";
@@ -55,25 +59,50 @@ int resolve(const std::string& host, int port, int socket_type, Addresses& out) 
   return ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &out.list);
 }
 
-std::string in_words(milliseconds time) {
-  if (time.count() % 1000 != 0) return str(time.count(), " ms");
-  return str(time.count() / 1000, " s");
-}
+/// True for one process of this host and job, as long as it lives: of many that wait for the same
+/// thing one speaks.
+class Spokesman {
+ public:
+  explicit Spokesman(const std::string& what)
+      : socket_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
+    // A name without a file: it is free again when its holder ends.
+    sockaddr_un name = {};
+    name.sun_family = AF_UNIX;
+    const auto text = str("accelerate/waits/", what);
+    const auto length = std::min(text.size(), sizeof name.sun_path - 1);
+    std::memcpy(name.sun_path + 1, text.data(), length);
+    const auto size = offsetof(sockaddr_un, sun_path) + 1 + length;
+    speaks_ = ::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&name),
+                     static_cast<socklen_t>(size)) == 0;
+  }
+  [[nodiscard]] bool speaks() const noexcept { return speaks_; }
+
+ private:
+  Descriptor socket_;
+  bool speaks_ = false;
+};
 
 /// Waits until the store's server is up. c10d alone would retry once a second and write a line to
 /// stderr for each try; most workers are there a few milliseconds before their rank 0.
-void wait_for_server(const std::string& host, int port, milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+void wait_for_server(const std::string& host, int port, Countdown countdown) {
+  std::optional<Spokesman> spokesman;
   std::string why_not = "no answer";
   for (auto pause = milliseconds(2);; pause = std::min(pause * 2, milliseconds(200))) {
-    if (connect_to(host, port, kOneTry, why_not)) return;
-    if (Clock::now() + pause >= deadline) {
+    if (connect_to(host, port, std::clamp(countdown.left(), pause, kOneTry), why_not)) return;
+    if (countdown.left() <= pause) {
       throw CommError(
           str("nobody answers at ", host, ":", port, ", where the processes of this job meet (",
-              why_not, "; tried for ", in_words(timeout),
+              why_not, "; tried for ", in_words(countdown.timeout()),
               "). Check that MASTER_ADDR and MASTER_PORT name the host of process 0, that process "
               "0 has started, and that no firewall is between."),
           0);
+    }
+    if (countdown.notice_is_due()) {
+      if (!spokesman) spokesman.emplace(str(host, ":", port));
+      if (spokesman->speaks()) {
+        warn(str("nobody answers yet at ", host, ":", port, ", where rank 0 is waited for (",
+                 why_not, "); ", countdown.text()));
+      }
     }
     std::this_thread::sleep_for(pause);
   }
@@ -169,8 +198,8 @@ c10::intrusive_ptr<c10d::TCPStore> serve(const std::string& host, c10d::TCPStore
   return store;
 }
 
-c10::intrusive_ptr<c10d::Store> tcp_store(const Rendezvous& rendezvous,
-                                          const std::string& address) {
+c10::intrusive_ptr<c10d::Store> tcp_store(const Rendezvous& rendezvous, const std::string& address,
+                                          const Countdown& countdown) {
   const auto colon = address.rfind(':');
   if (colon == std::string::npos || colon == 0) {
     throw ConfigError(str("init_method is 'tcp://", address,
@@ -196,55 +225,21 @@ c10::intrusive_ptr<c10d::Store> tcp_store(const Rendezvous& rendezvous,
   options.multiTenant = true;   // a second world of this process shares the server
   options.timeout = rendezvous.timeout;
   if (options.isServer) return serve(host, options, rendezvous.listen_fd);
-  wait_for_server(host, port, rendezvous.timeout);
+  wait_for_server(host, port, countdown);
   return open_store(host, options);
 }
 
-/// Each rank says that it is here; each waits until all have said so.
-void call_the_roll(const c10::intrusive_ptr<c10d::Store>& store, const Rendezvous& rendezvous) {
-  std::vector<std::string> everybody;
-  for (int rank = 0; rank < rendezvous.world_size; ++rank) {
-    everybody.push_back(str("arrived/", rank));
-  }
-  std::string cause;
-  try {
-    if (store->add(str("claimed/", rendezvous.rank), 1) > 1) {
-      const bool by_file = rendezvous.init_method.starts_with(kFile);
-      throw CommError(
-          str("two processes say that they are rank ", rendezvous.rank, " of ",
-              rendezvous.world_size,
-              ". Give each process its own RANK (on several machines: its own --machine_rank).",
-              by_file ? str(" Or ", rendezvous.init_method.substr(kFile.size()),
-                            " is left from a run that was killed: remove it.")
-                      : ""),
-          rendezvous.rank);
-    }
-    store->set(everybody[rendezvous.rank], std::vector<std::uint8_t>{1});
-    store->wait(everybody, rendezvous.timeout);
-    return;
-  } catch (const CommError&) {
-    throw;
-  } catch (const c10::Error& error) {
-    // Somebody is missing, or the server is gone; find out who below.
-    cause = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    cause = error.what();
-  }
-  std::vector<int> missing;
-  try {
-    for (int rank = 0; rank < rendezvous.world_size; ++rank) {
-      if (!store->check({everybody[rank]})) missing.push_back(rank);
-    }
-  } catch (const std::exception& error) {
-    throw CommError(
-        str("the store of process 0 went away while the processes gathered: ", error.what()), 0);
-  }
-  if (missing.empty()) throw CommError("the processes could not gather: " + cause);
+/// Throws when another process claims to be this rank.
+void claim_rank(c10d::Store& store, const Rendezvous& rendezvous) {
+  if (store.add(str("claimed/", rendezvous.rank), 1) == 1) return;
+  const bool by_file = rendezvous.init_method.starts_with(kFile);
   throw CommError(
-      str(missing.size(), " of ", rendezvous.world_size, " processes did not arrive within ",
-          in_words(rendezvous.timeout), ": missing rank ", join(missing, ", rank "),
-          ". Look at the output of those processes."),
-      missing.front());
+      str("two processes say that they are rank ", rendezvous.rank, " of ", rendezvous.world_size,
+          ". Give each process its own RANK (on several machines: its own --machine_rank).",
+          by_file ? str(" Or ", rendezvous.init_method.substr(kFile.size()),
+                        " is left from a run that was killed: remove it.")
+                  : ""),
+      rendezvous.rank);
 }
 
 /// Counts the worlds this process has joined, so that a second one meets under fresh names. All
@@ -306,24 +301,40 @@ c10::intrusive_ptr<c10d::Store> file_store(const std::string& path, int world_si
   return meetings.at(path, world_size);
 }
 
+/// Returns the part of the store that belongs to this world, when all of its ranks are there.
+c10::intrusive_ptr<c10d::Store> gather_at(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const Rendezvous& rendezvous,
+                                          const Countdown& countdown) {
+  auto own = c10::make_intrusive<c10d::PrefixStore>(fresh_prefix(rendezvous.attempt), store);
+  own->setTimeout(rendezvous.timeout);
+  try {
+    claim_rank(*own, rendezvous);
+  } catch (const c10::Error& error) {
+    throw CommError(
+        str("the store at which the processes meet went away: ", error.what_without_backtrace()),
+        0);
+  }
+  Roll(own, rendezvous.rank, rendezvous.world_size, rendezvous.timeout).await_all(countdown);
+  return own;
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> meet_at(const c10::intrusive_ptr<c10d::Store>& store,
                                         const Rendezvous& rendezvous) {
-  auto own = c10::make_intrusive<c10d::PrefixStore>(fresh_prefix(rendezvous.attempt), store);
-  own->setTimeout(rendezvous.timeout);
-  call_the_roll(own, rendezvous);
-  return own;
+  return gather_at(store, rendezvous, Countdown(rendezvous.timeout));
 }
 
 c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& rendezvous) {
+  const Countdown countdown(rendezvous.timeout);
   const std::string_view method = rendezvous.init_method;
   if (method.starts_with(kTcp)) {
-    return meet_at(tcp_store(rendezvous, std::string(method.substr(kTcp.size()))), rendezvous);
+    const std::string address(method.substr(kTcp.size()));
+    return gather_at(tcp_store(rendezvous, address, countdown), rendezvous, countdown);
   }
   if (method.starts_with(kFile)) {
     const std::string path(method.substr(kFile.size()));
-    return meet_at(file_store(path, rendezvous.world_size), rendezvous);
+    return gather_at(file_store(path, rendezvous.world_size), rendezvous, countdown);
   }
   throw ConfigError(str("init_method is '", method,
                         "', which is not a way to meet. Use env://, tcp://host:port or "
@@ -384,7 +395,7 @@ int hold_store(int listen_fd) {
 
 c10::intrusive_ptr<c10d::Store> connect_store(const std::string& host, int port,
                                               milliseconds timeout) {
-  wait_for_server(host, port, timeout);
+  wait_for_server(host, port, Countdown(timeout));
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(port);
   options.waitWorkers = false;

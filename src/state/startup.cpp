@@ -16,9 +16,11 @@
 #include "core/ports.h"
 #include "core/process_variables.h"
 #include "core/text.h"
+#include "core/uncaught.h"
 #include "state/accelerator_backend.h"
 #include "state/partial_facts.h"
 #include "state/process_group.h"
+#include "state/roll.h"
 
 namespace accelerate::detail {
 namespace {
@@ -50,6 +52,10 @@ void check_told(const PartialStateOptions& options) {
   if (options.rank.has_value() != options.world_size.has_value()) {
     throw ConfigError(str(options.rank ? "rank" : "world_size", " is given without ",
                           options.rank ? "world_size" : "rank", ". Give both or neither."));
+  }
+  if (options.timeout && *options.timeout <= std::chrono::milliseconds(0)) {
+    throw ConfigError(
+        str("timeout is ", options.timeout->count(), " ms, but it must be positive."));
   }
   if (options.store && !options.rank) {
     throw ConfigError("a store is given without rank and world_size. Give all three.");
@@ -111,20 +117,21 @@ World find_world(const PartialStateOptions& options, const Environment& environm
 }
 
 // Two hosts may have one name (containers), but not the same boot.
-std::string host_identity() {
+std::string host_and_boot() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string boot;
   std::getline(file, boot);
   return str(this_host_name(), "/", boot);
 }
 
-std::string host_key(int rank) { return str("host/", rank); }
+Roll roll_of(const DefaultGroup& group) {
+  return {group.store, group.world.rank, group.world.size, group.timeout};
+}
 
 // Said also by a process that knows its own place: another one may ask.
 void say_host(const DefaultGroup& group) {
   if (!group.store || group.world.size == 1) return;
-  const std::string own = host_identity();
-  group.store->set(host_key(group.world.rank), std::vector<std::uint8_t>(own.begin(), own.end()));
+  roll_of(group).say(str("host/", group.world.rank), host_and_boot());
 }
 
 // Fills in the place on the host that nobody told, by comparing hosts.
@@ -137,12 +144,7 @@ void find_locality(DefaultGroup& group) {
     if (world.size == 1) world.local_size = 1;
     return;
   }
-  std::vector<std::string> hosts;
-  for (int rank = 0; rank < world.size; ++rank) {
-    const auto host = group.store->get(host_key(rank));
-    hosts.emplace_back(host.begin(), host.end());
-  }
-  const Locality locality = locality_of(world.rank, hosts);
+  const Locality locality = locality_of(world.rank, roll_of(group).hear_all("host"));
   if (!world.local_rank) world.local_rank = locality.local_rank;
   if (!world.local_size) world.local_size = locality.local_size;
   if (!world.num_nodes) world.num_nodes = locality.num_nodes;
@@ -219,12 +221,9 @@ std::string own_address(const DefaultGroup& group) {
     return addresses.empty() ? "" : addresses.front();
   }
   // The program brought its own meeting point: take the way to a host of rank 0.
-  if (world.rank == 0) {
-    const std::string text = join(interface_addresses(), " ");
-    group.store->set("addresses", std::vector<std::uint8_t>(text.begin(), text.end()));
-  }
-  const auto bytes = group.store->get("addresses");
-  for (const auto& address : split(std::string(bytes.begin(), bytes.end()), ' ')) {
+  const Roll roll = roll_of(group);
+  if (world.rank == 0) roll.say("addresses", join(interface_addresses(), " "));
+  for (const auto& address : split(roll.hear("addresses", 0), ' ')) {
     if (auto own = address_towards(address); !own.empty()) return own;
   }
   return "";
@@ -235,15 +234,20 @@ std::chrono::milliseconds default_timeout(const std::string& backend) {
   return uses_nccl(backend) ? std::chrono::minutes(10) : std::chrono::minutes(30);
 }
 
+// Until the backend is known.
+std::chrono::milliseconds timeout_of_meeting(const PartialStateOptions& options) {
+  return options.timeout.value_or(meeting_timeout().value_or(default_timeout("")));
+}
+
 c10::intrusive_ptr<c10d::Store> meet_the_others(const PartialStateOptions& options,
                                                 const World& world,
                                                 const Environment& environment) {
-  Rendezvous rendezvous{
-      .rank = world.rank,
-      .world_size = world.size,
-      .timeout = options.timeout.value_or(meeting_timeout().value_or(default_timeout(""))),
-      .attempt = world.restarts,
-      .listen_fd = environment.get(kListenFdVariable).value_or("")};
+  handle_uncaught_exceptions();
+  Rendezvous rendezvous{.rank = world.rank,
+                        .world_size = world.size,
+                        .timeout = timeout_of_meeting(options),
+                        .attempt = world.restarts,
+                        .listen_fd = environment.get(kListenFdVariable).value_or("")};
   if (options.store) return meet_at(options.store.get(), rendezvous);
   rendezvous.init_method = options.init_method.value_or("env://");
   if (rendezvous.init_method == "env://") {
@@ -273,7 +277,8 @@ c10::intrusive_ptr<c10d::Store> fresh(c10::intrusive_ptr<c10d::Store> store) {
 
 DefaultGroup adopt(const PartialStateOptions& options, const World& world) {
   const auto& group = options.process_group.get();
-  DefaultGroup adopted{.group = group, .lent = true, .world = world};
+  DefaultGroup adopted{
+      .group = group, .lent = true, .world = world, .timeout = timeout_of_meeting(options)};
   if (auto store = group->getStore()) {
     adopted.store =
         fresh(c10::make_intrusive<c10d::PrefixStore>("accelerate/lent", std::move(store)));
@@ -304,40 +309,33 @@ void share_out_threads(const World& world, const Environment& environment,
                          "to choose another number."));
 }
 
-std::string seen_key(int rank) { return str("debug/seen/", rank); }
-
-// Rank 0, which may serve the store, waits until the others have read from it what they need: its
-// program may end right after.
-void stay_until_seen(const DefaultGroup& group) {
-  std::vector<std::string> keys;
-  for (int rank = 1; rank < group.world.size; ++rank) keys.push_back(seen_key(rank));
-  group.store->wait(keys, group.timeout);
-}
-
 // Debug mode adds collectives: all processes must be in it, or none.
 bool agree_on_debug(bool wanted, const DefaultGroup& group, std::vector<std::string>& warnings) {
   const World& world = group.world;
   if (world.size == 1 || !group.store) return wanted;
-  const auto bytes = [](bool on) { return std::vector<std::uint8_t>(1, on ? '1' : '0'); };
-  const auto key = [](int rank) { return str("debug/", rank); };
-  group.store->set(key(world.rank), bytes(wanted));
-  if (world.rank == 0) {
-    std::vector<int> without;
-    for (int rank = 0; rank < world.size; ++rank) {
-      if (group.store->get(key(rank)) != bytes(true)) without.push_back(rank);
-    }
-    const bool any = without.size() < static_cast<std::size_t>(world.size);
-    if (any && !without.empty()) {
-      warnings.push_back(str("ACCELERATE_DEBUG_MODE is on for some processes but not for rank ",
-                             join(without, ", rank "), ": it is now on for all."));
-    }
-    group.store->set("debug/agreed", bytes(any));
-    stay_until_seen(group);
-    return any;
+  const auto word = [](bool on) { return on ? "on" : "off"; };
+  const Roll roll = roll_of(group).under("debug");
+  roll.say(str("wanted/", world.rank), word(wanted));
+  if (world.rank != 0) {
+    const bool agreed = roll.hear("agreed", 0) == word(true);
+    roll.say(str("seen/", world.rank), word(agreed));
+    return agreed;
   }
-  const bool agreed = group.store->get("debug/agreed") == bytes(true);
-  group.store->set(seen_key(world.rank), bytes(true));
-  return agreed;
+  std::vector<int> without;
+  const auto wishes = roll.hear_all("wanted");
+  for (int rank = 0; rank < world.size; ++rank) {
+    if (wishes[rank] != word(true)) without.push_back(rank);
+  }
+  const bool any = without.size() < wishes.size();
+  if (any && !without.empty()) {
+    warnings.push_back(str("ACCELERATE_DEBUG_MODE is on for some processes but not for rank ",
+                           join(without, ", rank "), ": it is now on for all."));
+  }
+  roll.say("agreed", word(any));
+  // This rank may serve the store, and its program may end right after: the others must have read
+  // what they need.
+  roll.await_each("seen", 1);
+  return any;
 }
 
 // Where the group comes from: an earlier state, the host program, or (still without `group`) the
@@ -350,7 +348,7 @@ DefaultGroup find_group(const PartialStateOptions& options, const Environment& e
   }
   const World world = find_world(options, environment);
   if (options.process_group) return adopt(options, world);
-  DefaultGroup group{.world = world};
+  DefaultGroup group{.world = world, .timeout = timeout_of_meeting(options)};
   // Who shares this host has to be known before device and backend are chosen.
   if (world.size > 1 && !(world.local_rank && world.local_size)) {
     group.store = meet_the_others(options, world, environment);
@@ -399,17 +397,6 @@ void join_group(DefaultGroup& group, const PartialStateOptions& options, Partial
                                                  .address = own_address(group)});
 }
 
-// What the store says when the process that serves it is gone.
-template <class F>
-decltype(auto) or_comm_error(F&& f) {
-  try {
-    return f();
-  } catch (const c10::Error& error) {
-    throw CommError(str("the processes could not agree on how they work together: ",
-                        error.what_without_backtrace()));
-  }
-}
-
 void place(PartialFacts& facts, const World& world) {
   facts.num_processes = world.size;
   facts.process_index = world.rank;
@@ -448,7 +435,7 @@ Startup start_up(const PartialStateOptions& options) {
   const bool debug = environment.flag("ACCELERATE_DEBUG_MODE");
   const bool near_the_device = environment.flag("ACCELERATE_CPU_AFFINITY");
   DefaultGroup group = find_group(options, environment);
-  or_comm_error([&] { find_locality(group); });
+  find_locality(group);
   const BackendChoice choice = choose(options, group, environment);
 
   Startup startup{.facts = std::make_unique<PartialFacts>(), .warnings = {}};
@@ -459,14 +446,17 @@ Startup start_up(const PartialStateOptions& options) {
   facts.type = choice.type;
   facts.backend = choice.backend;
   facts.host_name = this_host_name();
-  facts.timeout = options.timeout.value_or(default_timeout(choice.backend.value_or("")));
+  // A group that is there keeps the time it was made with.
+  const bool kept = group.group && !group.lent;
+  facts.timeout =
+      options.timeout.value_or(kept ? group.timeout : default_timeout(choice.backend.value_or("")));
   facts.debug = debug;
   choose_device(facts, choice, environment);
   require_direct_links_or_none(facts, environment);
   if (choice.type != DistributedType::kNo) {
     place(facts, group.world);
     join_group(group, options, facts, environment);
-    facts.debug = or_comm_error([&] { return agree_on_debug(debug, group, startup.warnings); });
+    facts.debug = agree_on_debug(debug, group, startup.warnings);
     const bool adopted_again = default_group().group != nullptr;
     if (choice.type == DistributedType::kMultiCpu && !adopted_again) {
       share_out_threads(group.world, environment, startup.warnings);

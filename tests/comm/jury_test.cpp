@@ -17,7 +17,11 @@ Jury jury_of(int ranks) {
 
 ToldCall call(std::uint64_t sequence, std::uint64_t signature, const std::string& text,
               bool complete = false) {
-  return {.sequence = sequence, .signature = signature, .text = text, .complete = complete};
+  return {.sequence = sequence,
+          .signature = signature,
+          .text = text,
+          .complete = complete,
+          .open = complete ? sequence + 1 : sequence};
 }
 
 std::string text_of(const std::optional<Finding>& finding) {
@@ -93,6 +97,29 @@ TEST(Jury, LetsARankEndThatTookPartInEverything) {
       << "silence of others counts";
 }
 
+TEST(Jury, NamesWhoHasLeftWithSeveralCollectivesUnderWay) {
+  auto jury = jury_of(2);
+  auto last = call(6, 9, "all_reduce float32[6]");
+  last.open = 4;
+  jury.left(1, last);
+  jury.waits(0, call(4, 7, "all_reduce float32[4]"), kStart);
+  EXPECT_EQ(text_of(jury.finding(kStart)),
+            "rank 1 has ended in all_reduce float32[6], and rank 0 waits in all_reduce float32[4]");
+}
+
+TEST(Jury, NamesWhoHasLeftWhenWhatItHadSentIsLost) {
+  auto jury = jury_of(3);
+  jury.left(1, call(4, 7, "gather", true));
+  jury.waits(0, call(4, 7, "gather"), kStart);
+  jury.transport_failed(0, call(4, 7, "gather"), "reset by peer", kStart);
+  EXPECT_EQ(text_of(jury.finding(kStart + 1s)), "nothing") << "another rank may have died";
+  jury.transport_failed(0, call(5, 7, "reduce"), "reset by peer", kStart + 1s);
+  EXPECT_EQ(text_of(jury.finding(kStart + 1s)), "rank 1 has ended after gather");
+  jury.tells(2, call(5, 7, "reduce", true), kStart + 1s);
+  jury.died(2);
+  EXPECT_EQ(text_of(jury.finding(kStart + 1s)), "rank 2 died after reduce");
+}
+
 TEST(Jury, NamesADeadRankWithItsLastCall) {
   auto jury = jury_of(2);
   jury.died(1);
@@ -120,6 +147,29 @@ TEST(Jury, ShowsTheExceptionOfARankBeforeItsDeath) {
   EXPECT_EQ(text_of(jury.finding(kStart)), "rank 1 failed before its first collective: disk full");
 }
 
+TEST(Jury, ComparesWithTheLastCallOfARankThatHasLeft) {
+  auto jury = jury_of(2);
+  jury.left(0, call(3, 7, "gather float32[4] at a.cpp:1", true));
+  jury.waits(1, call(3, 8, "gather float32[9] at a.cpp:1"), kStart);
+  const auto found = text_of(jury.finding(kStart));
+  EXPECT_NE(found.find("float32[4]"), std::string::npos) << found;
+  EXPECT_NE(found.find("float32[9]"), std::string::npos) << found;
+}
+
+TEST(Jury, MissesTheFitWhereARankHasCompletedWhatAnotherWaitsIn) {
+  auto jury = jury_of(3);
+  jury.left(0, call(5, 7, "barrier", true));
+  jury.waits(1, call(3, 8, "gather float32[9] at a.cpp:1"), kStart);
+  jury.tells(2, call(2, 6, "barrier", true), kStart);
+  jury.tells(2, call(2, 6, "barrier", true), kStart + 11s);
+  jury.tells(1, call(2, 6, "barrier", true), kStart + 11s);
+  EXPECT_EQ(text_of(jury.finding(kStart + 11s)), "nothing") << "rank 2 is late for it";
+  jury.tells(2, call(3, 8, "gather float32[9] at a.cpp:1"), kStart + 11s);
+  const auto found = text_of(jury.finding(kStart + 11s));
+  EXPECT_NE(found.find("rank 0 has ended"), std::string::npos) << found;
+  EXPECT_NE(found.find("gather float32[9]"), std::string::npos) << found;
+}
+
 TEST(Jury, BlamesSilenceAfterTenSecondsWithTheStateOfTheProcess) {
   auto jury = jury_of(2);
   jury.heard(0, kStart + 10s);
@@ -144,6 +194,22 @@ TEST(Jury, WaitsForTheCauseOfAFailedConnection) {
             "the connection of rank 0 failed in gather: reset by peer");
   jury.died(1);
   EXPECT_EQ(jury.finding(kStart + 2s)->rank, 1);
+}
+
+TEST(Jury, BlamesWhoDidNotComeWhenTheTransportGivesUpAtTheTimeout) {
+  Jury jury({"rank 0", "rank 1"}, {.timeout = 3s}, kStart);
+  jury.tells(1, call(4, 7, "reduce at a.cpp:0", true), kStart);
+  jury.waits(0, call(5, 7, "gather at a.cpp:1"), kStart + 100ms);
+  EXPECT_EQ(text_of(jury.finding(kStart + 3s)), "nothing") << "the transport decides";
+  jury.transport_failed(0, call(5, 7, "gather at a.cpp:1"), "timed out", kStart + 3s);
+  EXPECT_EQ(text_of(jury.finding(kStart + 3s)), "nothing") << "it may have died";
+  const auto finding = jury.finding(kStart + 3300ms);
+  EXPECT_EQ(text_of(finding),
+            "rank 0 has waited for 3 s, which is the timeout, in gather at a.cpp:1 for rank 1, "
+            "after reduce at a.cpp:0. It is alive, but did not come.");
+  EXPECT_EQ(finding->rank, 1);
+  jury.died(1);
+  EXPECT_EQ(text_of(jury.finding(kStart + 3300ms)).substr(0, 11), "rank 1 died");
 }
 
 TEST(Jury, SaysOnceWhoIsWaitedForWithoutBlame) {

@@ -131,6 +131,36 @@ TEST(ShmWork, ThatIsNotCompleteInTimeSaysSoAndGoesOn) {
   });
 }
 
+TEST(ShmWork, ThatNobodyWaitsForCompletesAllTheSame) {
+  on_processes(2, [](ShmRank& self) {
+    auto options = small_chunks();
+    options.inline_bytes = 1 << 20;
+    const auto backend = self.backend("shm", options);
+    WorkPtr kept;
+    const auto call = [&](std::int64_t numel, bool keep) {
+      self.meet(detail::str("call", self.guard->entered));
+      if (self.rank == 1) std::this_thread::sleep_for(30ms);
+      Tensors tensors{torch::ones({numel})};
+      const auto work = backend->allreduce(tensors, {});
+      if (keep) kept = work;
+      return tensors[0];
+    };
+    int calls = 0;
+    for (const bool keep : {false, true}) {
+      for (const std::int64_t numel : {4, 400, 4000}) {  // one round, two, many
+        const auto tensor = call(numel, keep);
+        ++calls;
+        const auto until = std::chrono::steady_clock::now() + 10s;
+        while (self.guard->left < calls && std::chrono::steady_clock::now() < until) {
+          std::this_thread::sleep_for(1ms);
+        }
+        ASSERT_EQ(self.guard->left, calls) << numel;
+        EXPECT_EQ(tensor[numel - 1].item<double>(), 2) << numel;
+      }
+    }
+  });
+}
+
 TEST(ShmMessages, OfAnySizeArriveInOrderByTag) {
   on_processes(3, [](ShmRank& self) {
     const auto backend = self.backend();

@@ -2,107 +2,16 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-
-#include "comm/samples.h"
-#include "comm/shm_ranks.h"
+#include "comm/shm_numbers.h"
 #include "support/on_processes.h"
 
 namespace accelerate {
 namespace {
 
-using c10d::ReduceOp;
-using torch::Tensor;
-using Tensors = std::vector<Tensor>;
-
-/// All dtypes that a tensor of numbers can have.
-const std::vector<torch::ScalarType> kMoved = {
-    torch::kBool,       torch::kByte,         torch::kChar,          torch::kShort,
-    torch::kInt,        torch::kLong,         torch::kHalf,          torch::kBFloat16,
-    torch::kFloat,      torch::kDouble,       torch::kUInt16,        torch::kUInt32,
-    torch::kUInt64,     torch::kComplexFloat, torch::kComplexDouble, torch::kFloat8_e4m3fn,
-    torch::kFloat8_e5m2};
-const std::vector<torch::ScalarType> kReduced(kMoved.begin(), kMoved.end() - 2);
-/// Those that Gloo can reduce.
-const std::vector<torch::ScalarType> kOfGloo = {torch::kByte,  torch::kChar,  torch::kInt,
-                                                torch::kLong,  torch::kHalf,  torch::kBFloat16,
-                                                torch::kFloat, torch::kDouble};
-
-bool is_whole(torch::ScalarType dtype) { return c10::isIntegralType(dtype, true); }
-
-std::vector<ReduceOp::RedOpType> reductions_of(torch::ScalarType dtype) {
-  if (c10::isComplexType(dtype)) return {ReduceOp::SUM, ReduceOp::AVG};
-  std::vector<ReduceOp::RedOpType> all = {ReduceOp::SUM, ReduceOp::PRODUCT, ReduceOp::MIN,
-                                          ReduceOp::MAX};
-  if (dtype != torch::kBool) all.push_back(ReduceOp::AVG);
-  if (is_whole(dtype)) all.insert(all.end(), {ReduceOp::BAND, ReduceOp::BOR, ReduceOp::BXOR});
-  return all;
-}
-
 /// Around the 4096 bytes of a slot and the 1024 up to which one step does.
 std::vector<std::int64_t> sizes_of(torch::ScalarType dtype) {
   const auto slot = static_cast<std::int64_t>(4096 / c10::elementSize(dtype));
   return {0, 1, 37, slot / 4, slot / 4 + 1, slot - 1, slot, slot + 1, 3 * slot + 5};
-}
-
-torch::ScalarType wide(torch::ScalarType dtype) {
-  if (dtype == torch::kBool) return torch::kByte;
-  if (is_whole(dtype)) return torch::kLong;
-  return dtype == torch::kHalf || dtype == torch::kBFloat16 ? torch::kFloat : dtype;
-}
-
-/// In rank order, as the backend promises, rounded once.
-Tensor reduced(const Tensors& of_ranks, ReduceOp::RedOpType reduction) {
-  const auto dtype = of_ranks.front().scalar_type();
-  auto result = of_ranks.front().to(wide(dtype));
-  for (std::size_t rank = 1; rank < of_ranks.size(); ++rank) {
-    const auto next = of_ranks[rank].to(wide(dtype));
-    const bool truth = dtype == torch::kBool;
-    switch (reduction) {
-      case ReduceOp::SUM:
-      case ReduceOp::AVG:
-        result = truth ? result | next : result + next;
-        break;
-      case ReduceOp::PRODUCT:
-        result = result * next;
-        break;
-      case ReduceOp::MIN:
-        result = torch::minimum(result, next);
-        break;
-      case ReduceOp::MAX:
-        result = torch::maximum(result, next);
-        break;
-      case ReduceOp::BAND:
-        result = result & next;
-        break;
-      case ReduceOp::BOR:
-        result = result | next;
-        break;
-      default:
-        result = result ^ next;
-    }
-  }
-  if (reduction == ReduceOp::AVG) {
-    const auto ranks = static_cast<std::int64_t>(of_ranks.size());
-    if (c10::isComplexType(dtype))
-      return torch::view_as_complex(torch::view_as_real(result) / ranks);
-    result = is_whole(dtype) ? torch::div(result, ranks, "trunc") : result / ranks;
-  }
-  return result.to(dtype);
-}
-
-Tensors of_all_ranks(int world, torch::ScalarType dtype, std::int64_t size) {
-  Tensors parts;
-  for (int rank = 0; rank < world; ++rank) parts.push_back(sample(rank, dtype, size));
-  return parts;
-}
-
-c10::intrusive_ptr<c10d::Backend> gloo(ShmRank& self) {
-  using Gloo = c10d::ProcessGroupGloo;
-  auto options = Gloo::Options::create();
-  options->devices.push_back(Gloo::createDeviceForHostname("127.0.0.1"));
-  return c10::make_intrusive<Gloo>(c10::make_intrusive<c10d::PrefixStore>("gloo", self.store),
-                                   self.rank, self.size, options);
 }
 
 template <class Options>
@@ -151,28 +60,6 @@ TEST(ShmAllReduce, IsExactForEveryDtypeReductionAndSizeOnThreeRanks) {
 TEST(ShmAllReduce, IsExactForEveryDtypeReductionAndSizeOnOneAndFiveRanks) {
   on_processes(1, reduces_every_dtype);
   on_processes(5, reduces_every_dtype);
-}
-
-TEST(ShmAllReduce, AgreesWithGloo) {
-  on_processes(3, [](ShmRank& self) {
-    const auto backend = self.backend();
-    const auto reference = gloo(self);
-    for (const auto dtype : kOfGloo) {
-      for (const auto reduction : reductions_of(dtype)) {
-        if (reduction == ReduceOp::AVG) continue;  // Gloo has none
-        for (const std::int64_t size : {1, 37, 5000}) {
-          const auto input = sample(self.rank, dtype, size);
-          const auto ours = all_reduce(*backend, input, reduction).to(torch::kDouble);
-          const auto theirs = all_reduce(*reference, input, reduction).to(torch::kDouble);
-          // Gloo rounds after every rank.
-          const double tolerance = dtype == torch::kBFloat16 ? 2e-2 : 3e-3;
-          EXPECT_TRUE(torch::allclose(ours, theirs, tolerance, is_whole(dtype) ? 0 : tolerance))
-              << dtype << " " << int(reduction) << " " << size;
-        }
-      }
-    }
-    self.meet("end");
-  });
 }
 
 TEST(ShmAllReduce, TakesTensorsThatAreNotContiguousAndListsOfTensors) {

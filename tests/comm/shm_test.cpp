@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "accelerate/errors.h"
+#include "comm/shm_copy.h"
 #include "comm/shm_ranks.h"
 #include "comm/shm_reduce.h"
 #include "comm/shm_segment.h"
@@ -35,6 +36,20 @@ Tensor reduce(Element element, Reduction reduction, const Tensors& sources) {
   detail::reduce(element, reduction, memory, static_cast<std::byte*>(out.mutable_data_ptr()),
                  nullptr, static_cast<std::size_t>(out.numel()));
   return out;
+}
+
+TEST(ShmCopy, PastTheCacheMovesAllBytesAndNoOthers) {
+  std::vector<std::byte> from(1000);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 + 1);
+  for (const std::size_t begin : {0, 1, 15, 63, 64}) {
+    for (const std::size_t bytes : {0, 1, 63, 64, 65, 127, 128, 700}) {
+      std::vector<std::byte> to(1000);
+      auto expected = to;
+      std::copy_n(from.begin() + 3, bytes, expected.begin() + static_cast<std::ptrdiff_t>(begin));
+      detail::copy_past_cache(to.data() + begin, from.data() + 3, bytes);
+      EXPECT_EQ(to, expected) << begin << " " << bytes;
+    }
+  }
 }
 
 /// Every number that 16 bits can be.

@@ -216,8 +216,9 @@ std::vector<RankOutcome> run_processes(int n, const OnProcessesOptions& options,
     const auto changes = variables_of(rank, n, ordinal, options, folder.path() / "store");
     std::vector<int> inherit;
     if (options.listen_fd && rank == 0) inherit.push_back(*options.listen_fd);
-    processes.spawn({.argv = command,
-                     .program = "/proc/self/exe",
+    const bool wrapped = options.started_by != nullptr;
+    processes.spawn({.argv = wrapped ? options.started_by(rank, command) : command,
+                     .program = wrapped ? "" : "/proc/self/exe",
                      .environment = detail::environment_with(changes),
                      .output = detail::StreamTarget::kPipe,
                      .error = detail::StreamTarget::kWithOutput,

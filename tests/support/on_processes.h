@@ -35,6 +35,10 @@ struct OnProcessesOptions {
   std::optional<int> processes_per_host = std::nullopt;
   /// A listening socket for rank 0, as our launcher hands it over.
   std::optional<int> listen_fd = std::nullopt;
+  /// The command that starts a rank, made of the plain one: on another host (hosts.h), in another
+  /// namespace. It must become that rank, so that signals and the time limit reach it.
+  std::function<std::vector<std::string>(int rank, const std::vector<std::string>& argv)>
+      started_by = nullptr;
 };
 
 /// How one rank ended.
