@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "comm/announced.h"
@@ -12,6 +13,19 @@ namespace accelerate::detail {
 namespace {
 
 using Nccl = c10d::ProcessGroupNCCL;
+
+/// "" when the collective is complete.
+std::string problem_of(const c10::ivalue::Future& result) {
+  if (result.hasError()) return result.tryRetrieveErrorMessage();
+  switch (static_cast<c10d::WorkResult>(result.constValue().toInt())) {
+    case c10d::WorkResult::SUCCESS:
+      return "";
+    case c10d::WorkResult::TIMEOUT:
+      return "NCCL has waited for as long as the timeout says";
+    default:
+      return "NCCL reports an error, which stands above";
+  }
+}
 
 /// NCCL with a guard. A collective runs on the device, so nothing fails here: c10d's own watchdog
 /// says when one is complete, and when one never can be, the guard ends the process.
@@ -64,7 +78,12 @@ class GuardedNccl : public Announced<Nccl> {
       return work;
     }
     work->getFutureResult()->addCallback(
-        [guard = guard_, ticket](c10::ivalue::Future& /*result*/) { guard->leave(ticket); },
+        [guard = guard_, ticket](c10::ivalue::Future& result) {
+          if (const auto problem = problem_of(result); !problem.empty()) {
+            return guard->transport_failed(ticket, problem);
+          }
+          guard->leave(ticket);
+        },
         /*uses_future=*/false);
     return work;
   }

@@ -36,12 +36,10 @@ class GroupGuard : public DeviceCallGuard {
   /// once when it has failed already. Once or never.
   void on_failure(const Ticket& ticket, std::function<void()> cancel);
 
-  /// The transport failed under a call. Others know better why; the call is cancelled when the jury
-  /// has found out.
-  void transport_failed(const Ticket& ticket, const std::string& message) {
+  void transport_failed(const Ticket& ticket, const std::string& message) override {
     watch_->transport_failed(ticket, message);
   }
-  /// The same for who has to wait for it: the exception to throw.
+  /// `transport_failed` for who has to wait for it: the exception to throw.
   [[nodiscard]] std::exception_ptr explain(const Ticket& ticket, const std::string& message,
                                            int rank = -1);
   /// The exception of a call that is cancelled.

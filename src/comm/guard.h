@@ -49,6 +49,8 @@ class DeviceCallGuard : public CallGuard {
  public:
   /// When the group fails before the call is complete, this process reports it and ends.
   virtual void end_with(const Ticket& ticket) = 0;
+  /// The transport failed under a call. Others know better why; the group fails with what is found.
+  virtual void transport_failed(const Ticket& ticket, const std::string& message) = 0;
   /// `f` is called, on the side thread, when the group fails, before anything else happens.
   virtual void when_failed(std::function<void()> f) = 0;
 };

@@ -117,9 +117,13 @@ TEST_P(Nccl, ARankThatIsBusyIsWaitedFor) {
   for (const auto& outcome : outcomes) EXPECT_TRUE(outcome.ok()) << outcome.output;
 }
 
+// NCCL moves what fits: ranks with less may get what they want. They learn it in their next call.
 TEST_P(Nccl, AnotherShapeIsNamed) {
-  const auto outcomes = ranks([](PartialState& state) {
-    (void)gather(torch::ones({9}, state.device())).sum().item<float>();
+  const auto outcomes = programs([](PartialState& state) {
+    (void)gather(torch::ones({4}, state.device())).sum().item<float>();
+    const int size = state.process_index() == 1 ? 9 : 4;
+    (void)gather(torch::ones({size}, state.device())).sum().item<float>();
+    state.wait_for_everyone();
   });
   expect_all_say(outcomes, "gather float32[9] at nccl_test.cpp:");
   expect_all_say(outcomes, "gather float32[4] at nccl_test.cpp:");
