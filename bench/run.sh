@@ -5,11 +5,11 @@
 #   bench/run.sh gpu    one process on a GPU
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
-#   BENCH              which of: startup collectives ddp guard launches; by default all
+#   BENCH              which of: startup collectives ddp data guard launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp guard launches} "
+wanted=" ${BENCH:-startup collectives ddp data guard launches} "
 cd "$(dirname "$0")"
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
@@ -27,14 +27,15 @@ title() {
     "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$1"
 }
 
-# Program, number of processes: ours and Python's in turns, so that a slow minute of the machine hits both.
+# Part, number of processes, program if its name is another one: ours and Python's in turns, so that a slow minute of
+# the machine hits both.
 compare() {
-  local case=$1 processes=$2
+  local case=$1 processes=$2 program=${3:-$1}
   [[ $wanted == *" $case "* ]] || return 0
   local ours=$results/$case-$processes python=$results/$case-$processes-python
   for _ in 1 2 3; do
-    launch "$processes" "$python" "$case.py"
-    launch "$processes" "$ours" --no-python "$folder/bench_$case"
+    launch "$processes" "$python" "$program.py"
+    launch "$processes" "$ours" --no-python "$folder/bench_$program"
   done
   title "$case, $processes processes on one host"
   "$ACCELERATE_PYTHON" compare.py "$ours" "$python"
@@ -52,6 +53,7 @@ for processes in 2 4; do
   compare collectives $processes
   compare ddp $processes
 done
+compare data 1 data_loader  # rates: the ratio says how many times as fast as Python
 
 if [[ $wanted == *" guard "* ]]; then
   for _ in 1 2 3; do

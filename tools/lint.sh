@@ -46,6 +46,12 @@ while IFS= read -r hit; do complain "$hit: <torch/torch.h> costs 20 s; only acce
 while read -r lines file; do
   [ "$file" = total ] || [ "$lines" -le 700 ] || complain "$file has $lines lines; 700 is the limit"
 done < <(sources | xargs wc -l)
+# The code in the guide is that of a program which is compiled and run.
+while IFS= read -r hit; do complain "$hit"; done < <(
+  awk 'FNR == NR { sub(/^ +/, ""); program = program $0 "\n"; next }
+       /^```cpp$/ { inside = 1; first = FNR; block = ""; next }
+       /^```$/ && inside { inside = 0; if (!index(program, block)) print FILENAME ":" first ": not in examples/data_loading.cpp" }
+       inside { sub(/^ +/, ""); block = block $0 "\n" }' examples/data_loading.cpp docs/data.md)
 
 [ $status -ne 0 ] || echo "lint: formatting and layers are in order"
 exit $status

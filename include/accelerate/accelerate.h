@@ -18,6 +18,7 @@
 #include "accelerate/modeling.h"
 #include "accelerate/operations.h"
 #include "accelerate/parallelism_config.h"
+#include "accelerate/prepared_loader.h"
 #include "accelerate/progress.h"
 #include "accelerate/random.h"
 #include "accelerate/rich.h"

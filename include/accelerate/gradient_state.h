@@ -23,8 +23,11 @@ class ACCELERATE_API DataLoaderStateMixin {
 
   /// Whether the batch handed out last is the final one.
   [[nodiscard]] virtual bool end_of_dataloader() const = 0;
-  /// How many samples of the final batches are repeats that even them out; -1 when not known.
+  /// How many samples of the final batches of all processes are genuine, 0 when all are; -1 when
+  /// not known. The others are repeats that even the batches out.
   [[nodiscard]] virtual std::int64_t remainder() const = 0;
+  /// How many samples the final batches of all processes hold, repeats included; -1 when not known.
+  [[nodiscard]] virtual std::int64_t padded_size() const { return -1; }
 };
 
 /// The process-wide state of gradient accumulation. Copies are handles to the same state.

@@ -1,0 +1,106 @@
+// accelerate/batch_tensors.h - the tensors of a batch, made from those of samples or datasets.
+//
+// Internal to accelerate/data_loader.h. Nothing that comes back shares memory with what it was made
+// from.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "accelerate/api.h"
+#include "accelerate/batch_samplers.h"
+#include "accelerate/tree.h"
+
+namespace accelerate::detail {
+
+/// Memory of large batches, used again. Fresh pages of the system cost several times what it takes
+/// to copy a batch into them.
+class ACCELERATE_API BatchMemory : public std::enable_shared_from_this<BatchMemory> {
+ public:
+  BatchMemory() = default;
+  ~BatchMemory();
+  BatchMemory(const BatchMemory&) = delete;
+  BatchMemory& operator=(const BatchMemory&) = delete;
+
+  /// Goes back to where it came from with its last reference, in whatever thread that is. Not more
+  /// is held than was once in use.
+  [[nodiscard]] at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options,
+                                 std::size_t bytes);
+
+ private:
+  struct Block {
+    void* data;
+    std::size_t bytes;
+  };
+  [[nodiscard]] Block take(std::size_t bytes);
+  void give_back(Block block);
+
+  std::mutex mutex_;
+  std::vector<Block> free_;
+  std::size_t free_bytes_ = 0;
+  std::size_t used_bytes_ = 0;
+  std::size_t most_used_ = 0;
+};
+
+/// How a batch is made, wherever that happens.
+struct LoadContext {
+  /// Into page-locked memory.
+  bool pinned = false;
+  /// One batch may keep all cores busy: nobody else is loading.
+  bool parallel = false;
+  std::shared_ptr<BatchMemory> memory = nullptr;
+};
+
+/// Rows of a tensor, in the order of `rows`. Throws `ArgumentError` for a row that is not there.
+[[nodiscard]] ACCELERATE_API at::Tensor gather_rows(const at::Tensor& tensor,
+                                                    const IndexBatch& rows,
+                                                    const LoadContext& context);
+/// One row, without the dimension of the rows.
+[[nodiscard]] ACCELERATE_API at::Tensor copy_row(const at::Tensor& tensor, std::int64_t row,
+                                                 const LoadContext& context);
+/// The tensors behind one another along a new dimension 0. Throws `ArgumentError` with the path and
+/// both shapes where they differ.
+[[nodiscard]] ACCELERATE_API at::Tensor stack_samples(const std::vector<at::Tensor*>& samples,
+                                                      const TreePath& path,
+                                                      const LoadContext& context);
+/// [size], to be filled in.
+[[nodiscard]] ACCELERATE_API at::Tensor empty_column(std::size_t size, at::ScalarType type,
+                                                     const LoadContext& context);
+/// The tensor in page-locked memory, where that is asked for and it is not there already.
+[[nodiscard]] ACCELERATE_API at::Tensor pin(const at::Tensor& tensor, const LoadContext& context);
+
+/// The batch with its tensors in page-locked memory, where that is asked for.
+template <class Batch>
+[[nodiscard]] Batch pinned(Batch batch, const LoadContext& context) {
+  if constexpr (TensorTree<Batch>) {
+    if (context.pinned) {
+      return tree::map([&](const at::Tensor& leaf) { return pin(leaf, context); },
+                       std::move(batch));
+    }
+  }
+  return batch;
+}
+
+/// A number made of the first and the last row of each tensor.
+[[nodiscard]] ACCELERATE_API std::uint64_t fingerprint_rows(const std::vector<at::Tensor>& tensors);
+
+/// The common length of a dataset's tensors. Throws `ArgumentError` where they differ, or there is
+/// none.
+class ACCELERATE_API CommonLength {
+ public:
+  void add(const TreePath& path, const at::Tensor& tensor);
+  [[nodiscard]] std::int64_t get() const;
+
+ private:
+  std::int64_t length_ = -1;
+  std::string first_path_ = {};
+};
+
+}  // namespace accelerate::detail

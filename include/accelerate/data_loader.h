@@ -1,0 +1,197 @@
+// accelerate/data_loader.h - batches of a dataset, loaded ahead by threads.
+//
+//     auto loader = accelerate::make_data_loader(std::pair{inputs, labels},
+//                                                {.batch_size = 16, .shuffle = true});
+//     for (auto& [x, y] : loader) ...
+//
+// Datasets: accelerate/datasets.h says what fits. Samplers: accelerate/samplers.h, LibTorch's, your
+// own. The order of batches and all random numbers are those of one seed, whatever the number of
+// workers; permutations are Python's. A loop may be left at any time and begun anew.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "accelerate/api.h"
+#include "accelerate/collate.h"
+#include "accelerate/data_loader_detail.h"
+#include "accelerate/data_loader_options.h"
+#include "accelerate/data_loader_state.h"
+#include "accelerate/datasets.h"
+#include "accelerate/gather_for_metrics.h"
+#include "accelerate/loader_core.h"
+#include "accelerate/sampler_adaptors.h"
+#include "accelerate/worker_generator.h"
+
+namespace accelerate {
+
+namespace detail {
+/// The length, or `StateError`: an iterable dataset without size has none.
+[[nodiscard]] ACCELERATE_API std::int64_t known_length(const std::optional<std::int64_t>& length,
+                                                       std::string_view what);
+}  // namespace detail
+
+/// A range of batches. Copies are handles to one loader. Each loop is a pass of its own: passes may
+/// nest, run side by side, be left early; the loader may go while one is under way.
+template <class Batch>
+class DataLoader {
+ public:
+  /// One pass. Move only; the batch it refers to stays until the next `++`.
+  class iterator {
+   public:
+    using value_type = Batch;
+    using difference_type = std::ptrdiff_t;
+
+    iterator() = default;
+    explicit iterator(std::shared_ptr<detail::LoaderCore<Batch>> core)
+        : core_(std::move(core)), pass_(core_->start_pass()) {
+      ++*this;
+    }
+
+    Batch& operator*() const { return loaded_->batch; }
+    Batch* operator->() const { return &loaded_->batch; }
+    iterator& operator++() {
+      const bool complete = loaded_ && loaded_->last;
+      loaded_.reset();  // its memory can be had for the next one
+      auto pass = std::move(pass_);
+      loaded_ = core_->advance(*pass, complete);
+      if (loaded_) pass_ = std::move(pass);
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return !loaded_; }
+
+   private:
+    std::shared_ptr<detail::LoaderCore<Batch>> core_ = nullptr;
+    std::unique_ptr<detail::Pass<Batch>> pass_ = nullptr;
+    mutable std::optional<detail::LoadedBatch<Batch>> loaded_ = std::nullopt;
+  };
+  using value_type = Batch;
+
+  explicit DataLoader(std::shared_ptr<detail::LoaderCore<Batch>> core) : core_(std::move(core)) {}
+
+  /// Begins a pass and loads its first batch. Throws `DataLoaderError` with the exception that a
+  /// dataset, sampler or collate function threw nested, as does `++`.
+  [[nodiscard]] iterator begin() const { return iterator(core_); }
+  [[nodiscard]] std::default_sentinel_t end() const { return {}; }
+
+  /// Batches in a pass: Python's `len(loader)`. Throws `StateError` where that is not known.
+  [[nodiscard]] std::int64_t size() const {
+    return detail::known_length(core_->size(), "This data loader");
+  }
+  /// Samples: Python's `len(loader.dataset)`. Throws `StateError` where that is not known.
+  [[nodiscard]] std::int64_t dataset_size() const {
+    return detail::known_length(core_->recipe()->dataset_size, "The dataset of this data loader");
+  }
+  [[nodiscard]] const DataLoaderOptions& options() const { return core_->recipe()->options; }
+  /// Unset with a batch sampler that has none, and where the dataset yields batches.
+  [[nodiscard]] std::optional<std::int64_t> batch_size() const {
+    const auto& recipe = *core_->recipe();
+    const bool asks = recipe.options.batch_size && recipe.batch_sampler;
+    return asks ? recipe.batch_sampler->batch_size() : recipe.options.batch_size;
+  }
+
+  /// Complete passes so far, or what `set_epoch` said last. Seedable samplers, datasets with a
+  /// `set_epoch` and `worker_generator` depend on it; a pass that is left early does not count.
+  [[nodiscard]] std::int64_t iteration() const { return core_->position().epoch(); }
+  void set_epoch(std::int64_t epoch) { core_->position().set_epoch(epoch); }
+
+  /// Where indices come from; null for iterable data, and for a batch sampler without one.
+  [[nodiscard]] std::shared_ptr<Sampler> get_sampler() const {
+    const auto& batch_sampler = core_->recipe()->batch_sampler;
+    return batch_sampler ? batch_sampler->sampler() : nullptr;
+  }
+  /// Takes another sampler for the passes to come. Throws `ArgumentError` where there is none.
+  void set_sampler(std::shared_ptr<Sampler> sampler) { core_->set_sampler(std::move(sampler)); }
+
+  /// Whether the batch handed out last is the final one of its pass.
+  [[nodiscard]] bool end_of_dataloader() const { return core_->end_of_dataloader(); }
+  /// With the final batch: how many samples of the final batches of all processes are genuine, 0
+  /// when all are, -1 when that is not known.
+  [[nodiscard]] std::int64_t remainder() const { return core_->remainder(); }
+  /// Samples that all processes together are given at once, where batches have a common size.
+  [[nodiscard]] std::optional<std::int64_t> total_batch_size() const {
+    const auto size = batch_size();
+    return size && !core_->split_batches() ? std::optional(*size * core_->num_processes()) : size;
+  }
+  /// Samples of all processes together.
+  [[nodiscard]] std::int64_t total_dataset_length() const { return dataset_size(); }
+
+  /// What the user has been given so far, at any time, also with workers that have loaded ahead.
+  /// Not exact with `in_order` off.
+  [[nodiscard]] DataLoaderState state_dict() const { return core_->position().state(); }
+  /// The next pass, and no other one, goes on behind the batch that was held when the state was
+  /// taken: the same samples in the same order, for any number of processes. Indices are looked up,
+  /// streams are read from their start. Throws `ArgumentError` for numbers that make no sense.
+  void load_state_dict(const DataLoaderState& state) { core_->position().load(state); }
+
+  /// For this library.
+  [[nodiscard]] const std::shared_ptr<detail::LoaderCore<Batch>>& _core() const { return core_; }
+
+ private:
+  std::shared_ptr<detail::LoaderCore<Batch>> core_;
+};
+
+namespace detail {
+
+template <class Batch>
+DataLoader<Batch> loader_of(LoaderRecipe<Batch> recipe) {
+  return DataLoader<Batch>(std::make_shared<LoaderCore<Batch>>(
+      std::make_shared<const LoaderRecipe<Batch>>(std::move(recipe))));
+}
+
+}  // namespace detail
+
+/// A loader over a dataset, in its order or shuffled. The dataset is moved or copied in; pass a
+/// `std::shared_ptr` to share it. `collate` makes a batch of a `std::vector` of samples, and gets
+/// the generator of the batch as well if it takes one; without it see accelerate/collate.h.
+///
+/// Throws `ArgumentError` for options that contradict each other, as Python's `DataLoader` does.
+template <detail::Dataset D, class Collate = DefaultCollate>
+[[nodiscard]] auto make_data_loader(D dataset, const DataLoaderOptions& options = {},
+                                    Collate collate = {}) {
+  auto owned = detail::Pointee<D>::own(std::move(dataset));
+  if constexpr (detail::IndexedDataset<detail::PointeeOf<D>>) {
+    detail::validate(options, detail::LoaderInput::kSamples);
+    return detail::loader_of(detail::indexed_recipe(
+        std::move(owned), options, std::move(collate),
+        [&](const auto& size) { return detail::batches_of(options, size); }));
+  } else {
+    detail::validate(options, detail::LoaderInput::kIterable);
+    return detail::loader_of(
+        detail::iterable_recipe(std::move(owned), options, std::move(collate)));
+  }
+}
+
+/// A loader over the samples that a sampler names: one of accelerate/samplers.h or LibTorch's, one
+/// of your own (accelerate/sampler_adaptors.h), or a list of indices. With a batch sampler
+/// `batch_size`, `shuffle` and `drop_last` are left as they are.
+template <detail::Dataset D, class S, class Collate = DefaultCollate>
+requires(SamplerLike<detail::PointeeOf<S>> || BatchSamplerLike<detail::PointeeOf<S>>)
+    [[nodiscard]] auto make_data_loader(D dataset, S sampler, const DataLoaderOptions& options = {},
+                                        Collate collate = {}) {
+  static_assert(detail::IndexedDataset<detail::PointeeOf<D>>,
+                "accelerate: iterable data come in their own order; a sampler needs a dataset with "
+                "samples by index.");
+  auto owned = detail::Pointee<D>::own(std::move(dataset));
+  if constexpr (BatchSamplerLike<detail::PointeeOf<S>>) {
+    detail::validate(options, detail::LoaderInput::kBatchSampler);
+    return detail::loader_of(
+        detail::indexed_recipe(std::move(owned), options, std::move(collate),
+                               [&](const auto&) { return as_batch_sampler(std::move(sampler)); }));
+  } else {
+    detail::validate(options, detail::LoaderInput::kSampler);
+    return detail::loader_of(detail::indexed_recipe(
+        std::move(owned), options, std::move(collate),
+        [&](const auto&) { return detail::batches_of(options, as_sampler(std::move(sampler))); }));
+  }
+}
+
+}  // namespace accelerate

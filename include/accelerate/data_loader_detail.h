@@ -1,0 +1,74 @@
+// accelerate/data_loader_detail.h - the recipe of a loader from dataset, sampler and options.
+//
+// Internal to accelerate/data_loader.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "accelerate/api.h"
+#include "accelerate/batch_samplers.h"
+#include "accelerate/data_loader_options.h"
+#include "accelerate/indexed_fetch.h"
+#include "accelerate/loader_recipe.h"
+#include "accelerate/sample_stream.h"
+#include "accelerate/samplers.h"
+
+namespace accelerate::detail {
+
+/// The sampler that the options ask for. Throws `ArgumentError` without a dataset size.
+[[nodiscard]] ACCELERATE_API std::shared_ptr<BatchIndexSampler> batches_of(
+    const DataLoaderOptions& options, const std::optional<std::int64_t>& dataset_size);
+[[nodiscard]] ACCELERATE_API std::shared_ptr<BatchIndexSampler> batches_of(
+    const DataLoaderOptions& options, std::shared_ptr<Sampler> sampler);
+
+template <class T>
+struct Pointee {
+  using type = T;
+  static std::shared_ptr<T> own(T dataset) { return std::make_shared<T>(std::move(dataset)); }
+};
+template <class T>
+struct Pointee<std::shared_ptr<T>> {
+  using type = T;
+  static std::shared_ptr<T> own(std::shared_ptr<T> dataset) { return dataset; }
+};
+template <class T>
+using PointeeOf = typename Pointee<T>::type;
+
+template <class D>
+concept Dataset = IndexedDataset<PointeeOf<D>> || IterableDataset<PointeeOf<D>>;
+
+/// The recipe of a loader over indexed data; `batches(dataset_size)` says which samples make a
+/// batch.
+template <IndexedDataset D, class Collate, class Batches>
+auto indexed_recipe(std::shared_ptr<D> dataset, DataLoaderOptions options, Collate collate,
+                    Batches batches) {
+  using Fetch = IndexedFetch<D, Collate>;
+  LoaderRecipe<typename Fetch::Batch> recipe;
+  recipe.dataset_size = dataset_length(*dataset);
+  recipe.batch_sampler = batches(recipe.dataset_size);
+  recipe.fetch = Fetch(dataset, std::move(collate), options.batch_size);
+  recipe.options = std::move(options);
+  if constexpr (requires { dataset->set_epoch(std::int64_t{}); }) {
+    recipe.set_epoch = [dataset](std::int64_t epoch) { dataset->set_epoch(epoch); };
+  }
+  if constexpr (Columns<D>) {
+    recipe.fingerprint = [dataset] { return fingerprint_rows(tree::leaves(*dataset)); };
+  }
+  return recipe;
+}
+
+template <IterableDataset D, class Collate>
+auto iterable_recipe(std::shared_ptr<D> dataset, DataLoaderOptions options, Collate collate) {
+  using Source = IterableSource<D, Collate>;
+  LoaderRecipe<typename Source::Batch> recipe;
+  recipe.dataset_size = dataset_length(std::as_const(*dataset));
+  recipe.stream = std::make_shared<Source>(std::move(dataset),
+                                           std::make_shared<Collate>(std::move(collate)), options);
+  recipe.options = std::move(options);
+  return recipe;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,160 @@
+// accelerate/item_reader.h - iterable datasets, read item by item.
+//
+// Internal to accelerate/data_loader.h.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <ranges>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "accelerate/datasets.h"
+
+namespace accelerate::detail {
+
+template <class D>
+concept Nexts = requires(D& dataset) {
+  { dataset.next().has_value() } -> std::convertible_to<bool>;
+};
+/// LibTorch's stateful, stream and chunk datasets: so many samples, please.
+template <class D>
+concept GivesBatches = requires(D& dataset) {
+  dataset.get_batch(std::size_t{});
+};
+template <class D>
+concept Generates = requires(D& dataset) {
+  { dataset().has_value() } -> std::convertible_to<bool>;
+};
+template <class D>
+concept IterableDataset = !IndexedDataset<D> && (Nexts<D> || GivesBatches<D> || Generates<D> ||
+                                                 std::ranges::input_range<D>);
+
+/// The items of an iterable dataset, in one pass. The dataset itself holds the position, except in
+/// ranges.
+template <IterableDataset D>
+class ItemReader {
+ public:
+  ItemReader(std::shared_ptr<D> dataset, std::size_t /*batch_size*/, std::int64_t epoch)
+      : dataset_(std::move(dataset)) {
+    tell_epoch(*dataset_, epoch);
+    if constexpr (requires { dataset_->reset(); }) dataset_->reset();
+  }
+  auto next() {
+    if constexpr (Nexts<D>) {
+      return dataset_->next();
+    } else {
+      return (*dataset_)();
+    }
+  }
+
+ private:
+  std::shared_ptr<D> dataset_;
+};
+
+template <IterableDataset D>
+requires(!Nexts<D> && GivesBatches<D>) class ItemReader<D> {
+  using Given = decltype(std::declval<D&>().get_batch(std::size_t{}));
+  static constexpr bool kEnds = tree::detail::kIs<Given, std::optional>;
+
+  static auto batch_type() {
+    if constexpr (kEnds) {
+      return std::type_identity<typename Given::value_type>{};
+    } else {
+      return std::type_identity<Given>{};
+    }
+  }
+  using Items = typename decltype(batch_type())::type;
+
+ public:
+  /// Whether the dataset joins samples itself, so that an item is a whole batch.
+  static constexpr bool kWhole = !kIsVector<Items>;
+
+  ItemReader(std::shared_ptr<D> dataset, std::size_t batch_size, std::int64_t epoch)
+      : dataset_(std::move(dataset)), batch_size_(batch_size) {
+    tell_epoch(*dataset_, epoch);
+    if constexpr (kEnds) {
+      dataset_->reset();
+    } else {
+      left_ = dataset_length(*dataset_);  // such a stream never says that it has ended
+    }
+  }
+
+  auto next() {
+    if constexpr (kWhole) {
+      return read();
+    } else {
+      using Item = typename Items::value_type;
+      while (items_.empty()) {
+        auto some = read();
+        if (!some || (!kEnds && some->empty())) return std::optional<Item>();
+        for (auto& item : *some) items_.push_back(std::move(item));
+      }
+      std::optional<Item> item = std::move(items_.front());
+      items_.pop_front();
+      return item;
+    }
+  }
+
+ private:
+  std::optional<Items> read() {
+    auto count = batch_size_;
+    if (left_) {
+      count = std::min(count, static_cast<std::size_t>(*left_));
+      if (count == 0) return std::nullopt;
+      *left_ -= static_cast<std::int64_t>(count);
+    }
+    return dataset_->get_batch(count);
+  }
+
+  template <class Batch>
+  struct Buffer {};
+  template <class Item>
+  struct Buffer<std::vector<Item>> : std::deque<Item> {};
+
+  std::shared_ptr<D> dataset_;
+  std::size_t batch_size_;
+  std::optional<std::int64_t> left_ = std::nullopt;
+  [[no_unique_address]] Buffer<Items> items_ = {};
+};
+
+template <IterableDataset D>
+requires(!Nexts<D> && !GivesBatches<D> && !Generates<D>) class ItemReader<D> {
+ public:
+  ItemReader(std::shared_ptr<D> dataset, std::size_t /*batch_size*/, std::int64_t epoch)
+      : dataset_(std::move(dataset)) {
+    tell_epoch(*dataset_, epoch);
+  }
+  std::optional<std::ranges::range_value_t<D>> next() {
+    // Moves on only when asked: the step may wait for data.
+    at_ ? void(++*at_) : void(at_.emplace(std::ranges::begin(*dataset_)));
+    if (*at_ == std::ranges::end(*dataset_)) return std::nullopt;
+    return **at_;
+  }
+
+ private:
+  std::shared_ptr<D> dataset_;
+  std::optional<std::ranges::iterator_t<D>> at_ = std::nullopt;
+};
+
+/// Whether items are whole batches whatever the batch size.
+template <class D>
+constexpr bool yields_whole_batches() {
+  if constexpr (requires { ItemReader<D>::kWhole; }) {
+    return ItemReader<D>::kWhole;
+  } else {
+    return false;
+  }
+}
+
+template <class D>
+using ItemOf =
+    typename std::remove_cvref_t<decltype(std::declval<ItemReader<D>&>().next())>::value_type;
+
+}  // namespace accelerate::detail

@@ -1,0 +1,47 @@
+// accelerate/loader_position.h - which epoch a data loader is in, and where in it.
+//
+// Internal to accelerate/data_loader.h.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+
+#include "accelerate/api.h"
+#include "accelerate/data_loader_state.h"
+#include "accelerate/load_pass.h"
+
+namespace accelerate::detail {
+
+/// For several threads at once: passes may be under way side by side.
+class ACCELERATE_API LoaderPosition {
+ public:
+  [[nodiscard]] std::int64_t epoch() const;
+  void set_epoch(std::int64_t epoch);
+  /// A pass is complete.
+  void end_epoch();
+
+  /// Batches of this process that every pass leaves out.
+  [[nodiscard]] std::int64_t skip_batches() const;
+  /// The epoch of another loader, and `batches` more to be left out than it does.
+  void follow(const LoaderPosition& other, std::int64_t batches);
+
+  /// Where the next pass begins.
+  [[nodiscard]] PassStart next_start();
+  /// The user has been given what `given` says of batches and samples, in a pass with this start.
+  void remember(const PassStart& start, DataLoaderState given);
+
+  /// What the user has been given so far; after `load` what was loaded.
+  [[nodiscard]] DataLoaderState state() const;
+  /// The next pass goes on from there. Throws `ArgumentError` for numbers that make no sense.
+  void load(const DataLoaderState& state);
+
+ private:
+  mutable std::mutex mutex_;
+  std::int64_t epoch_ = 0;
+  std::int64_t skip_ = 0;
+  std::optional<DataLoaderState> given_ = std::nullopt;    // in the pass that moved on last
+  std::optional<DataLoaderState> pending_ = std::nullopt;  // where the next pass goes on
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,232 @@
+// accelerate/sample_stream.h - iterable data: samples read one after the other, grouped to batches.
+//
+// Internal to accelerate/data_loader.h.
+#pragma once
+
+#include <ATen/core/Generator.h>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "accelerate/indexed_fetch.h"
+#include "accelerate/item_reader.h"
+#include "accelerate/loader_recipe.h"
+
+namespace accelerate::detail {
+
+/// Where the groups of a stream begin and end, and which part of them is ours.
+struct ACCELERATE_API StreamCut {
+  StreamCut(const DataLoaderOptions& options, const StreamShard& shard, bool whole_batches);
+
+  std::int64_t group;  ///< samples that all processes take together
+  std::int64_t begin;  ///< ours in it: from here
+  std::int64_t end;    ///< to here
+  bool fills_up;       ///< a last group that is not full is filled up from the start of the stream
+};
+
+/// One pass over a stream as one process sees it.
+template <class D, class Collate, class Batch>
+class SampleStream final : public LoadSource<Batch> {
+  using Item = ItemOf<D>;
+
+ public:
+  SampleStream(ItemReader<D> reader, std::shared_ptr<Collate> collate,
+               const DataLoaderOptions& options, const StreamCut& cut, std::int64_t skip)
+      : reader_(std::move(reader)),
+        collate_(std::move(collate)),
+        singly_(!options.batch_size || yields_whole_batches<D>()),
+        drop_last_(options.drop_last),
+        cut_(cut) {
+    while (position_ < skip && read()) {
+    }
+    look_ahead();
+  }
+
+  std::optional<PlannedLoad<Batch>> next() override {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    if (!ahead_) return std::nullopt;
+    Group group = std::move(*ahead_);
+    look_ahead();
+    PlannedLoad<Batch> load;
+    load.indices = std::move(group.positions);
+    load.make = [samples = std::make_shared<std::vector<Item>>(std::move(group.samples)),
+                 collate = collate_,
+                 singly = singly_](const IndexBatch&, const LoadContext& context) {
+      return make(*collate, std::move(*samples), singly, context);
+    };
+    load.last = !ahead_ && !failure_;
+    if (load.last && !drop_last_) {
+      load.remainder = group.genuine == cut_.group ? 0 : group.genuine;
+      load.padded_size = cut_.group;
+    }
+    load.samples_after = group.end;
+    load.batches_after = ++groups_;
+    return load;
+  }
+
+ private:
+  struct Group {
+    std::vector<Item> samples = {};
+    IndexBatch positions = {};
+    std::int64_t genuine = 0;
+    std::int64_t end = 0;
+  };
+
+  static Batch make(Collate& collate, std::vector<Item> samples, bool singly,
+                    const LoadContext& context) {
+    if constexpr (yields_whole_batches<D>()) {
+      return make_batch(collate, std::move(samples.front()), context);
+    } else {
+      return Batching<Collate, Item>::make(collate, std::move(samples), singly, context);
+    }
+  }
+
+  std::optional<Item> read() {
+    std::optional<Item> item = reader_.next();
+    if (!item) return item;
+    ++position_;
+    if constexpr (std::copy_constructible<Item>) {
+      if (cut_.fills_up && std::ssize(first_) < cut_.group) first_.push_back(*item);
+    }
+    return item;
+  }
+
+  /// What goes wrong ahead is told in its turn: the batch before it is good.
+  void look_ahead() {
+    ahead_.reset();
+    try {
+      ahead_ = read_group();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+  }
+
+  std::optional<Group> read_group() {
+    if (ended_) return std::nullopt;
+    Group group;
+    for (; group.genuine < cut_.group; ++group.genuine) {
+      auto item = read();
+      if (!item) break;
+      if (group.genuine < cut_.begin || group.genuine >= cut_.end) continue;
+      group.samples.push_back(std::move(*item));
+      group.positions.push_back(position_ - 1);
+    }
+    ended_ = group.genuine < cut_.group;
+    group.end = position_;
+    if (group.genuine == 0 || (ended_ && drop_last_)) return std::nullopt;
+    if (ended_) fill_up(group);
+    return group;
+  }
+
+  void fill_up([[maybe_unused]] Group& group) {
+    if constexpr (std::copy_constructible<Item>) {
+      if (!cut_.fills_up) return;
+      for (auto at = std::max(group.genuine, cut_.begin); at < cut_.end; ++at) {
+        const auto from = (at - group.genuine) % std::ssize(first_);
+        group.samples.push_back(first_[static_cast<std::size_t>(from)]);
+        group.positions.push_back(from);
+      }
+    }
+  }
+
+  ItemReader<D> reader_;
+  std::shared_ptr<Collate> collate_;
+  bool singly_;
+  bool drop_last_;
+  StreamCut cut_;
+  std::vector<Item> first_ = {};
+  std::int64_t position_ = 0;
+  std::int64_t groups_ = 0;
+  bool ended_ = false;
+  std::optional<Group> ahead_ = std::nullopt;
+  std::exception_ptr failure_ = nullptr;
+};
+
+template <IterableDataset D, class Collate>
+auto stream_batch_type() {
+  if constexpr (yields_whole_batches<D>()) {
+    return std::type_identity<decltype(make_batch(std::declval<Collate&>(),
+                                                  std::declval<ItemOf<D>>(), LoadContext()))>{};
+  } else {
+    return std::type_identity<typename Batching<Collate, ItemOf<D>>::Batch>{};
+  }
+}
+
+/// An iterable dataset with its collate function.
+template <IterableDataset D, class Collate>
+class IterableSource final
+    : public StreamFactory<typename decltype(stream_batch_type<D, Collate>())::type> {
+ public:
+  using Batch = typename decltype(stream_batch_type<D, Collate>())::type;
+
+  IterableSource(std::shared_ptr<D> dataset, std::shared_ptr<Collate> collate,
+                 DataLoaderOptions options)
+      : dataset_(std::move(dataset)), collate_(std::move(collate)), options_(std::move(options)) {
+    if constexpr (!yields_whole_batches<D>()) {
+      using Rule = Batching<Collate, ItemOf<D>>;
+      check_batching(options_.batch_size, Rule::kJoins, Rule::kPasses);
+    }
+  }
+
+  std::unique_ptr<LoadSource<Batch>> begin(const StreamShard& shard,
+                                           std::int64_t epoch) const override {
+    if (shard.num_processes > 1) seed_generator(epoch);
+    const StreamCut cut(options_, shard, yields_whole_batches<D>());
+    const auto batch_size = static_cast<std::size_t>(options_.batch_size.value_or(1));
+    return std::make_unique<SampleStream<D, Collate, Batch>>(
+        ItemReader<D>(dataset_, batch_size, epoch), collate_, options_, cut, shard.skip_samples);
+  }
+  std::optional<at::Generator> generator() const override {
+    if constexpr (requires { std::optional<at::Generator>(dataset_->generator()); }) {
+      return dataset_->generator();
+    }
+    return std::nullopt;
+  }
+  bool deals_samples() const override {
+    return options_.batch_size && !yields_whole_batches<D>() && std::copy_constructible<ItemOf<D>>;
+  }
+  std::int64_t num_shards() const override {
+    if constexpr (kShards) return static_cast<std::int64_t>(dataset_->num_shards());
+    return 0;
+  }
+  std::shared_ptr<StreamFactory<Batch>> shard([[maybe_unused]] std::int64_t count,
+                                              [[maybe_unused]] std::int64_t index) const override {
+    if constexpr (kShards) {
+      return std::make_shared<IterableSource>(std::make_shared<D>(dataset_->shard(count, index)),
+                                              collate_, options_);
+    }
+    return nullptr;
+  }
+
+ private:
+  /// Every process must draw the same stream. As Python's `IterableDatasetShard`.
+  void seed_generator([[maybe_unused]] std::int64_t epoch) const {
+    if constexpr (!requires { dataset_->set_epoch(epoch); }) {
+      if (auto own = generator()) {
+        const std::lock_guard lock(own->mutex());
+        own->set_current_seed(static_cast<std::uint64_t>(epoch));
+      }
+    }
+  }
+
+  static constexpr bool kShards = requires(D & dataset, std::int64_t n) {
+    static_cast<std::int64_t>(dataset.num_shards());
+    D(dataset.shard(n, n));
+  };
+
+  std::shared_ptr<D> dataset_;
+  std::shared_ptr<Collate> collate_;
+  DataLoaderOptions options_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,48 @@
+// accelerate/worker_generator.h - random numbers for datasets and collate functions.
+//
+//     at::Tensor get(std::size_t i) { return images[i] + 0.1 * at::randn({3, 32, 32},
+//     worker_generator()); }
+//
+// LibTorch's default generator belongs to the whole process: which thread draws when is chance. The
+// one from here is seeded anew for each batch from the base seed of the pass, the epoch and the
+// number of the batch, so that the numbers do not depend on how many workers there are.
+#pragma once
+
+#include <ATen/core/Generator.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "accelerate/api.h"
+
+namespace accelerate {
+
+/// The CPU generator of the batch that this thread is loading, also with 0 workers. Outside of a
+/// loader: one of this thread, seeded as the default generator was.
+[[nodiscard]] ACCELERATE_API at::Generator& worker_generator();
+
+namespace detail {
+
+/// The seed of one batch.
+[[nodiscard]] ACCELERATE_API std::uint64_t batch_seed(std::uint64_t base_seed, std::int64_t epoch,
+                                                      std::int64_t sequence) noexcept;
+
+/// While it lives, `worker_generator()` of this thread starts from `seed`. Scopes nest. Nothing is
+/// seeded before somebody asks: most datasets never do.
+class ACCELERATE_API BatchSeedScope {
+ public:
+  explicit BatchSeedScope(std::uint64_t seed) noexcept;
+  ~BatchSeedScope();
+  BatchSeedScope(const BatchSeedScope&) = delete;
+  BatchSeedScope& operator=(const BatchSeedScope&) = delete;
+
+ private:
+  friend at::Generator& accelerate::worker_generator();
+  std::uint64_t seed_;
+  bool seeded_ = false;
+  BatchSeedScope* outer_;
+  std::size_t depth_;
+};
+
+}  // namespace detail
+}  // namespace accelerate

@@ -1,0 +1,225 @@
+#include "accelerate/load_workers.h"
+
+#include <ATen/Parallel.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "accelerate/data_loader_options.h"
+#include "core/exception_text.h"
+#include "core/text.h"
+
+// Of the OpenMP runtime that LibTorch brings along, if it does.
+extern "C" void omp_set_num_threads(int) __attribute__((weak));
+
+namespace accelerate::detail {
+namespace {
+
+/// Operators that a worker calls run in its own thread: with a team of threads each, workers would
+/// fight over the cores. `at::set_num_threads` is no help, it changes every thread to come.
+void keep_operators_in_this_thread() {
+  at::get_num_threads();  // sets this thread's number on the first call, over whatever was set
+  if (omp_set_num_threads != nullptr) omp_set_num_threads(1);
+}
+
+/// Signals are the program's business: threads that start while this lives get none.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+constexpr std::size_t kMostIndicesShown = 16;
+
+std::string show_samples(const IndexBatch& indices) {
+  if (indices.empty()) return "";
+  const IndexBatch shown(
+      indices.begin(),
+      indices.begin() + static_cast<std::ptrdiff_t>(std::min(indices.size(), kMostIndicesShown)));
+  const auto more = indices.size() > shown.size() ? str(", ... ", indices.size(), " in all") : "";
+  return str(indices.size() == 1 ? " (sample " : " (samples ", join(shown), more, ")");
+}
+
+}  // namespace
+
+WorkerPool::WorkerPool(std::int64_t num_workers)
+    : started_(static_cast<std::size_t>(num_workers), 0) {
+  const SignalsBlocked blocked;
+  try {
+    for (std::int64_t worker = 0; worker < num_workers; ++worker) {
+      threads_.emplace_back([this, worker] { run(worker); });
+    }
+  } catch (...) {  // the system has no thread left; those that did start must end first
+    stop();
+    throw;
+  }
+}
+
+WorkerPool::~WorkerPool() { stop(); }
+
+void WorkerPool::stop() {
+  std::deque<Entry> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    dropped.swap(queue_);
+  }
+  work_.notify_all();
+  for (auto& thread : threads_) thread.join();
+}
+
+void WorkerPool::submit(Job job, std::int64_t worker) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    queue_.push_back({std::move(job), worker});
+  }
+  // A job for one worker must wake that one, and which one sleeps is not known.
+  worker == kAnyWorker ? work_.notify_one() : work_.notify_all();
+}
+
+void WorkerPool::wait_idle() {
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [this] { return queue_.empty() && running_ == 0; });
+}
+
+bool WorkerPool::first_time(std::int64_t worker) {
+  return std::exchange(started_[static_cast<std::size_t>(worker)], 1) == 0;
+}
+
+std::optional<WorkerPool::Job> WorkerPool::take(std::int64_t worker) {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    const auto mine = std::ranges::find_if(queue_, [worker](const Entry& entry) {
+      return entry.worker == kAnyWorker || entry.worker == worker;
+    });
+    if (mine != queue_.end()) {
+      Job job = std::move(mine->job);
+      queue_.erase(mine);
+      ++running_;
+      return job;
+    }
+    work_.wait(lock);
+  }
+  return std::nullopt;
+}
+
+void WorkerPool::run(std::int64_t worker) {
+  pthread_setname_np(pthread_self(), str("data-", worker).c_str());
+  keep_operators_in_this_thread();
+  while (auto job = take(worker)) {
+    (*job)(worker);
+    job.reset();  // what it holds is gone before the pool counts as idle
+    const std::lock_guard lock(mutex_);
+    if (--running_ == 0 && queue_.empty()) idle_.notify_all();
+  }
+}
+
+LoadWindow::LoadWindow(std::size_t capacity, bool in_order, std::int64_t first_sequence)
+    : in_order_(in_order), opened_(first_sequence), taken_(first_sequence) {
+  for (std::size_t slot = 0; slot < capacity; ++slot) free_slots_.push_back(slot);
+}
+
+bool LoadWindow::begin_opening() {
+  const std::lock_guard lock(mutex_);
+  if (opening_ || closed_ || cancelled_ || free_slots_.empty()) return false;
+  opening_ = true;
+  return true;
+}
+
+LoadWindow::Ticket LoadWindow::open() {
+  const std::lock_guard lock(mutex_);
+  opening_ = false;
+  const Ticket ticket{opened_++, free_slots_.back()};
+  free_slots_.pop_back();
+  return ticket;
+}
+
+std::int64_t LoadWindow::next_sequence() const {
+  const std::lock_guard lock(mutex_);
+  return opened_;
+}
+
+void LoadWindow::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+}
+
+void LoadWindow::done(Ticket ticket, std::exception_ptr failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    ready_.push_back({ticket, std::move(failure)});
+  }
+  changed_.notify_all();
+}
+
+std::vector<LoadWindow::Ready>::iterator LoadWindow::next_ready() {
+  if (!in_order_) return ready_.begin();
+  return std::ranges::find_if(
+      ready_, [this](const Ready& ready) { return ready.ticket.sequence == taken_; });
+}
+
+std::optional<LoadWindow::Taken> LoadWindow::take(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  const auto settled = [this] {
+    return next_ready() != ready_.end() || (closed_ && taken_ == opened_) || cancelled_;
+  };
+  if (timeout.count() == 0) {
+    changed_.wait(lock, settled);
+  } else if (!changed_.wait_for(lock, timeout, settled)) {
+    const auto text = str("Batch ", taken_, " of the data loader did not come within ",
+                          timeout.count(), " ms. Raise DataLoaderOptions::timeout, load with more ",
+                          "workers, or find out what the dataset is waiting for.");
+    return Taken{.failure = std::make_exception_ptr(DataLoaderTimeout(text, taken_, {}))};
+  }
+  const auto ready = next_ready();
+  if (ready == ready_.end()) return std::nullopt;
+  Taken taken{ready->ticket, false, std::move(ready->failure)};
+  ready_.erase(ready);
+  ++taken_;
+  taken.last = closed_ && taken_ == opened_;
+  return taken;
+}
+
+void LoadWindow::release(Ticket ticket) {
+  const std::lock_guard lock(mutex_);
+  free_slots_.push_back(ticket.slot);
+}
+
+void LoadWindow::cancel() {
+  const std::lock_guard lock(mutex_);
+  cancelled_ = true;
+  ready_.clear();
+}
+
+bool LoadWindow::cancelled() const {
+  const std::lock_guard lock(mutex_);
+  return cancelled_;
+}
+
+std::exception_ptr load_failure(std::int64_t sequence, const IndexBatch& indices) {
+  const auto text = str("Batch ", sequence, " of the data loader", show_samples(indices),
+                        " could not be loaded: ", current_exception_text().text());
+  try {
+    std::throw_with_nested(DataLoaderError(text, sequence, indices));
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,99 @@
+#include "accelerate/loader_position.h"
+
+#include <string_view>
+#include <utility>
+
+#include "accelerate/errors.h"
+#include "core/text.h"
+
+namespace accelerate::detail {
+namespace {
+
+void validate(const DataLoaderState& state) {
+  const auto check = [](std::string_view name, std::int64_t value) {
+    if (value >= 0) return;
+    throw ArgumentError(
+        str("The state of a data loader says ", name, " = ", value, ", which is below 0."));
+  };
+  check("epoch", state.epoch.value_or(0));
+  check("batches_yielded", state.batches_yielded);
+  check("samples_yielded", state.samples_yielded.value_or(0));
+  check("sampler_batches", state.sampler_batches);
+}
+
+}  // namespace
+
+std::int64_t LoaderPosition::epoch() const {
+  const std::lock_guard lock(mutex_);
+  return epoch_;
+}
+
+void LoaderPosition::set_epoch(std::int64_t epoch) {
+  const std::lock_guard lock(mutex_);
+  epoch_ = epoch;
+  given_.reset();
+}
+
+void LoaderPosition::end_epoch() {
+  const std::lock_guard lock(mutex_);
+  ++epoch_;
+}
+
+std::int64_t LoaderPosition::skip_batches() const {
+  const std::lock_guard lock(mutex_);
+  return skip_;
+}
+
+void LoaderPosition::follow(const LoaderPosition& other, std::int64_t batches) {
+  const std::scoped_lock lock(mutex_, other.mutex_);
+  epoch_ = other.epoch_;
+  skip_ = other.skip_ + batches;
+}
+
+PassStart LoaderPosition::next_start() {
+  const std::lock_guard lock(mutex_);
+  given_.reset();
+  PassStart start;
+  start.epoch = epoch_;
+  start.skip = start.first_sequence = skip_;
+  if (!pending_) return start;
+
+  const auto state = *std::exchange(pending_, std::nullopt);
+  start.first_sequence = state.batches_yielded;
+  start.skip = state.samples_yielded ? 0 : state.batches_yielded;
+  if (state.samples_yielded) {
+    start.from.samples = *state.samples_yielded;
+    start.from.batches = state.sampler_batches;
+  }
+  // `set_epoch` may have asked for another order meanwhile.
+  if (state.epoch.value_or(epoch_) == epoch_) {
+    start.from.generator_state = state.generator;
+    start.base_seed = state.base_seed;
+  }
+  return start;
+}
+
+void LoaderPosition::remember(const PassStart& start, DataLoaderState given) {
+  given.epoch = start.epoch;
+  given.generator = start.from.generator_state;
+  given.base_seed = start.base_seed;
+  const std::lock_guard lock(mutex_);
+  given_ = std::move(given);
+}
+
+DataLoaderState LoaderPosition::state() const {
+  const std::lock_guard lock(mutex_);
+  if (pending_) return *pending_;
+  return given_.value_or(DataLoaderState{.epoch = epoch_});
+}
+
+void LoaderPosition::load(const DataLoaderState& state) {
+  validate(state);
+  const std::lock_guard lock(mutex_);
+  if (state.epoch) epoch_ = *state.epoch + (state.finished ? 1 : 0);
+  given_.reset();
+  pending_.reset();
+  if (!state.finished && state.batches_yielded > 0) pending_ = state;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,297 @@
+// The decisions of prepare_data_loader, in the order in which Python makes them.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "accelerate/batch_tensors.h"
+#include "accelerate/errors.h"
+#include "accelerate/kwargs.h"
+#include "accelerate/load_pipeline.h"
+#include "accelerate/name_collectives.h"
+#include "accelerate/object_operations.h"
+#include "accelerate/partial_state.h"
+#include "accelerate/prepare_options.h"
+#include "accelerate/prepared_loader.h"
+#include "accelerate/samplers.h"
+#include "core/log.h"
+#include "core/text.h"
+
+namespace accelerate {
+
+PrepareDataLoaderOptions prepare_options(const DataLoaderConfiguration& configuration) {
+  PrepareDataLoaderOptions options;
+  options.split_batches = configuration.split_batches;
+  options.dispatch_batches = configuration.dispatch_batches;
+  options.even_batches = configuration.even_batches;
+  options.use_seedable_sampler = configuration.use_seedable_sampler;
+  options.data_seed = configuration.data_seed;
+  options.non_blocking = configuration.non_blocking;
+  options.use_stateful_dataloader = configuration.use_stateful_dataloader;
+  options.already_sharded = configuration.already_sharded;
+  return options;
+}
+
+namespace detail {
+namespace {
+
+bool is_iterable(const LoaderTraits& loader) { return !loader.batch_sampler; }
+
+bool dispatches(const LoaderTraits& loader, const PrepareDataLoaderOptions& options) {
+  if (options.already_sharded) {
+    if (options.dispatch_batches.value_or(false)) {
+      throw ArgumentError(
+          "`dispatch_batches=True` reads all data on process 0, but `already_sharded` says that "
+          "each process has its own. Choose one of them.");
+    }
+    return false;
+  }
+  const bool dispatch =
+      options.dispatch_batches.value_or(options.put_on_device && is_iterable(loader));
+  if (dispatch && !options.put_on_device) {
+    throw ArgumentError("Using `dispatch_batches=True` requires `put_on_device=True`.");
+  }
+  return dispatch;
+}
+
+std::int64_t mesh_size(const MeshLayout& mesh, std::string_view name) {
+  return mesh.has(name) ? mesh.size(name) : 1;
+}
+
+/// Neighbouring ranks that are given the same data.
+std::int64_t ranks_together(const PrepareDataLoaderOptions& options, const PartialState& state) {
+  const bool deepspeed = state.distributed_type() == DistributedType::kDeepspeed;
+  const auto& mesh = *options.device_mesh;
+  return mesh_size(mesh, "tp") * (deepspeed ? 1 : mesh_size(mesh, "cp"));
+}
+
+/// Who shares the data: ranks that are given the same are one process in that.
+void find_place(const PrepareDataLoaderOptions& options, const PartialState& state,
+                Preparation& result) {
+  result.num_processes = options.num_processes.value_or(state.num_processes());
+  result.process_index = options.process_index.value_or(state.process_index());
+  if (const auto& mesh = options.device_mesh) {
+    const bool deepspeed = state.distributed_type() == DistributedType::kDeepspeed;
+    const auto together = ranks_together(options, state);
+    const auto parallel = deepspeed
+                              ? result.num_processes / together
+                              : mesh_size(*mesh, "dp_replicate") * mesh_size(*mesh, "dp_shard");
+    result.process_index /= static_cast<int>(together);
+    result.num_processes = static_cast<int>(parallel);
+  }
+  if (result.num_processes < 1 || result.process_index < 0 ||
+      result.process_index >= result.num_processes) {
+    throw ArgumentError(str("There is no process ", result.process_index, " of ",
+                            result.num_processes, ": process_index counts from 0 to ",
+                            "num_processes - 1."));
+  }
+}
+
+void check_split(const LoaderTraits& loader, int num_processes) {
+  if (!loader.batch_size) {
+    throw ArgumentError(
+        "In order to use `split_batches=True` the data loader or its batch sampler must have a "
+        "`batch_size`, but here batches come as they are. Set one, or leave `split_batches` off.");
+  }
+  if (*loader.batch_size % num_processes == 0) return;
+  throw ArgumentError(
+      str("To use a `DataLoader` in `split_batches` mode, the batch size (", *loader.batch_size,
+          ") needs to be a round multiple of the number of processes (", num_processes, ")."));
+}
+
+/// Process 0 sends to all there are.
+void check_dispatch(const PrepareDataLoaderOptions& options, const PartialState& state,
+                    const Preparation& result) {
+  if (options.device_mesh && result.num_processes > 1 && ranks_together(options, state) > 1) {
+    throw UnsupportedError(
+        "Tensor or context parallelism together with data parallelism is not supported when "
+        "batches are dispatched. Set `dispatch_batches=False`: then each process reads its own "
+        "part.");
+  }
+  if (!options.device_mesh && (result.num_processes != state.num_processes() ||
+                               result.process_index != state.process_index())) {
+    throw ArgumentError(str("Batches are dispatched to the ", state.num_processes(),
+                            " processes of this run, but num_processes is ", result.num_processes,
+                            " and process_index ", result.process_index,
+                            ". Leave both unset, or set `dispatch_batches=False`."));
+  }
+}
+
+std::shared_ptr<BatchIndexSampler> with_seedable_sampler(
+    const std::shared_ptr<BatchIndexSampler>& batch_sampler,
+    const std::optional<std::int64_t>& data_seed) {
+  if (!batch_sampler) return nullptr;
+  const auto random = std::dynamic_pointer_cast<RandomSampler>(batch_sampler->sampler());
+  if (!random) return batch_sampler;
+  auto seedable = std::make_shared<SeedableRandomSampler>(
+      random->dataset_size(), SeedableRandomSamplerOptions{.replacement = random->replacement(),
+                                                           .num_samples = random->num_samples(),
+                                                           .generator = random->generator(),
+                                                           .data_seed = data_seed});
+  return batch_sampler->with_sampler(std::move(seedable));
+}
+
+std::shared_ptr<Sampler> sampler_of(const Preparation& result) {
+  return result.batch_sampler ? result.batch_sampler->sampler() : nullptr;
+}
+
+/// What each process says of its data.
+struct DataCard {
+  std::uint64_t seed = 0;
+  std::int64_t length = -1;
+  std::uint64_t fingerprint = 0;
+};
+
+void warn_of_other_data(const std::vector<DataCard>& cards) {
+  const auto differs = [&](auto member) {
+    return std::ranges::any_of(cards,
+                               [&](const auto& card) { return card.*member != cards[0].*member; });
+  };
+  const bool lengths = differs(&DataCard::length);
+  if (!lengths && !differs(&DataCard::fingerprint)) return;
+  std::int64_t total = 0;
+  std::vector<std::int64_t> all;
+  for (const auto& card : cards) {
+    all.push_back(card.length);
+    total += card.length;
+  }
+  warn_once(
+      str("The processes are about to share out one dataset, but each of them seems to have "
+          "another one: ",
+          lengths ? "their lengths differ" : "their first or last rows differ", " (",
+          join(all, ", "), " samples, ", total,
+          " in all). If every process holds its part of the data alone, set "
+          "`already_sharded` of DataLoaderConfiguration, or most of it is never seen."));
+}
+
+/// Gives the order of all processes one seed: that of process 0, if they can be asked.
+void agree(const LoaderTraits& loader, const PrepareDataLoaderOptions& options, bool talks,
+           Preparation& result) {
+  const auto sampler = sampler_of(result);
+  const auto seedable = options.use_seedable_sampler
+                            ? std::dynamic_pointer_cast<SeedableRandomSampler>(sampler)
+                            : nullptr;
+  const bool owns = !options.use_seedable_sampler && sampler && sampler->can_own_generator();
+  const bool needs_generator = owns && !sampler->generator();
+  DataCard card;
+  if (seedable) card.seed = seedable->initial_seed();
+  if (needs_generator) card.seed = draw_base_seed(std::nullopt);
+  card.length = loader.dataset_size.value_or(-1);
+  if (loader.fingerprint) card.fingerprint = loader.fingerprint();
+
+  const auto named = name_collectives("prepare_data_loader");
+  std::vector<DataCard> cards{card};
+  if (talks) cards = accelerate::all_gather_object(card);
+  if (seedable) seedable->set_initial_seed(cards[0].seed);
+  if (needs_generator) sampler->set_generator(at::detail::createCPUGenerator(cards[0].seed));
+  if (owns) result.synchronized_generator = sampler->generator();
+  warn_of_other_data(cards);
+}
+
+void share_stream(const LoaderTraits& loader, Preparation& result) {
+  if (!result.split_batches && loader.num_shards >= result.num_processes) {
+    result.sharing = Sharing::kNative;
+    result.may_end_apart = true;
+    return;
+  }
+  if (!loader.deals_samples) {
+    throw ArgumentError(
+        "This iterable dataset yields whole batches, or samples that cannot be copied: they cannot "
+        "be dealt out to several processes. Set `dispatch_batches=True` and `put_on_device=True`, "
+        "or give the dataset `num_shards()` and `shard(count, index)`.");
+  }
+  result.synchronized_generator = loader.stream_generator;
+}
+
+}  // namespace
+
+Preparation prepare(const LoaderTraits& loader, const PrepareDataLoaderOptions& options) {
+  Preparation result;
+  const bool dispatch = dispatches(loader, options);
+  const PartialState state;
+  find_place(options, state, result);
+  if (options.split_batches && !options.already_sharded) check_split(loader, result.num_processes);
+  if (dispatch) check_dispatch(options, state, result);
+
+  result.split_batches = options.split_batches;
+  result.even_batches = options.even_batches;
+  result.non_blocking = options.non_blocking;
+  if (options.put_on_device) {
+    result.device = options.device.value_or(state.device());
+    // Torch takes cpu:1 for another device than cpu, where batches are, and would copy each one.
+    if (result.device->is_cpu()) result.device = c10::Device(c10::kCPU);
+  }
+  result.batch_sampler = options.use_seedable_sampler
+                             ? with_seedable_sampler(loader.batch_sampler, options.data_seed)
+                             : loader.batch_sampler;
+
+  // A number of processes of the caller's own may be a part of them only: the others would not
+  // come.
+  const bool all_take_part = options.device_mesh || result.num_processes == state.num_processes();
+  if (dispatch) {
+    result.sharing = Sharing::kDispatch;
+  } else if (options.already_sharded) {
+    result.may_end_apart = true;
+  } else if (result.num_processes > 1) {
+    result.sharing = Sharing::kDeal;
+    if (is_iterable(loader)) {
+      share_stream(loader, result);
+    } else {
+      validate(result.plan_options(), *result.batch_sampler);
+      agree(loader, options, all_take_part, result);
+    }
+  } else if (options.device_mesh && !is_iterable(loader)) {
+    agree(loader, options, all_take_part, result);  // all ranks are given the same data
+  }
+  result.rng_types = options.rng_types;
+  if (!result.synchronized_generator) std::erase(result.rng_types, RNGType::kGenerator);
+  return result;
+}
+
+StreamCut shard_cut(const IterableDatasetShardOptions& options) {
+  if (options.batch_size < 1 ||
+      (options.split_batches && options.batch_size % options.num_processes != 0)) {
+    throw ArgumentError(
+        str("To use `IterableDatasetShard` in `split_batches` mode, the batch size (",
+            options.batch_size, ") needs to be a round multiple of the number of processes (",
+            options.num_processes, ")."));
+  }
+  return {{.batch_size = options.batch_size, .drop_last = options.drop_last},
+          {.num_processes = options.num_processes,
+           .process_index = options.process_index,
+           .split_batches = options.split_batches},
+          false};
+}
+
+void check_skip(std::int64_t num_batches) {
+  if (num_batches >= 0) return;
+  throw ArgumentError(
+      str("num_batches is ", num_batches, ". It is a number of batches to leave out: 0 or more."));
+}
+
+void refuse_skipped_stream() {
+  throw ArgumentError(
+      "The first batches of this loader over an iterable dataset are left out before it is "
+      "prepared, and then nobody knows which of them the others have seen. Prepare it first, then "
+      "call skip_first_batches.");
+}
+
+std::uint64_t fingerprint_rows(const std::vector<at::Tensor>& tensors) {
+  std::uint64_t hash = 0xCBF29CE484222325;  // FNV-1a
+  for (const auto& tensor : tensors) {
+    const auto rows = tensor.dim() == 0 ? 0 : tensor.size(0);
+    for (const auto row : std::set<std::int64_t>{0, rows - 1}) {
+      if (row < 0 || row >= rows) continue;
+      const auto content = tensor.select(0, row).to(at::kCPU).contiguous();
+      const auto* bytes = static_cast<const unsigned char*>(content.const_data_ptr());
+      for (std::size_t i = 0; i < content.nbytes(); ++i) hash = (hash ^ bytes[i]) * 0x100000001B3;
+    }
+  }
+  return hash;
+}
+
+}  // namespace detail
+}  // namespace accelerate
