@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs bench_hosts on two hosts with two ranks each: network namespaces on a switch. Needs root.
 #
-#   BENCH  folder of our programs
+#   BENCH_FOLDER  folder of our programs
 set -euo pipefail
-: "${BENCH:?}"
+: "${BENCH_FOLDER:?}"
 name=bench$$
 spaces="${name}switch ${name}a ${name}b"
 trap 'for space in $spaces; do ip netns del "$space" 2>/dev/null || true; done' EXIT
@@ -24,7 +24,7 @@ export WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.77.0.1 MASTER_PORT=29500 O
 rank=0
 for host in a a b b; do
   RANK=$rank LOCAL_RANK=$((rank % 2)) nsenter --net="/run/netns/$name$host" \
-    unshare --uts sh -c 'hostname "$1" && exec "$2"' sh "$host" "$BENCH/bench_hosts" 2>/dev/null &
+    unshare --uts sh -c 'hostname "$1" && exec "$2"' sh "$host" "$BENCH_FOLDER/bench_hosts" 2>/dev/null &
   rank=$((rank + 1))
 done
 wait

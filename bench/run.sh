@@ -5,11 +5,11 @@
 #   bench/run.sh gpu    one process on a GPU
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
-#   BENCH              which of: startup collectives ddp data guard launches; by default all
+#   BENCH              which of: startup collectives ddp hosts data guard launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp data guard launches} "
+wanted=" ${BENCH:-startup collectives ddp hosts data guard launches} "
 cd "$(dirname "$0")"
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
@@ -53,6 +53,17 @@ for processes in 2 4; do
   compare collectives $processes
   compare ddp $processes
 done
+
+if [[ $wanted == *" hosts "* ]]; then
+  if [ "$(id -u)" = 0 ] && command -v ip >"$results/log"; then
+    title "hosts, 2 network namespaces with 2 processes each"
+    for _ in 1 2 3; do BENCH_FOLDER=$folder ./hosts.sh >>"$results/hosts"; done
+    "$ACCELERATE_PYTHON" compare.py "$results/hosts"
+  else
+    echo "hosts: left out, network namespaces need root and iproute2"
+  fi
+fi
+
 compare data 1 data_loader  # rates: the ratio says how many times as fast as Python
 
 if [[ $wanted == *" guard "* ]]; then
