@@ -2,9 +2,11 @@
 // the same work with Python Accelerate.
 //
 //     bench/run.sh starts both under the same launcher and prints the ratios
+#include <cstring>
 #include <fstream>
 #include <map>
 
+#include "comm/shm_copy.h"
 #include "support.h"
 
 namespace {
@@ -49,6 +51,40 @@ void measure(const std::string& name, const std::function<void(const bench::Grou
   bench::report(name + ", raw Gloo", bench::median(times[1]), "us");
 }
 
+/// What ranks that share memory cannot do without in an all-gather: each puts its part there and
+/// takes those of all. Nobody waits for anybody. This is what the memory of the machine gives.
+class Copies {
+ public:
+  Copies(int ranks, std::int64_t bytes)
+      : own_(torch::zeros({bytes}, torch::kByte)),
+        piece_(torch::zeros({kPiece}, torch::kByte)),
+        all_(torch::zeros({ranks, bytes}, torch::kByte)) {}
+
+  void operator()() const {
+    auto* const piece = bytes_of(piece_);
+    const bool large = accelerate::detail::exceeds_cache(all_.nbytes() * all_.size(0));
+    for (std::int64_t at = 0; at < own_.numel(); at += kPiece) {
+      std::memcpy(piece, bytes_of(own_) + at, kPiece);
+      for (std::int64_t rank = 0; rank < all_.size(0); ++rank) {
+        auto* const to = bytes_of(all_[rank]) + at;
+        if (large) {
+          accelerate::detail::copy_past_cache(to, piece, kPiece);
+        } else {
+          std::memcpy(to, piece, kPiece);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kPiece = 1 << 20;
+  static std::byte* bytes_of(const torch::Tensor& tensor) {
+    return static_cast<std::byte*>(tensor.mutable_data_ptr());
+  }
+
+  torch::Tensor own_, piece_, all_;
+};
+
 // As torch.distributed calls them when nobody asks for asynchronous ones.
 
 void all_reduce(const bench::Group& group, const torch::Tensor& tensor) {
@@ -79,6 +115,7 @@ int main() {
   at::set_num_threads(1);
   const auto ours = state.process_group();
   const auto gloo = bench::raw_gloo();
+  bench::settle();
 
   const std::vector<std::pair<std::string, std::int64_t>> sizes = {
       {"8 B", 8}, {"1 KB", 1 << 10}, {"64 KB", 1 << 16}, {"4 MB", 1 << 22}, {"64 MB", 1 << 26}};
@@ -93,6 +130,7 @@ int main() {
         "all-gather " + label, [&](const auto& group) { all_gather(group, all, own); }, ours, gloo);
   }
   measure("barrier", barrier, ours, gloo);
+  measure("copies of an all-gather of 4 MB, alone", Copies(state.num_processes(), 4 << 20));
 
   measure("gather tree of 8 tensors", [&] {
     std::map<int, torch::Tensor> tree;

@@ -2,12 +2,13 @@
 import torch
 import torch.distributed
 from accelerate.utils import gather, gather_object, reduce
-from support import accelerator, measure, report
+from support import accelerator, measure, report, settle
 
 with open("/proc/self/status") as status:
     resident = next(float(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS:"))
 report("resident memory, state up", resident, "MB")
 torch.set_num_threads(1)
+settle()
 
 for label, size in (("8 B", 8), ("1 KB", 1 << 10), ("64 KB", 1 << 16), ("4 MB", 1 << 22), ("64 MB", 1 << 26)):
     own = torch.zeros(size // 4)

@@ -183,8 +183,9 @@ void measure_large_batches(const at::Tensor& rows) {
     std::vector<double> copies;
     std::vector<double> loads;
     for (int i = 0; i < 5; ++i) {
-      copies.push_back(copy_rate(rows, threads));
-      loads.push_back(rate(loader, kLargeRows));
+      // In turns, and each as it is once it goes on for a while.
+      for (int pass = 0; pass < 3; ++pass) copies.push_back(copy_rate(rows, threads));
+      for (int pass = 0; pass < 3; ++pass) loads.push_back(rate(loader, kLargeRows));
     }
     const auto name = std::to_string(threads) + (threads == 1 ? " thread" : " threads");
     bench::report("memcpy by " + name, bench::median(copies) / 1e3, "k/s");

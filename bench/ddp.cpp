@@ -100,6 +100,7 @@ int main() {
   at::set_num_threads(1);
   const auto ours = state.process_group();
   const auto gloo = bench::raw_gloo();
+  bench::settle();
   measure("MLP 784-128-10", {784, 128, 10}, ours, gloo);
   measure("MLP 784-1024-1024-10", {784, 1024, 1024, 10}, ours, gloo);
 }

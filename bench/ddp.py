@@ -2,7 +2,7 @@
 import statistics
 
 import torch
-from support import accelerator, in_turns, report
+from support import accelerator, in_turns, report, settle
 from torch import nn
 
 torch.set_num_threads(1)
@@ -34,6 +34,7 @@ class Training:
         self.optimizer.step()
 
 
+settle()
 for widths in ((784, 128, 10), (784, 1024, 1024, 10)):
     name = "MLP " + "-".join(map(str, widths))
     alone, distributed = Training(widths, False), Training(widths, True)

@@ -44,6 +44,13 @@ compare() {
 if [ "${1:-cpu}" = gpu ]; then
   nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1
   compare startup 1
+  if [[ $wanted == *" data "* ]]; then
+    for _ in 1 2 3; do launch 1 "$results/gpu_data" --no-python "$folder/bench_gpu_data"; done
+    title "data, steps of a GPT with fixed inputs and with a loader"
+    "$ACCELERATE_PYTHON" compare.py "$results/gpu_data"
+    launch 1 "$results/log" --no-python "$folder/bench_gpu_data" "$results/trace.json"
+    "$ACCELERATE_PYTHON" gpu_overlap.py "$results/trace.json"
+  fi
   exit
 fi
 
@@ -67,12 +74,12 @@ fi
 compare data 1 data_loader  # rates: the ratio says how many times as fast as Python
 
 if [[ $wanted == *" guard "* ]]; then
+  # How long Gloo's messages take varies by much more than the guard adds. One process sends none, and all else is as ever.
   for _ in 1 2 3; do
-    for backend in shm gloo; do
-      ACCELERATE_HOST_BACKEND=$backend launch 2 "$results/guard" --no-python "$folder/bench_guard"
-    done
+    ACCELERATE_HOST_BACKEND=shm launch 2 "$results/guard" --no-python "$folder/bench_guard"
+    ACCELERATE_HOST_BACKEND=gloo launch 1 "$results/guard" --no-python "$folder/bench_guard"
   done
-  title "guard, 2 processes on one host"
+  title "guard, 2 processes with shared memory, 1 with Gloo"
   "$ACCELERATE_PYTHON" compare.py "$results/guard"
 fi
 

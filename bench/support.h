@@ -44,6 +44,22 @@ inline int repeats_of(const std::function<void()>& f, double round) {
   return accelerate::gather_object(own).front();
 }
 
+/// Collective. Until the system has found a place for each process.
+inline void settle() {
+  const auto end = Clock::now() + std::chrono::milliseconds(500);
+  while (accelerate::gather_object(std::vector<bool>{Clock::now() < end}).front()) {
+  }
+}
+
+/// Collective. The time of each round is that of the process which took longest.
+inline std::vector<double> slowest(const std::vector<double>& own) {
+  auto all = own;
+  for (const auto& one : accelerate::gather_object(std::vector<std::vector<double>>{own})) {
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = std::max(all[i], one[i]);
+  }
+  return all;
+}
+
 /// Collective. Microseconds per call, round by round, of each of `variants`. They take turns, so
 /// that a slow moment of the machine hits all of them.
 inline std::vector<std::vector<double>> in_turns(const std::vector<std::function<void()>>& variants,
@@ -57,6 +73,7 @@ inline std::vector<std::vector<double>> in_turns(const std::vector<std::function
       times[which].push_back(microseconds(repeats[which], variants[which]));
     }
   }
+  for (auto& rounds : times) rounds = slowest(rounds);
   return times;
 }
 

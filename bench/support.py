@@ -28,6 +28,18 @@ def repeats_of(f, budget):
     return gather_object([int(min(max(budget / once, 1), 5000))])[0]
 
 
+def settle():
+    """Until the system has found a place for each process."""
+    end = time.perf_counter() + 0.5
+    while gather_object([time.perf_counter() < end])[0]:
+        pass
+
+
+def slowest(times):
+    """The time of each round is that of the process which took longest."""
+    return [max(each) for each in zip(*gather_object([times]))]
+
+
 def in_turns(variants, rounds=5, budget=20_000):
     """Microseconds per call, round by round, of each variant; they take turns."""
     repeats = [repeats_of(f, budget) for f in variants]
@@ -36,7 +48,7 @@ def in_turns(variants, rounds=5, budget=20_000):
         for which, f in enumerate(variants):
             accelerator.wait_for_everyone()
             times[which].append(microseconds(repeats[which], f))
-    return times
+    return [slowest(each) for each in times]
 
 
 def measure(name, f):

@@ -110,6 +110,10 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_group(const c10::intrusive_ptr<c10d:
   // After a failure NCCL waits in its destructor for work that never completes. So it gets none.
   guard->when_failed(
       [weak = c10::weak_intrusive_ptr<GuardedNccl>(group)] { (void)weak.lock().release(); });
+  // A kernel that waits for a rank keeps the device, and CUDA waits for it when the process ends.
+  guard->when_told([weak = c10::weak_intrusive_ptr<GuardedNccl>(group)] {
+    if (const auto failed = weak.lock()) failed->abort();
+  });
   return group;
 }
 

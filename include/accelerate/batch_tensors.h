@@ -9,45 +9,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "accelerate/api.h"
 #include "accelerate/batch_samplers.h"
+#include "accelerate/reused_memory.h"
 #include "accelerate/tree.h"
 
 namespace accelerate::detail {
 
-/// Memory of large batches, used again. Fresh pages of the system cost several times what it takes
-/// to copy a batch into them.
-class ACCELERATE_API BatchMemory : public std::enable_shared_from_this<BatchMemory> {
- public:
-  BatchMemory() = default;
-  ~BatchMemory();
-  BatchMemory(const BatchMemory&) = delete;
-  BatchMemory& operator=(const BatchMemory&) = delete;
-
-  /// Goes back to where it came from with its last reference, in whatever thread that is. Not more
-  /// is held than was once in use.
-  [[nodiscard]] at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options,
-                                 std::size_t bytes);
-
- private:
-  struct Block {
-    void* data;
-    std::size_t bytes;
-  };
-  [[nodiscard]] Block take(std::size_t bytes);
-  void give_back(Block block);
-
-  std::mutex mutex_;
-  std::vector<Block> free_;
-  std::size_t free_bytes_ = 0;
-  std::size_t used_bytes_ = 0;
-  std::size_t most_used_ = 0;
-};
+class RowsInPlace;
 
 /// How a batch is made, wherever that happens.
 struct LoadContext {
@@ -55,7 +28,29 @@ struct LoadContext {
   bool pinned = false;
   /// One batch may keep all cores busy: nobody else is loading.
   bool parallel = false;
-  std::shared_ptr<BatchMemory> memory = nullptr;
+  std::shared_ptr<ReusedMemory> memory = nullptr;
+  /// Set where tensors were put into the batch as the samples were read.
+  RowsInPlace* in_place = nullptr;
+};
+
+/// The tensors of a batch, filled as its samples are read: while a sample is in the cache, and so
+/// that the next one gets its memory.
+class ACCELERATE_API RowsInPlace {
+ public:
+  RowsInPlace(std::size_t rows, const LoadContext& context) : rows_(rows), context_(&context) {}
+
+  /// Moves tensor number `leaf` of sample `row` into the batch, and puts the tensor of the batch in
+  /// its place. What does not fit with the first sample stays as it is.
+  void move_in(std::size_t leaf, std::size_t row, at::Tensor& tensor);
+
+  /// The tensor of the batch, if all of `samples` are in it, each in its row. Undefined if not:
+  /// then those that were moved in are rows of it now.
+  [[nodiscard]] at::Tensor whole(const std::vector<at::Tensor*>& samples) const;
+
+ private:
+  std::size_t rows_;
+  const LoadContext* context_;
+  std::vector<at::Tensor> tensors_;  // undefined where samples cannot be moved in
 };
 
 /// Rows of a tensor, in the order of `rows`. Throws `ArgumentError` for a row that is not there.

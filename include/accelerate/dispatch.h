@@ -18,9 +18,11 @@
 
 #include "accelerate/api.h"
 #include "accelerate/collectives.h"
+#include "accelerate/device_lane.h"
 #include "accelerate/dispatch_messages.h"
 #include "accelerate/dispatch_rounds.h"
 #include "accelerate/from_value.h"
+#include "accelerate/move_ahead.h"
 #include "accelerate/name_collectives.h"
 #include "accelerate/prepared_core.h"
 #include "accelerate/tensor_operations.h"
@@ -72,7 +74,7 @@ class DispatchPass final : public Pass<Batch> {
     throw_if_failed(message);
     if (message.kind == RoundMessage::Kind::kEnd) return std::nullopt;
     over_ = message.last;
-    return LoadedBatch<Batch>{part_of(received(std::move(round), message), message),
+    return LoadedBatch<Batch>{delivered(std::move(round), message),
                               message.last,
                               sequence_++,
                               message.last ? message.genuine : -1,
@@ -97,6 +99,14 @@ class DispatchPass final : public Pass<Batch> {
       if (structure != structure_) message.structure = structure_ = std::move(structure);
     }
     return message;
+  }
+
+  /// The part of this process. On the way to a device it may still be travelling.
+  Batch delivered(std::optional<Round<Batch>> round, const RoundMessage& message) {
+    const auto deliver = [&] { return part_of(received(std::move(round), message), message); };
+    if (!DeviceLane::leads_to(*how_.device)) return deliver();
+    const auto on_lane = DeviceLane::to(*how_.device).enter();
+    return deliver();
   }
 
   /// The whole round, on every process.
@@ -159,8 +169,13 @@ class DispatcherCore final : public PreparedCore<Batch> {
       std::ignore = draw_base_seed(std::nullopt);
     }
     share_start(start, [&] { reader = begin_reading(start); });
-    return this->observed(std::make_unique<DispatchPass<Batch>>(
-        std::move(reader), this->preparation(), slice_, start.first_sequence));
+    const auto& how = this->preparation();
+    std::unique_ptr<Pass<Batch>> pass =
+        std::make_unique<DispatchPass<Batch>>(std::move(reader), how, slice_, start.first_sequence);
+    if (DeviceLane::leads_to(*how.device)) {
+      pass = move_ahead(std::move(pass), *how.device, how.non_blocking);
+    }
+    return this->observed(std::move(pass));
   }
   [[nodiscard]] std::shared_ptr<LoaderCore<Batch>> like_this() const override {
     return std::make_shared<DispatcherCore>(this->recipe(), this->preparation(), slice_);

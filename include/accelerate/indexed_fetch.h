@@ -64,6 +64,23 @@ auto read_samples(D& dataset, const IndexBatch& indices) {
   }
 }
 
+/// The same with the tensors of the samples in the batch already.
+template <IndexedDataset D>
+auto read_samples(D& dataset, const IndexBatch& indices, RowsInPlace& in_place) {
+  std::vector<std::remove_cvref_t<decltype(read_sample(dataset, 0))>> samples;
+  samples.reserve(indices.size());
+  for (const std::int64_t index : indices) {
+    samples.push_back(read_sample(dataset, index));
+    std::size_t leaf = 0;
+    const auto move_in = [&](const TreePath&, at::Tensor& tensor) {
+      in_place.move_in(leaf++, samples.size() - 1, tensor);
+    };
+    tree::detail::LeafVisitor<decltype(move_in)> visitor{move_in};
+    tree::detail::walk<at::Tensor>(samples.back(), visitor, TreePath());
+  }
+  return samples;
+}
+
 template <class Collate, class Samples>
 concept Collates =
     std::invocable<Collate&, Samples> || std::invocable<Collate&, Samples, at::Generator&>;
@@ -173,8 +190,17 @@ class IndexedFetch {
       };
       return tree::map(gather, std::as_const(*dataset_));
     } else if constexpr (kIsVector<Samples>) {
-      return Batching<Collate, typename Samples::value_type>::make(
-          *collate_, read_samples(*dataset_, indices), singly_, context);
+      using Rule = Batching<Collate, typename Samples::value_type>;
+      if constexpr (Rule::kDefault && !GetsBatches<D> && TensorTree<typename Samples::value_type>) {
+        if (!singly_ && !indices.empty()) {
+          RowsInPlace in_place(indices.size(), context);
+          auto with_rows = context;
+          with_rows.in_place = &in_place;
+          return Rule::make(*collate_, read_samples(*dataset_, indices, in_place), false,
+                            with_rows);
+        }
+      }
+      return Rule::make(*collate_, read_samples(*dataset_, indices), singly_, context);
     } else {
       return make_batch(*collate_, read_samples(*dataset_, indices), context);
     }

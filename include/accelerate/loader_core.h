@@ -157,9 +157,8 @@ class LoaderCore : public DataLoaderStateMixin,
   [[nodiscard]] std::unique_ptr<Pass<Batch>> load(std::unique_ptr<LoadSource<Batch>> source,
                                                   const PassSeed& seed) {
     const bool direct = recipe_->options.num_workers == 0;
-    LoadContext context{.pinned = use_pinned_memory(recipe_->options.pin_memory),
-                        .parallel = direct,
-                        .memory = memory_};
+    const bool pinned = use_pinned_memory(recipe_->options.pin_memory || recipe_->for_device);
+    LoadContext context{.pinned = pinned, .parallel = direct, .memory = memory_};
     if (direct) {
       return std::make_unique<DirectPass<Batch>>(std::move(source), std::move(context), seed);
     }
@@ -186,7 +185,7 @@ class LoaderCore : public DataLoaderStateMixin,
   std::atomic<bool> end_of_dataloader_ = false;
   std::atomic<std::int64_t> remainder_ = -1;
   std::atomic<std::int64_t> padded_size_ = -1;
-  std::shared_ptr<BatchMemory> memory_ = std::make_shared<BatchMemory>();
+  std::shared_ptr<ReusedMemory> memory_ = std::make_shared<ReusedMemory>();
   std::mutex workers_mutex_ = {};
   std::shared_ptr<WorkerPool> workers_ = nullptr;
 };

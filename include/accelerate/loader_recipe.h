@@ -96,6 +96,8 @@ struct LoaderRecipe {
   /// A number that says which rows the tensors of a dataset in memory begin and end with; empty for
   /// other datasets.
   std::function<std::uint64_t()> fingerprint = {};
+  /// Batches go on to a device, which fetches them from page-locked memory.
+  bool for_device = false;
 };
 
 /// The batches of a plan, fetched by index.

@@ -24,7 +24,8 @@
 namespace accelerate {
 
 /// Gives unused memory of the accelerator's caching allocator back to the driver.
-/// `garbage_collection` also returns free pages of the host's heap to the system, which is slow.
+/// `garbage_collection` also returns free pages of the host's heap to the system, which is slow,
+/// and what is kept at hand for the results of collectives.
 ACCELERATE_API void clear_device_cache(bool garbage_collection = false);
 
 namespace detail {

@@ -18,6 +18,7 @@
 
 #include "accelerate/api.h"
 #include "accelerate/data_loader.h"
+#include "accelerate/device_lane.h"
 #include "accelerate/dispatch.h"
 #include "accelerate/iterable_dataset_shard.h"
 #include "accelerate/prepare_options.h"
@@ -76,6 +77,7 @@ template <class Batch>
   auto how = detail::prepare(detail::traits_of(loader), options);
   auto recipe = std::make_shared<detail::LoaderRecipe<Batch>>(*core->recipe());
   recipe->batch_sampler = how.batch_sampler;
+  recipe->for_device = how.device && detail::DeviceLane::leads_to(*how.device);
   if (core->skip_batches() > 0) {
     if (recipe->stream) detail::refuse_skipped_stream();
     recipe->batch_sampler =

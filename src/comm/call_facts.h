@@ -3,6 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <vector>
+
 #include "comm/guard.h"
 
 namespace accelerate::detail {
@@ -20,5 +23,23 @@ namespace accelerate::detail {
           .reduction = reduction,
           .root = root};
 }
+
+/// The facts of a call on several tensors, which are added one after the other.
+struct GatheredFacts {
+  const char* kind = "";
+  int reduction = -1;
+  int root = -1;
+  const char* dtype = "";
+  std::vector<std::int64_t> sizes = {};
+
+  void about(const at::Tensor& tensor) {
+    dtype = dtype_literal(tensor.scalar_type());
+    sizes.insert(sizes.end(), tensor.sizes().begin(), tensor.sizes().end());
+  }
+  /// Good as long as these are.
+  [[nodiscard]] CallFacts all() const {
+    return {.kind = kind, .dtype = dtype, .sizes = sizes, .reduction = reduction, .root = root};
+  }
+};
 
 }  // namespace accelerate::detail

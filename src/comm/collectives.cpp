@@ -31,7 +31,7 @@ std::vector<std::int64_t> gathered_shape(const at::Tensor& leaf, int world) {
 
 /// One tensor needs no packing: it is sent from where it lies into where it shall be.
 void gather_one(const Peers& peers, at::Tensor& leaf) {
-  auto result = at::empty(gathered_shape(leaf, peers.size()), leaf.options().requires_grad(false));
+  auto result = empty_result(gathered_shape(leaf, peers.size()), leaf.options());
   if (leaf.numel() > 0) peers.all_gather(bytes_of(result), bytes_of(dense(leaf)));
   leaf = std::move(result);
 }
@@ -39,12 +39,11 @@ void gather_one(const Peers& peers, at::Tensor& leaf) {
 void gather_packed(const Peers& peers, Tensors& leaves, const Packing& packing) {
   const auto in = packing.packed(leaves);
   const std::int64_t world = peers.size();
-  auto out = at::empty({world, packing.bytes()}, in.options());
+  auto out = empty_result({world, packing.bytes()}, in.options());
   if (packing.bytes() > 0) peers.all_gather(out.view({-1}), in);
   for (std::size_t slot = 0; slot < packing.which().size(); ++slot) {
     auto& leaf = leaves[packing.which()[slot]];
-    auto result =
-        at::empty(gathered_shape(leaf, peers.size()), leaf.options().requires_grad(false));
+    auto result = empty_result(gathered_shape(leaf, peers.size()), leaf.options());
     const auto size = static_cast<std::int64_t>(leaf.nbytes());
     if (size > 0 && leaf.is_cpu()) {
       auto* to = static_cast<char*>(result.mutable_data_ptr());
@@ -235,8 +234,9 @@ void gather(Tensors& leaves, const TreeView& view, const Call& call) {
 void broadcast(Tensors& leaves, const TreeView& view, int from_process, const Call& call) {
   const Peers peers("broadcast", call);
   // In debug mode first of all: a process that threw alone would leave the others waiting.
-  verify(peers, leaves, view,
-         {.operation = "broadcast", .arguments = str("from_process=", from_process)});
+  verify(peers, leaves, view, {.operation = "broadcast", .arguments = [=] {
+                                 return str("from_process=", from_process);
+                               }});
   view.refuse_others(peers.operation());
   peers.check_rank(from_process, "from_process");
   if (peers.alone()) return;
@@ -260,8 +260,11 @@ void pad_across_processes(Tensors& leaves, const TreeView& view, const Padding& 
   try {
     verify(peers, leaves, view,
            {.operation = "gather",
-            .arguments = detail::str("dim=", padding.dim, ", pad_index=", padding.pad_index,
-                                     ", pad_first=", padding.pad_first ? "true" : "false"),
+            .arguments =
+                [&] {
+                  return detail::str("dim=", padding.dim, ", pad_index=", padding.pad_index,
+                                     ", pad_first=", padding.pad_first ? "true" : "false");
+                },
             .of = &size_shape});
   } catch (const DistributedOperationException& inner) {
     std::throw_with_nested(DistributedOperationException(

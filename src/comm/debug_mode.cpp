@@ -61,9 +61,9 @@ std::string dotted(std::string_view operation) {
 Value facts_of(const Peers& peers, const Tensors& leaves, const TreeView& view,
                const DebugFacts& facts) {
   const auto of = facts.of != nullptr ? facts.of : &shape_of;
-  const auto call = facts.arguments.empty()
-                        ? str("`", dotted(facts.operation), "`")
-                        : str("`", dotted(facts.operation), "` with ", facts.arguments);
+  const auto call = facts.arguments
+                        ? str("`", dotted(facts.operation), "` with ", facts.arguments())
+                        : str("`", dotted(facts.operation), "`");
   const auto expected = c10::DeviceTypeName(peers.state().device().type(), true);
   return Value(
       Value::Dict{{"call", Value(call)},

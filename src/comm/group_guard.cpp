@@ -79,10 +79,7 @@ GroupGuard::~GroupGuard() = default;
 
 Ticket GroupGuard::enter(const CallFacts& facts) {
   const auto ticket = watch_->log().enter(facts, place_of_call());
-  if (watch_->failed()) {
-    *told_ = true;
-    std::rethrow_exception(verdict(ticket));
-  }
+  if (watch_->failed()) tell(verdict(ticket));
   return ticket;
 }
 
@@ -118,6 +115,11 @@ void GroupGuard::when_failed(std::function<void()> f) {
   when_failed_.push_back(std::move(f));
 }
 
+void GroupGuard::when_told(std::function<void()> f) {
+  const std::scoped_lock lock(mutex_);
+  when_told_.push_back(std::move(f));
+}
+
 void GroupGuard::end_with(const Ticket& ticket) {
   on_failure(ticket, [this, ticket] {
     if (ends_.exchange(true)) return;
@@ -148,7 +150,18 @@ std::exception_ptr GroupGuard::explain(const Ticket& ticket, const std::string& 
 }
 
 void GroupGuard::fail(const Ticket& ticket, const std::string& suspicion, int rank) {
-  std::rethrow_exception(explain(ticket, suspicion, rank));
+  tell(explain(ticket, suspicion, rank));
+}
+
+void GroupGuard::tell(const std::exception_ptr& error) {
+  *told_ = true;
+  std::vector<std::function<void()>> when_told;
+  {
+    const std::scoped_lock lock(mutex_);
+    when_told.swap(when_told_);
+  }
+  for (const auto& f : when_told) f();
+  std::rethrow_exception(error);
 }
 
 void GroupGuard::this_process_threw(const std::string& message) noexcept {

@@ -47,6 +47,7 @@ class GroupGuard : public DeviceCallGuard {
 
   void end_with(const Ticket& ticket) override;
   void when_failed(std::function<void()> f) override;
+  void when_told(std::function<void()> f) override;
 
   /// This process ends by an exception: tells the others of all groups. Called by the handler of
   /// uncaught exceptions.
@@ -57,11 +58,14 @@ class GroupGuard : public DeviceCallGuard {
  private:
   [[nodiscard]] CommError error_of(const Ticket& ticket) const;
   void cancel_all();
+  /// Throws to the program.
+  [[noreturn]] void tell(const std::exception_ptr& error);
 
   int rank_;
   std::mutex mutex_;
   std::map<std::uint64_t, std::function<void()>> under_way_;
   std::vector<std::function<void()>> when_failed_;
+  std::vector<std::function<void()>> when_told_;
   // Whether the program has been told by an exception.
   std::shared_ptr<std::atomic<bool>> told_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> ends_{false};

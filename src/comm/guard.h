@@ -53,6 +53,9 @@ class DeviceCallGuard : public CallGuard {
   virtual void transport_failed(const Ticket& ticket, const std::string& message) = 0;
   /// `f` is called, on the side thread, when the group fails, before anything else happens.
   virtual void when_failed(std::function<void()> f) = 0;
+  /// `f` is called once the program is about to learn of it by an exception: what occupies the
+  /// device must end, or the program could not.
+  virtual void when_told(std::function<void()> f) = 0;
 };
 
 }  // namespace accelerate::detail

@@ -6,8 +6,10 @@
 #include <algorithm>
 
 #include "accelerate/errors.h"
+#include "accelerate/reused_memory.h"
 #include "comm/call_facts.h"
 #include "comm/call_log.h"
+#include "comm/shm_backend.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
@@ -121,8 +123,15 @@ void Peers::all_gather(at::Tensor out, at::Tensor in) const {
   guarded([&] { all_gather_into(*group_, out, in)->wait(); });
 }
 
-bool Peers::share_memory() const {
-  return serves(c10::kCPU) && group_->getBackend(c10::kCPU)->getBackendName() == "shm";
+bool Peers::share_memory() const { return shared_memory() != nullptr; }
+
+ShmBackend* Peers::shared_memory() const {
+  return dynamic_cast<ShmBackend*>(group_->getBackend(c10::kCPU).get());
+}
+
+void Peers::all_reduce_into(const at::Tensor& out, const at::Tensor& in,
+                            c10d::ReduceOp::RedOpType operation) const {
+  guarded([&] { shared_memory()->all_reduce_into(out, in, operation); });
 }
 
 void Peers::broadcast(at::Tensor tensor, int root) const {
@@ -139,7 +148,7 @@ void Peers::all_reduce(const std::vector<AllReduce>& messages) const {
     std::vector<c10::intrusive_ptr<c10d::Work>> under_way;
     for (const auto& message : messages) {
       c10d::AllreduceOptions options;
-      options.reduceOp = message.maximum ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+      options.reduceOp = message.operation;
       options.asyncOp = messages.size() > 1 || !message.tensor.is_cpu();
       std::vector<at::Tensor> tensors{message.tensor};
       under_way.push_back(group_->allreduce(tensors, options));
@@ -164,6 +173,10 @@ std::string leaf_place(const TreeView& view, std::size_t leaf) {
   return leaf < paths.size() && !paths[leaf].empty() ? str(" at ", paths[leaf]) : "";
 }
 
+at::Tensor empty_result(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return ReusedMemory::of_results().empty(sizes, options.requires_grad(false));
+}
+
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view({-1}).view(at::kByte); }
 
 at::Tensor dense(const at::Tensor& tensor) {
@@ -186,7 +199,7 @@ at::Tensor Packing::part(const at::Tensor& buffer, std::size_t slot, const at::T
 
 at::Tensor Packing::packed(const Tensors& leaves) const {
   const auto& first = leaves[which_.front()];
-  auto buffer = at::empty({bytes_}, at::TensorOptions(at::kByte).device(first.device()));
+  auto buffer = empty_result({bytes_}, at::TensorOptions(at::kByte).device(first.device()));
   for (std::size_t slot = 0; slot < which_.size(); ++slot) {
     const auto& leaf = leaves[which_[slot]];
     if (leaf.numel() == 0) continue;

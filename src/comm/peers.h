@@ -1,4 +1,4 @@
-// src/comm/peers.h - the processes of one collective call, and the three messages they exchange.
+// src/comm/peers.h - the processes of one collective call, and the messages they exchange.
 //
 // Internal. All of c10d that the collectives need is behind this class: every failure that leaves
 // it is a `CommError` that says what was being done and where it was asked for.
@@ -21,6 +21,8 @@
 #include "core/call_site.h"
 
 namespace accelerate::detail {
+
+class ShmBackend;
 
 class Peers {
  public:
@@ -51,16 +53,22 @@ class Peers {
   void broadcast(at::Tensor tensor, int root) const;
   struct AllReduce {
     at::Tensor tensor;
-    bool maximum;
+    c10d::ReduceOp::RedOpType operation = c10d::ReduceOp::SUM;
   };
-  /// Collective. Overwrites each tensor, contiguous, with its sum or maximum over all processes.
+  /// Collective. Overwrites each tensor, contiguous, with what the operation makes of those of all
+  /// processes.
   /// All are under way before the first is waited for.
   void all_reduce(const std::vector<AllReduce>& messages) const;
+
+  /// Collective. The same from one tensor into another, where `share_memory`.
+  void all_reduce_into(const at::Tensor& out, const at::Tensor& in,
+                       c10d::ReduceOp::RedOpType operation) const;
 
   /// Runs code that talks to other processes; what it throws leaves as `CommError`.
   void guarded(const std::function<void()>& communicate) const;
 
-  /// Whether tensors on the CPU travel through memory that all processes of the group share.
+  /// Whether tensors on the CPU, which the group must serve, travel through memory that all its
+  /// processes share.
   [[nodiscard]] bool share_memory() const;
 
   /// Where data that has no device of its own travels.
@@ -68,6 +76,7 @@ class Peers {
 
  private:
   [[nodiscard]] bool serves(c10::DeviceType device) const;
+  [[nodiscard]] ShmBackend* shared_memory() const;
 
   const char* operation_;
   std::source_location where_;
@@ -85,6 +94,9 @@ class Peers {
 
 /// Why no message can carry a tensor, e.g. "nested" or "of layout Sparse"; "" when one can.
 [[nodiscard]] std::string not_dense(const at::Tensor& tensor);
+
+/// A tensor for what a message brings.
+[[nodiscard]] at::Tensor empty_result(at::IntArrayRef sizes, const at::TensorOptions& options);
 
 /// The elements of a contiguous tensor as a flat tensor of bytes that shares its memory.
 [[nodiscard]] at::Tensor bytes_of(const at::Tensor& tensor);
@@ -119,8 +131,8 @@ class Packing {
 /// What a process says about its call in debug mode.
 struct DebugFacts {
   const char* operation;
-  /// Arguments that must agree, such as "from_process=0".
-  std::string arguments = {};
+  /// Arguments that must agree, such as "from_process=0". Only called in debug mode.
+  std::function<std::string()> arguments = nullptr;
   /// What stands for a tensor in the report; by default its shape.
   Value (*of)(const at::Tensor&) = nullptr;
 };

@@ -170,9 +170,10 @@ void combine_large(const Peers& peers, const Tensors& leaves, std::vector<Bucket
     if (bucket.elements == 0) continue;
     if (bucket.maximum && c10::isFloatingType(bucket.dtype)) {
       nans.emplace_back(&bucket, bucket.combined.isnan().to(at::kByte));
-      messages.push_back({nans.back().second, /*maximum=*/true});
+      messages.push_back({nans.back().second, c10d::ReduceOp::MAX});
     }
-    messages.push_back({bucket.combined, bucket.maximum});
+    messages.push_back(
+        {bucket.combined, bucket.maximum ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM});
   }
   peers.all_reduce(messages);
   for (const auto& [bucket, mask] : nans) {
@@ -180,34 +181,48 @@ void combine_large(const Peers& peers, const Tensors& leaves, std::vector<Bucket
   }
 }
 
-/// A copy that is attached to the graph of the leaf and holds the combined values.
-at::Tensor attached(const at::Tensor& leaf, const at::Tensor& combined, int divisor) {
-  auto result = leaf.clone();
+/// `combined`, attached to the graph of the leaf where that has one. A mean passes on its part of
+/// the gradient.
+at::Tensor attached(const at::Tensor& leaf, at::Tensor combined, int divisor) {
+  if (!leaf.requires_grad() || !at::GradMode::is_enabled()) return combined;
+  auto result = divisor > 1 ? leaf.div(divisor) : leaf.clone();
   result.detach().copy_(combined);
-  if (divisor > 1) result.div_(divisor);
   return result;
 }
 
-void put_back(const Peers& peers, Tensors& leaves, Bucket& bucket, Reduction reduction) {
-  const int divisor = reduction == Reduction::kMean ? peers.size() : 1;
-  const auto keeps_graph = [&](std::size_t i) {
-    return leaves[i].requires_grad() && at::GradMode::is_enabled();
-  };
-  const bool some_keep = std::any_of(bucket.which.begin(), bucket.which.end(), keeps_graph);
-  if (divisor > 1 && !some_keep) bucket.combined.div_(divisor);
+void put_back(Tensors& leaves, Bucket& bucket, int divisor) {
+  if (divisor > 1) bucket.combined.div_(divisor);
   std::int64_t start = 0;
   for (const auto i : bucket.which) {
     auto& leaf = leaves[i];
     const auto length = leaf.numel() * (c10::isComplexType(leaf.scalar_type()) ? 2 : 1);
     const auto piece = bucket.combined.narrow(0, start, length);
     start += length;
-    auto result = from_work(piece, leaf, bucket.maximum, bucket.which.size() == 1);
-    if (keeps_graph(i)) {
-      leaf = attached(leaf, result, divisor);
-    } else {
-      leaf = some_keep && divisor > 1 ? result.div_(divisor) : result;
-    }
+    const bool owned = bucket.which.size() == 1;
+    leaf = attached(leaf, from_work(piece, leaf, bucket.maximum, owned), divisor);
   }
+}
+
+/// One tensor of the host whose elements are summed as they are, which is what most calls are
+/// about: there is nothing to join, to convert or to take apart. Decided by what all processes
+/// agree on.
+bool is_one_sum(const Peers& peers, const Tensors& leaves, Reduction reduction) {
+  if (leaves.size() != 1 || reduction == Reduction::kMax) return false;
+  const auto dtype = leaves.front().scalar_type();
+  return leaves.front().is_cpu() && work_dtype(dtype) == dtype &&
+         !c10::isReducedFloatingType(dtype) && peers.share_memory();
+}
+
+void reduce_one(const Peers& peers, at::Tensor& leaf, Reduction reduction) {
+  const bool mean = reduction == Reduction::kMean;
+  at::Tensor result;
+  {
+    const at::NoGradGuard no_grad;
+    result = empty_result(leaf.sizes(), leaf.options());
+    const auto operation = mean ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+    if (leaf.numel() > 0) peers.all_reduce_into(result, leaf, operation);
+  }
+  leaf = attached(leaf, std::move(result), mean ? peers.size() : 1);
 }
 
 }  // namespace
@@ -222,8 +237,9 @@ void reduce(Tensors& leaves, const TreeView& view, Reduction reduction, double s
   }
   const bool talks = !peers.alone() && reduction != Reduction::kNone;
   if (talks) {
-    verify(peers, leaves, view,
-           {.operation = "reduce", .arguments = str("reduction=", to_string(reduction))});
+    verify(peers, leaves, view, {.operation = "reduce", .arguments = [=] {
+                                   return str("reduction=", to_string(reduction));
+                                 }});
   }
   view.refuse_others(peers.operation());
   if (!talks) {
@@ -232,6 +248,10 @@ void reduce(Tensors& leaves, const TreeView& view, Reduction reduction, double s
   }
   for (std::size_t i = 0; i < leaves.size(); ++i) check_dtype(leaves[i], i, view, reduction);
   peers.check(leaves, view);
+  if (is_one_sum(peers, leaves, reduction)) {
+    return reduce_one(peers, leaves.front(), reduction);
+  }
+  const int divisor = reduction == Reduction::kMean ? peers.size() : 1;
   for (const auto& which : by_device(leaves)) {
     std::vector<Bucket> buckets;
     {
@@ -243,7 +263,7 @@ void reduce(Tensors& leaves, const TreeView& view, Reduction reduction, double s
         combine_large(peers, leaves, buckets);
       }
     }
-    for (auto& bucket : buckets) put_back(peers, leaves, bucket, reduction);
+    for (auto& bucket : buckets) put_back(leaves, bucket, divisor);
   }
 }
 

@@ -79,19 +79,12 @@ std::exception_ptr message_failure(const char* kind, const ShmMessage& message, 
 // A collective as the caller has asked for it.
 struct ShmBackend::Call {
   OpType type;
-  CallFacts facts;  // but for the sizes
-  std::vector<std::int64_t> sizes = {};
+  GatheredFacts facts;
   ShmCollective rounds = {};
   Tensors results = {};
   ShmMemory memory = {};
   bool asynchronous = true;
   std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
-
-  // Adds what all ranks must agree on about a tensor.
-  void about(const at::Tensor& tensor) {
-    facts.dtype = dtype_literal(tensor.scalar_type());
-    sizes.insert(sizes.end(), tensor.sizes().begin(), tensor.sizes().end());
-  }
 };
 
 ShmBackend::ShmBackend(std::shared_ptr<ShmSegment> segment, std::shared_ptr<CallGuard> guard,
@@ -132,8 +125,7 @@ ShmBackend::WorkPtr ShmBackend::start(Call call) {
   operation->timeout = chosen_timeout(call.timeout, timeout_.load());
   const auto bytes = call.memory.bytes();
   operation->after = std::move(call.memory).copy_back();
-  call.facts.sizes = call.sizes;
-  operation->ticket = guard_->enter(call.facts);
+  operation->ticket = guard_->enter(call.facts.all());
   const auto work = c10::make_intrusive<ShmCollectiveWork>(
       ShmWork::About{rank_, call.type, call.facts.kind, std::move(call.results), ++sequence_},
       lane_, operation);
@@ -158,10 +150,26 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
             .results = tensors,
             .asynchronous = options.asyncOp,
             .timeout = options.timeout};
-  call.about(tensor);
+  call.facts.about(tensor);
   const auto arithmetic = arithmetic_of(kind, tensor, options.reduceOp);
-  call.rounds = shm_all_reduce(call.memory.in_and_out(kind, tensor), arithmetic, *segment_);
+  const auto data = call.memory.in_and_out(kind, tensor);
+  call.rounds = shm_all_reduce(as_input(data), data, arithmetic, *segment_);
   return start(std::move(call));
+}
+
+void ShmBackend::all_reduce_into(const at::Tensor& output, const at::Tensor& input,
+                                 const c10d::ReduceOp& operation) {
+  const char* kind = "all_reduce";
+  Call call{.type = OpType::ALLREDUCE,
+            .facts = {.kind = kind, .reduction = operation.op_},
+            .results = {output},
+            .asynchronous = false};
+  call.facts.about(input);
+  check_dtype(kind, output, input);
+  const auto in = call.memory.in(kind, input);
+  const auto out = call.memory.out(kind, output);
+  call.rounds = shm_all_reduce(in, out, arithmetic_of(kind, input, operation), *segment_);
+  start(std::move(call))->wait();
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce_sparse(Tensors& tensors,
@@ -179,9 +187,10 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
             .timeout = options.timeout};
   std::vector<ShmCollective> parts;
   for (const auto& tensor : tensors) {
-    call.about(tensor);
+    call.facts.about(tensor);
     const auto arithmetic = arithmetic_of(kind, tensor, options.reduceOp);
-    parts.push_back(shm_all_reduce(call.memory.in_and_out(kind, tensor), arithmetic, *segment_));
+    const auto data = call.memory.in_and_out(kind, tensor);
+    parts.push_back(shm_all_reduce(as_input(data), data, arithmetic, *segment_));
   }
   call.rounds = shm_in_turn(std::move(parts));
   return start(std::move(call));
@@ -197,7 +206,7 @@ ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
             .results = tensors,
             .asynchronous = options.asyncOp,
             .timeout = options.timeout};
-  call.about(tensor);
+  call.facts.about(tensor);
   const auto arithmetic = arithmetic_of(kind, tensor, options.reduceOp);
   call.rounds = shm_reduce(call.memory.in_and_out(kind, tensor), arithmetic, root, *segment_);
   return start(std::move(call));
@@ -214,7 +223,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& in
             .results = outputs,
             .asynchronous = options.asyncOp,
             .timeout = options.timeout};
-  call.about(output);
+  call.facts.about(output);
   std::vector<ShmInput> parts;
   for (const auto& tensor : list) {
     check_like(kind, tensor, output);
@@ -245,7 +254,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(
   std::vector<ShmCollective> parts;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     check_whole(kind, inputs[i], outputs[i], size_);
-    call.about(outputs[i]);
+    call.facts.about(outputs[i]);
     const auto arithmetic = arithmetic_of(kind, outputs[i], options.reduceOp);
     auto of_ranks = parts_of<ShmInput, ShmInput>(call.memory.in(kind, inputs[i]), size_);
     parts.push_back(shm_reduce_scatter(std::move(of_ranks), call.memory.out(kind, outputs[i]),
@@ -265,7 +274,7 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
             .results = tensors,
             .asynchronous = options.asyncOp,
             .timeout = options.timeout};
-  call.about(tensor);
+  call.facts.about(tensor);
   call.rounds = shm_broadcast(call.memory.in_and_out(kind, tensor), root, *segment_);
   return start(std::move(call));
 }
@@ -281,7 +290,7 @@ ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
             .results = list,
             .asynchronous = options.asyncOp,
             .timeout = options.timeout};
-  call.about(input);
+  call.facts.about(input);
   std::vector<ShmOutput> parts;
   for (const auto& tensor : list) {
     check_like(kind, tensor, input);
@@ -310,7 +319,7 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(
   std::vector<ShmCollective> parts;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     check_whole(kind, outputs[i], inputs[i], size_);
-    call.about(inputs[i]);
+    call.facts.about(inputs[i]);
     auto of_ranks = parts_of<ShmOutput, ShmOutput>(call.memory.out(kind, outputs[i]), size_);
     parts.push_back(shm_gather(call.memory.in(kind, inputs[i]), std::move(of_ranks), *segment_));
   }
@@ -332,7 +341,7 @@ ShmBackend::WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensor
   }
   std::vector<ShmCollective> parts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    call.about(inputs[i]);
+    call.facts.about(inputs[i]);
     std::vector<ShmOutput> of_ranks;
     for (const auto& list : outputs) {
       check_like(kind, list[i], inputs[i]);
@@ -353,7 +362,7 @@ ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
             .facts = {.kind = kind, .root = static_cast<int>(options.rootRank)},
             .asynchronous = options.asyncOp,
             .timeout = options.timeout};
-  call.about(input);
+  call.facts.about(input);
   std::vector<ShmOutput> parts;
   if (rank_ == options.rootRank) {
     call.results = only_one(outputs, kind);
@@ -381,7 +390,7 @@ ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
             .results = outputs,
             .asynchronous = options.asyncOp,
             .timeout = options.timeout};
-  call.about(output);
+  call.facts.about(output);
   std::vector<ShmInput> parts;
   if (rank_ == root) {
     const auto& list = only_one(inputs, kind);

@@ -53,6 +53,10 @@ class ShmBackend final : public c10d::Backend {
   void shutdown() override { close(); }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  /// The same call to the other ranks as `allreduce`, which overwrites what it is given. `output`
+  /// has the size and dtype of `input`.
+  void all_reduce_into(const at::Tensor& output, const at::Tensor& input,
+                       const c10d::ReduceOp& operation);
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& options) override;

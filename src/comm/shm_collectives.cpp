@@ -63,28 +63,29 @@ class Barrier final : public ShmRounds {
 // Every rank, or one, reduces all of the data.
 class Reduce final : public ShmRounds {
  public:
-  Reduce(ShmOutput data, ShmArithmetic arithmetic, bool wanted, std::size_t slot)
-      : data_(data), arithmetic_(arithmetic), wanted_(wanted), slot_(slot) {}
+  Reduce(ShmInput in, ShmOutput out, ShmArithmetic arithmetic, bool wanted, std::size_t slot)
+      : in_(in), out_(out), arithmetic_(arithmetic), wanted_(wanted), slot_(slot) {}
 
   void fill(std::int64_t round, const ShmSlots& slots) override {
     const auto piece = this->piece(round);
-    move_bytes(slots.own(), data_.data + piece.begin, piece.bytes);
+    move_bytes(slots.own(), in_.data + piece.begin, piece.bytes);
   }
 
   void drain(std::int64_t round, const ShmSlots& slots) override {
     if (!wanted_) return;
     const auto piece = this->piece(round);
     const Sources sources(slots.size(), [&](int rank) { return slots.of(rank); });
-    reduce(arithmetic_.element, arithmetic_.reduction, sources, data_.data + piece.begin, nullptr,
+    reduce(arithmetic_.element, arithmetic_.reduction, sources, out_.data + piece.begin, nullptr,
            piece.bytes / bytes_of(arithmetic_.element));
   }
 
   [[nodiscard]] bool last(std::int64_t round) const override { return piece(round).last; }
 
  private:
-  [[nodiscard]] Piece piece(std::int64_t round) const { return {round, slot_, data_.bytes}; }
+  [[nodiscard]] Piece piece(std::int64_t round) const { return {round, slot_, in_.bytes}; }
 
-  ShmOutput data_;
+  ShmInput in_;
+  ShmOutput out_;
   ShmArithmetic arithmetic_;
   bool wanted_;
   std::size_t slot_;
@@ -94,12 +95,12 @@ class Reduce final : public ShmRounds {
 // slot holds, but no rank reads everything of everybody.
 class LongAllReduce final : public ShmRounds {
  public:
-  LongAllReduce(ShmOutput data, ShmArithmetic arithmetic, std::size_t slot)
-      : data_(data), arithmetic_(arithmetic), slot_(slot) {}
+  LongAllReduce(ShmInput in, ShmOutput out, ShmArithmetic arithmetic, std::size_t slot)
+      : in_(in), out_(out), arithmetic_(arithmetic), slot_(slot) {}
 
   void fill(std::int64_t round, const ShmSlots& slots) override {
     const auto piece = this->piece(round);
-    std::byte* data = data_.data + piece.begin;
+    const std::byte* data = in_.data + piece.begin;
     const auto begin = share(slots.rank(), slots.size(), piece.bytes);
     const auto end = share(slots.rank() + 1, slots.size(), piece.bytes);
     if (round % 2 == 0) {
@@ -111,8 +112,8 @@ class LongAllReduce final : public ShmRounds {
     const Sources sources(slots.size(), [&](int rank) {
       return (rank == slots.rank() ? data : slots.before(rank)) + begin;
     });
-    reduce(arithmetic_.element, arithmetic_.reduction, sources, slots.own() + begin, data + begin,
-           (end - begin) / bytes_of(arithmetic_.element));
+    reduce(arithmetic_.element, arithmetic_.reduction, sources, slots.own() + begin,
+           out_.data + piece.begin + begin, (end - begin) / bytes_of(arithmetic_.element));
   }
 
   void drain(std::int64_t round, const ShmSlots& slots) override {
@@ -123,7 +124,7 @@ class LongAllReduce final : public ShmRounds {
       const int rank = (slots.rank() + i) % slots.size();
       const auto begin = share(rank, slots.size(), piece.bytes);
       const auto end = share(rank + 1, slots.size(), piece.bytes);
-      move_bytes(data_.data + piece.begin + begin, slots.of(rank) + begin, end - begin);
+      move_bytes(out_.data + piece.begin + begin, slots.of(rank) + begin, end - begin);
     }
   }
 
@@ -132,7 +133,7 @@ class LongAllReduce final : public ShmRounds {
   }
 
  private:
-  [[nodiscard]] Piece piece(std::int64_t round) const { return {round / 2, slot_, data_.bytes}; }
+  [[nodiscard]] Piece piece(std::int64_t round) const { return {round / 2, slot_, in_.bytes}; }
   // Where the share of a rank begins.
   [[nodiscard]] static std::size_t share(int rank, int size, std::size_t bytes) {
     if (rank == size) return bytes;
@@ -140,7 +141,8 @@ class LongAllReduce final : public ShmRounds {
                    kAlignment);
   }
 
-  ShmOutput data_;
+  ShmInput in_;
+  ShmOutput out_;
   ShmArithmetic arithmetic_;
   std::size_t slot_;
 };
@@ -366,23 +368,25 @@ class InTurn final : public ShmRounds {
 };
 
 std::size_t part_of(const ShmSegment& segment) {
-  return down_to(segment.slot_bytes() / static_cast<std::size_t>(segment.size()), kAlignment);
+  return down_to(segment.chunk_bytes() / static_cast<std::size_t>(segment.size()), kAlignment);
 }
 
 }  // namespace
 
 ShmCollective shm_barrier() { return std::make_unique<Barrier>(); }
 
-ShmCollective shm_all_reduce(ShmOutput data, ShmArithmetic arithmetic, const ShmSegment& segment) {
-  if (data.bytes <= static_cast<std::size_t>(segment.direct_bytes())) {
-    return std::make_unique<Reduce>(data, arithmetic, true, segment.slot_bytes());
+ShmCollective shm_all_reduce(ShmInput in, ShmOutput out, ShmArithmetic arithmetic,
+                             const ShmSegment& segment) {
+  if (in.bytes <= static_cast<std::size_t>(segment.direct_bytes())) {
+    return std::make_unique<Reduce>(in, out, arithmetic, true, segment.chunk_bytes());
   }
-  return std::make_unique<LongAllReduce>(data, arithmetic, segment.slot_bytes());
+  return std::make_unique<LongAllReduce>(in, out, arithmetic, segment.slot_bytes());
 }
 
 ShmCollective shm_reduce(ShmOutput data, ShmArithmetic arithmetic, int root,
                          const ShmSegment& segment) {
-  return std::make_unique<Reduce>(data, arithmetic, segment.rank() == root, segment.slot_bytes());
+  const bool wanted = segment.rank() == root;
+  return std::make_unique<Reduce>(as_input(data), data, arithmetic, wanted, segment.chunk_bytes());
 }
 
 ShmCollective shm_reduce_scatter(std::vector<ShmInput> in, ShmOutput out, ShmArithmetic arithmetic,
@@ -391,11 +395,11 @@ ShmCollective shm_reduce_scatter(std::vector<ShmInput> in, ShmOutput out, ShmAri
 }
 
 ShmCollective shm_broadcast(ShmOutput data, int root, const ShmSegment& segment) {
-  return std::make_unique<Broadcast>(data, root, segment.slot_bytes());
+  return std::make_unique<Broadcast>(data, root, segment.chunk_bytes());
 }
 
 ShmCollective shm_gather(ShmInput in, std::vector<ShmOutput> out, const ShmSegment& segment) {
-  return std::make_unique<Gather>(in, std::move(out), segment.slot_bytes());
+  return std::make_unique<Gather>(in, std::move(out), segment.chunk_bytes());
 }
 
 ShmCollective shm_scatter(std::vector<ShmInput> in, ShmOutput out, int root,
@@ -405,7 +409,7 @@ ShmCollective shm_scatter(std::vector<ShmInput> in, ShmOutput out, int root,
 
 ShmCollective shm_all_to_all(std::vector<ShmInput> in, std::vector<ShmOutput> out,
                              const ShmSegment& segment) {
-  return std::make_unique<AllToAll>(std::move(in), std::move(out), segment.slot_bytes());
+  return std::make_unique<AllToAll>(std::move(in), std::move(out), segment.chunk_bytes());
 }
 
 ShmCollective shm_in_turn(std::vector<ShmCollective> parts) {

@@ -43,6 +43,10 @@ struct ShmOutput {
   std::size_t bytes = 0;
 };
 
+[[nodiscard]] inline ShmInput as_input(const ShmOutput& memory) {
+  return {memory.data, memory.bytes};
+}
+
 struct ShmArithmetic {
   Element element = Element::kFloat32;
   Reduction reduction = Reduction::kSum;
@@ -53,8 +57,8 @@ using ShmCollective = std::unique_ptr<ShmRounds>;
 /// Nothing but the meeting.
 [[nodiscard]] ShmCollective shm_barrier();
 
-/// `data` becomes the reduction over all ranks, in place.
-[[nodiscard]] ShmCollective shm_all_reduce(ShmOutput data, ShmArithmetic arithmetic,
+/// `out` becomes the reduction of `in` over all ranks; they may be the same memory.
+[[nodiscard]] ShmCollective shm_all_reduce(ShmInput in, ShmOutput out, ShmArithmetic arithmetic,
                                            const ShmSegment& segment);
 /// The same on rank `root` only; the others keep theirs.
 [[nodiscard]] ShmCollective shm_reduce(ShmOutput data, ShmArithmetic arithmetic, int root,

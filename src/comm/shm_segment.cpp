@@ -37,9 +37,9 @@ constexpr std::size_t kPage = 4096;
 // The ranks look around this often while they sleep: a death is noticed within it.
 constexpr auto kSlice = std::chrono::milliseconds(100);
 // Ranks that share a core hand it to each other within microseconds. One that got it back later
-// than this does not try again for a hundred times as long.
+// than this, when what it waited for had come, does not try again for twenty times as long.
 constexpr auto kCostlyYield = std::chrono::microseconds(200);
-constexpr int kSleepAfterCostlyYield = 100;
+constexpr int kSleepAfterCostlyYield = 20;
 // After so many waits in a row for which keeping the core did not help, only some still try.
 constexpr unsigned kVainSpins = 8;
 constexpr unsigned kSpinAgain = 64;
@@ -78,6 +78,13 @@ int cores_of_this_process() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   return ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}
+
+bool crowded(int ranks) { return ranks > cores_of_this_process(); }
+
+// Ranks that share cores lose more with each meeting than with what is not in the cache any more.
+std::size_t chunks_per_slot(int ranks) {
+  return crowded(ranks) ? static_cast<std::size_t>(std::clamp(32 / ranks, 1, 4)) : 1;
 }
 
 // Where pidfd_open is forbidden. A process that has ended may still be listed, as a zombie.
@@ -119,6 +126,7 @@ struct ShmSegment::Header {
   std::uint64_t token = 0;
   std::int32_t size = 0;
   std::uint64_t chunk_bytes = 0;
+  std::uint64_t slot_bytes = 0;
   std::uint64_t mailbox_bytes = 0;
   std::int64_t direct_bytes = 0;
   alignas(128) std::atomic<std::uint64_t> arrivals{0};
@@ -129,7 +137,7 @@ struct ShmSegment::Header {
 
   [[nodiscard]] std::size_t slots_at() const { return up_to(sizeof(Header), kPage); }
   [[nodiscard]] std::size_t rings_at() const {
-    return slots_at() + static_cast<std::size_t>(size) * 2 * chunk_bytes;
+    return slots_at() + static_cast<std::size_t>(size) * 2 * slot_bytes;
   }
   [[nodiscard]] std::size_t ring_stride() const {
     return up_to(sizeof(ShmRing) + mailbox_bytes, kPage);
@@ -168,14 +176,17 @@ bool ShmPauses::next() noexcept {
   const auto after = Clock::now();
   if (after - before > kCostlyYield) {
     yields_ = 0;
-    const auto next_try = after + (after - before) * kSleepAfterCostlyYield;
-    habits_->no_yield_before.store(next_try.time_since_epoch().count(), std::memory_order_relaxed);
+    next_yield_ = after + (after - before) * kSleepAfterCostlyYield;
   }
   return true;
 }
 
 void ShmPauses::came() noexcept {
   if (spinning_) habits_->vain_spins.store(0, std::memory_order_relaxed);
+  if (next_yield_ != Clock::time_point{}) {
+    habits_->no_yield_before.store(next_yield_.time_since_epoch().count(),
+                                   std::memory_order_relaxed);
+  }
 }
 
 ShmSegment::ShmSegment(int rank, int size, const ShmOptions& options) : rank_(rank), size_(size) {
@@ -185,8 +196,8 @@ ShmSegment::ShmSegment(int rank, int size, const ShmOptions& options) : rank_(ra
 
 // A rank that spins keeps the one it waits for from running when the two share a core.
 void ShmSegment::tune(const ShmOptions& options) {
-  const bool crowded = size_ > cores_of_this_process();
-  spin_ = options.spin.count() >= 0 ? options.spin : std::chrono::microseconds(crowded ? 0 : 5);
+  spin_ =
+      options.spin.count() >= 0 ? options.spin : std::chrono::microseconds(crowded(size_) ? 0 : 5);
   yields_ = options.yields >= 0 ? options.yields : 50;
 }
 
@@ -195,6 +206,7 @@ std::unique_ptr<ShmSegment> ShmSegment::make(int size, const ShmOptions& options
   Header plan;
   plan.size = size;
   plan.chunk_bytes = up_to(std::max<std::size_t>(options.chunk_bytes, 1), kPage);
+  plan.slot_bytes = plan.chunk_bytes * chunks_per_slot(size);
   plan.mailbox_bytes = std::max<std::size_t>(options.mailbox_bytes, 256);
   plan.direct_bytes = std::min<std::int64_t>(options.direct_bytes, plan.chunk_bytes);
   if (::getrandom(&plan.token, sizeof plan.token, 0) != sizeof plan.token) plan.token = ::getpid();
@@ -218,6 +230,7 @@ std::unique_ptr<ShmSegment> ShmSegment::make(int size, const ShmOptions& options
   header->token = plan.token;
   header->size = plan.size;
   header->chunk_bytes = plan.chunk_bytes;
+  header->slot_bytes = plan.slot_bytes;
   header->mailbox_bytes = plan.mailbox_bytes;
   header->direct_bytes = plan.direct_bytes;
   segment->header_ = header;
@@ -291,12 +304,13 @@ void ShmSegment::watch_peers() {
   }
 }
 
-std::size_t ShmSegment::slot_bytes() const noexcept { return header_->chunk_bytes; }
+std::size_t ShmSegment::chunk_bytes() const noexcept { return header_->chunk_bytes; }
+std::size_t ShmSegment::slot_bytes() const noexcept { return header_->slot_bytes; }
 
 std::int64_t ShmSegment::direct_bytes() const noexcept { return header_->direct_bytes; }
 
 ShmSlots ShmSegment::slots(std::uint64_t step) const noexcept {
-  return {base_ + header_->slots_at(), header_->chunk_bytes, step, rank_, size_};
+  return {base_ + header_->slots_at(), header_->slot_bytes, step, rank_, size_};
 }
 
 void ShmSegment::arrive(std::uint64_t call) noexcept {

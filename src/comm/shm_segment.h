@@ -95,6 +95,7 @@ class ShmPauses {
   int spins_ = 0;
   int yields_;
   bool spinning_;
+  Clock::time_point next_yield_{};  // when the last one took too long
   Habits* habits_;
 };
 
@@ -152,6 +153,9 @@ class ShmSegment {
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
+  /// What ranks hand over in one step: what the caches hold. A long reduction may take more, all
+  /// that a slot holds.
+  [[nodiscard]] std::size_t chunk_bytes() const noexcept;
   [[nodiscard]] std::size_t slot_bytes() const noexcept;
   [[nodiscard]] std::int64_t direct_bytes() const noexcept;
 

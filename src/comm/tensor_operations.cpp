@@ -139,6 +139,8 @@ std::span<const Value> value_items(const TreePath& path, const Value& value, std
 }
 
 at::Tensor to_device(const at::Tensor& tensor, at::Device device, bool non_blocking) {
+  // Torch takes cpu:1 for another device than cpu and would copy.
+  if (!tensor.defined() || (tensor.is_cpu() && device.is_cpu())) return tensor;
   return tensor.to(device, non_blocking);
 }
 

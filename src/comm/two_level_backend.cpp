@@ -99,18 +99,11 @@ class TwoLevelBackend::HostGuard : public CallGuard {
 // A collective as the caller has asked for it.
 struct TwoLevelBackend::Call {
   OpType type;
-  CallFacts facts;  // but for the sizes
-  std::vector<std::int64_t> sizes = {};
+  GatheredFacts facts;
   Tensors results = {};
   Stages stages = {};
   bool asynchronous = true;
   std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
-
-  // Adds what all ranks must agree on about a tensor.
-  void about(const at::Tensor& tensor) {
-    facts.dtype = dtype_literal(tensor.scalar_type());
-    sizes.insert(sizes.end(), tensor.sizes().begin(), tensor.sizes().end());
-  }
 };
 
 // Dense memory that is reduced, and how.
@@ -233,10 +226,9 @@ TwoLevelBackend::WorkPtr TwoLevelBackend::start(Call call) {
   const auto work = c10::make_intrusive<QueuedWork>(
       ShmWork::About{rank_, call.type, call.facts.kind, std::move(call.results), ++sequence_},
       queue_, queued);
-  call.facts.sizes = call.sizes;
   {
     const std::scoped_lock lock(order_mutex_);
-    const CallPart part{.ticket = guard_->enter(call.facts), .timeout = queued->timeout};
+    const CallPart part{.ticket = guard_->enter(call.facts.all()), .timeout = queued->timeout};
     queued->carry_out = [this, part, stages = std::move(call.stages)] { carry_out(part, stages); };
     queued->settle = [work, guard = guard_, ticket = part.ticket](const auto& error) {
       guard->leave(ticket);
@@ -280,7 +272,7 @@ TwoLevelBackend::WorkPtr TwoLevelBackend::allreduce(Tensors& tensors,
             .results = tensors,
             .asynchronous = options.asyncOp,
             .timeout = options.timeout};
-  call.about(tensor);
+  call.facts.about(tensor);
   call.stages = [this, tensor,
                  data = Reducing(kind, tensor, options.reduceOp, size_)](const CallPart& part) {
     all_reduce(part, data);
@@ -299,7 +291,7 @@ TwoLevelBackend::WorkPtr TwoLevelBackend::allreduce_coalesced(
             .timeout = options.timeout};
   std::vector<Reducing> data;
   for (const auto& tensor : tensors) {
-    call.about(tensor);
+    call.facts.about(tensor);
     data.emplace_back(kind, tensor, options.reduceOp, size_);
   }
   call.stages = [this, tensors, data = std::move(data)](const CallPart& part) {
@@ -322,7 +314,7 @@ TwoLevelBackend::WorkPtr TwoLevelBackend::_reduce_scatter_base(
             .results = {output},
             .asynchronous = options.asyncOp,
             .timeout = options.timeout};
-  call.about(input);
+  call.facts.about(input);
   call.stages = [this, output,
                  data = Reducing(kind, input.detach().clone(), options.reduceOp, size_)](
                     const CallPart& part) {
@@ -373,7 +365,7 @@ TwoLevelBackend::WorkPtr TwoLevelBackend::broadcast(Tensors& tensors,
             .results = tensors,
             .asynchronous = options.asyncOp,
             .timeout = options.timeout};
-  call.about(tensor);
+  call.facts.about(tensor);
   call.stages = [this, tensor, root, data = dense(tensor)](const CallPart& part) {
     broadcast(part, data, root);
     copy_back(tensor, data);
@@ -421,7 +413,7 @@ TwoLevelBackend::WorkPtr TwoLevelBackend::allgather(TensorLists& outputs, Tensor
             .results = list,
             .asynchronous = options.asyncOp,
             .timeout = options.timeout};
-  call.about(input);
+  call.facts.about(input);
   call.stages = [this, list, data = dense(input)](const CallPart& part) {
     const auto by_host = at::empty({size_, data.numel()}, data.options());
     all_gather(part, data, by_host);
@@ -444,7 +436,7 @@ TwoLevelBackend::WorkPtr TwoLevelBackend::_allgather_base(at::Tensor& output, at
             .results = {output},
             .asynchronous = options.asyncOp,
             .timeout = options.timeout};
-  call.about(input);
+  call.facts.about(input);
   call.stages = [this, output, data = dense(input)](const CallPart& part) {
     const bool in_place = output.is_contiguous() && std::ranges::is_sorted(order_);
     const auto by_host = in_place ? output.view({size_, data.numel()})

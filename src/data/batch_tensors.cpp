@@ -8,10 +8,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
-#include <mutex>
-#include <new>
 #include <string>
 
 #include "accelerate/errors.h"
@@ -20,17 +17,18 @@
 namespace accelerate::detail {
 namespace {
 
-// Rows are random: what the processor cannot foresee is asked for this many rows ahead, as far as
-// that may be useful before its own prefetcher has caught on.
-constexpr std::int64_t kRowsAhead = 12;
+// Rows are random, which the processor cannot foresee. Short ones are asked for well ahead. Of a
+// long one that would drive out what was asked for before: first its page is looked up, then it is
+// asked for until the processor's own prefetcher has caught on.
 constexpr std::int64_t kCacheLine = 64;
-constexpr std::int64_t kMostLinesAhead = 8;
+constexpr std::int64_t kShortRow = 8 * kCacheLine;
+constexpr std::int64_t kShortRowsAhead = 12;
+constexpr std::int64_t kPagesAhead = 4;
+constexpr std::int64_t kLongRowsAhead = 2;
+constexpr std::int64_t kMostLinesAhead = 12;
 // Below this, threads cost more than they copy.
 constexpr std::int64_t kParallelBytes = 1 << 20;
 constexpr std::int64_t kBytesPerThread = 1 << 18;
-// Below this the C library keeps the memory at hand by itself.
-constexpr std::size_t kReusedBytes = 1 << 20;
-constexpr std::size_t kAlignment = 64;
 
 /// Whether its bytes are its elements, one after the other.
 bool is_plain(const at::Tensor& tensor) {
@@ -41,24 +39,25 @@ bool is_plain(const at::Tensor& tensor) {
 
 at::Tensor empty_like_rows(const at::Tensor& like, at::IntArrayRef sizes,
                            const LoadContext& context) {
-  const auto bytes = like.element_size() * static_cast<std::size_t>(c10::multiply_integers(sizes));
-  if (context.memory && !context.pinned && bytes >= kReusedBytes) {
-    return context.memory->empty(sizes, like.options(), bytes);
-  }
+  if (context.memory && !context.pinned) return context.memory->empty(sizes, like.options());
   return at::empty(sizes, like.options().pinned_memory(context.pinned));
+}
+
+void ask_for(const std::byte* data, std::int64_t bytes) {
+  for (std::int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(data + at);
 }
 
 /// Copies rows `begin` to `end` of the list. Neighbours are copied together.
 void copy_rows(std::byte* out, const std::byte* in, const std::int64_t* rows, std::int64_t begin,
                std::int64_t end, std::int64_t row_bytes) {
+  const bool is_short = row_bytes <= kShortRow;
+  const std::int64_t ahead = is_short ? kShortRowsAhead : kLongRowsAhead;
   const std::int64_t ahead_bytes = std::min(row_bytes, kMostLinesAhead * kCacheLine);
   for (std::int64_t i = begin; i < end;) {
     std::int64_t next = i + 1;
     while (next < end && rows[next] == rows[next - 1] + 1) ++next;
-    if (i + kRowsAhead < end) {
-      const std::byte* ahead = in + rows[i + kRowsAhead] * row_bytes;
-      for (std::int64_t at = 0; at < ahead_bytes; at += kCacheLine) __builtin_prefetch(ahead + at);
-    }
+    if (!is_short && i + kPagesAhead < end) ask_for(in + rows[i + kPagesAhead] * row_bytes, 1);
+    if (i + ahead < end) ask_for(in + rows[i + ahead] * row_bytes, ahead_bytes);
     std::memcpy(out + i * row_bytes, in + rows[i] * row_bytes,
                 static_cast<std::size_t>((next - i) * row_bytes));
     i = next;
@@ -75,60 +74,6 @@ void check_rows(const at::Tensor& tensor, const IndexBatch& rows) {
 }
 
 }  // namespace
-
-BatchMemory::~BatchMemory() {
-  for (const auto& block : free_) std::free(block.data);
-}
-
-BatchMemory::Block BatchMemory::take(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  auto best = free_.end();
-  for (auto at = free_.begin(); at != free_.end(); ++at) {
-    if (at->bytes >= bytes && (best == free_.end() || at->bytes < best->bytes)) best = at;
-  }
-  Block block{nullptr, (bytes + kAlignment - 1) / kAlignment * kAlignment};
-  if (best != free_.end()) {
-    block = *best;
-    free_.erase(best);
-    free_bytes_ -= block.bytes;
-  } else {
-    block.data = std::aligned_alloc(kAlignment, block.bytes);
-    if (block.data == nullptr) throw std::bad_alloc();
-  }
-  used_bytes_ += block.bytes;
-  most_used_ = std::max(most_used_, used_bytes_);
-  return block;
-}
-
-void BatchMemory::give_back(Block block) {
-  std::vector<Block> dropped;
-  {
-    const std::lock_guard lock(mutex_);
-    free_.push_back(block);
-    free_bytes_ += block.bytes;
-    used_bytes_ -= block.bytes;
-    // The oldest goes: it has found no use for the longest time.
-    while (free_bytes_ + used_bytes_ > most_used_) {
-      dropped.push_back(free_.front());
-      free_bytes_ -= free_.front().bytes;
-      free_.erase(free_.begin());
-    }
-  }
-  for (const auto& old : dropped) std::free(old.data);
-}
-
-at::Tensor BatchMemory::empty(at::IntArrayRef sizes, const at::TensorOptions& options,
-                              std::size_t bytes) {
-  const Block block = take(bytes);
-  const auto give_back = [block, memory = weak_from_this()](void* data) {
-    if (const auto alive = memory.lock()) {
-      alive->give_back(block);
-    } else {
-      std::free(data);
-    }
-  };
-  return at::from_blob(block.data, sizes, give_back, options);
-}
 
 at::Tensor gather_rows(const at::Tensor& tensor, const IndexBatch& rows,
                        const LoadContext& context) {
@@ -161,8 +106,47 @@ at::Tensor copy_row(const at::Tensor& tensor, std::int64_t row, const LoadContex
   return pin(tensor.select(0, row).clone(at::MemoryFormat::Contiguous), context);
 }
 
+void RowsInPlace::move_in(std::size_t leaf, std::size_t row, at::Tensor& tensor) {
+  if (row == 0) {
+    auto sizes = tensor.sizes().vec();
+    sizes.insert(sizes.begin(), static_cast<std::int64_t>(rows_));
+    tensors_.push_back(is_plain(tensor) && tensor.numel() > 0
+                           ? empty_like_rows(tensor, sizes, *context_)
+                           : at::Tensor());
+  }
+  if (leaf >= tensors_.size() || !tensors_[leaf].defined()) return;
+  const at::Tensor& whole = tensors_[leaf];
+  if (tensor.sizes() != whole.sizes().slice(1) || tensor.scalar_type() != whole.scalar_type() ||
+      !is_plain(tensor)) {
+    return;
+  }
+  auto* const out = static_cast<std::byte*>(whole.mutable_data_ptr());
+  std::memcpy(out + row * tensor.nbytes(), tensor.const_data_ptr(), tensor.nbytes());
+  tensor = whole;
+}
+
+at::Tensor RowsInPlace::whole(const std::vector<at::Tensor*>& samples) const {
+  const auto is_whole = [&](const at::Tensor& tensor) {
+    return tensor.defined() && std::ranges::any_of(tensors_, [&](const at::Tensor& whole) {
+             return whole.is_same(tensor);
+           });
+  };
+  const at::Tensor first = *samples.front();
+  if (is_whole(first) && samples.size() == rows_ &&
+      std::ranges::all_of(samples, [&](const auto* sample) { return sample->is_same(first); })) {
+    return first;
+  }
+  for (std::size_t row = 0; row < samples.size(); ++row) {
+    if (is_whole(*samples[row])) *samples[row] = samples[row]->select(0, std::int64_t(row));
+  }
+  return {};
+}
+
 at::Tensor stack_samples(const std::vector<at::Tensor*>& samples, const TreePath& path,
                          const LoadContext& context) {
+  if (context.in_place != nullptr) {
+    if (auto whole = context.in_place->whole(samples); whole.defined()) return whole;
+  }
   const at::Tensor& first = *samples.front();
   bool plain = first.defined();
   for (const auto* sample : samples) {

@@ -10,6 +10,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "accelerate/reused_memory.h"
 #include "core/bytes.h"
 #include "state/accelerator_backend.h"
 
@@ -36,6 +37,7 @@ bool tells_of_memory(std::string_view message) {
 }  // namespace
 
 void clear_device_cache(bool garbage_collection) {
+  if (garbage_collection) detail::ReusedMemory::of_results().release();
 #ifdef __GLIBC__
   if (garbage_collection) ::malloc_trim(0);
 #endif

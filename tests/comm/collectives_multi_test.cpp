@@ -392,6 +392,23 @@ TEST(Reduce, KeepsTheGraphOfTheLocalCopy) {
   });
 }
 
+// What travels does not depend on what a process does with it.
+TEST(Reduce, FitsTogetherWhereOneProcessAloneKeepsAGraphOrOtherStrides) {
+  on_processes(2, [](PartialState& state) {
+    const bool first = state.process_index() == 0;
+    auto tensor = torch::arange(6, torch::kFloat).view({2, 3});
+    if (first) tensor = tensor.t().contiguous().t();
+    tensor.requires_grad_(first);
+    const auto mean = reduce(tensor, Reduction::kMean);
+    EXPECT_TRUE(torch::equal(mean, torch::arange(6, torch::kFloat).view({2, 3})));
+    EXPECT_EQ(mean.requires_grad(), first);
+    EXPECT_FALSE(mean.is_alias_of(tensor));
+    if (!first) return;
+    mean.sum().backward();
+    EXPECT_TRUE(torch::equal(tensor.grad(), torch::full({2, 3}, 0.5F)));
+  });
+}
+
 TEST(Reduce, RefusesWhatIsNotDefinedBeforeAnythingIsSent) {
   on_processes(2, [](PartialState& state) {
     EXPECT_EQ(

@@ -55,6 +55,8 @@ TEST(SendToDevice, MovesTensorsAndLeavesTheRest) {
 TEST(SendToDevice, ReturnsTensorsThatAreThereAsTheyAre) {
   const auto tensor = torch::ones(2);
   EXPECT_TRUE(send_to_device(tensor, torch::kCPU).is_same(tensor));
+  EXPECT_TRUE(send_to_device(tensor, torch::Device("cpu:0")).is_same(tensor));
+  EXPECT_FALSE(send_to_device(torch::Tensor(), torch::kCPU).defined());
 }
 
 TEST(SendToDevice, SkipsKeysAtEveryDepthWithAllThatIsBelow) {

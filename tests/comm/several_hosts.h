@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,12 +22,13 @@ class LazyHosts {
  public:
   explicit LazyHosts(int count) : count_(count) {}
   [[nodiscard]] test::Hosts& get() {
-    if (!hosts_) hosts_ = std::make_unique<test::Hosts>(count_);
+    std::call_once(once_, [&] { hosts_ = std::make_unique<test::Hosts>(count_); });
     return *hosts_;
   }
 
  private:
   int count_;
+  std::once_flag once_;
   std::unique_ptr<test::Hosts> hosts_;
 };
 

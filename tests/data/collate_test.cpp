@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "accelerate/data_loader.h"
 #include "accelerate/errors.h"
 #include "data/loading.h"
 #include "support/message_of.h"
@@ -133,6 +134,63 @@ TEST(DefaultCollate, NamesTheLeafThatDoesNotFit) {
             "The samples of a batch cannot be stacked: the tensor is not defined in some of them.");
   EXPECT_EQ(message_of<ArgumentError>([] { (void)collate<int>({}); }),
             "A batch without samples cannot be collated: the sampler made an empty one.");
+}
+
+// Samples of a dataset are put into the batch as they are read. What comes out is the same.
+
+template <class F>
+auto batch_of(std::int64_t size, F sample) {
+  const auto loader =
+      make_data_loader(FunctionDataset(size, std::move(sample)), {.batch_size = size});
+  return *loader.begin();
+}
+
+TEST(CollateWhileReading, DoesNotShareMemoryWithTheDataset) {
+  const auto rows = torch::arange(6).view({3, 2});
+  const auto batch = batch_of(3, [&](std::int64_t i) { return rows[i]; });
+  EXPECT_TRUE(torch::equal(batch, rows));
+  EXPECT_FALSE(batch.is_alias_of(rows));
+}
+
+TEST(CollateWhileReading, NamesTheShapesThatDiffer) {
+  const auto message = message_of<DataLoaderError>([] {
+    (void)batch_of(4, [](std::int64_t i) { return std::pair{torch::ones({2, i / 2}), i}; });
+  });
+  EXPECT_NE(message.find("the tensors at [0] have shapes [2, 0] and [2, 1]"), std::string::npos)
+      << message;
+}
+
+TEST(CollateWhileReading, StacksOtherDtypesAndStridesAsTorchDoes) {
+  const auto sample = [](std::int64_t i) {
+    auto tensor = torch::full({2, 3}, i, i < 2 ? torch::kFloat : torch::kDouble);
+    return i == 1 ? tensor.t().contiguous().t() : tensor;
+  };
+  EXPECT_TRUE(
+      torch::equal(batch_of(4, sample),
+                   torch::stack({sample(0), sample(1), sample(2).to(torch::kDouble), sample(3)})));
+}
+
+TEST(CollateWhileReading, MatchesEntriesByKeyWhateverTheirOrder) {
+  const auto sample = [](std::int64_t i) {
+    torch::OrderedDict<std::string, at::Tensor> entries;
+    for (const auto* key : {i % 2 == 0 ? "a" : "b", i % 2 == 0 ? "b" : "a"}) {
+      entries.insert(key, torch::full({2}, i + (*key == 'b' ? 10 : 0)));
+    }
+    return entries;
+  };
+  const auto batch = batch_of(4, sample);
+  EXPECT_EQ(numbers(batch["a"]), (Numbers{0, 0, 1, 1, 2, 2, 3, 3}));
+  EXPECT_EQ(numbers(batch["b"]), (Numbers{10, 10, 11, 11, 12, 12, 13, 13}));
+}
+
+TEST(CollateWhileReading, SaysWhichTensorIsMissing) {
+  const auto message = message_of<DataLoaderError>([] {
+    (void)batch_of(3, [](std::int64_t i) {
+      return std::pair{i == 1 ? at::Tensor() : torch::ones(2), torch::full({2}, i)};
+    });
+  });
+  EXPECT_NE(message.find("the tensor at [0] is not defined in some of them"), std::string::npos)
+      << message;
 }
 
 }  // namespace

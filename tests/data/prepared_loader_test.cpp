@@ -274,6 +274,18 @@ TEST(PreparedLoader, PutsBatchesOnTheDevice) {
   }
 }
 
+// A name for the place where batches are already: nothing moves.
+TEST(PreparedLoader, CopiesNothingToTheCpu) {
+  const auto own = torch::arange(4);
+  const auto collate = [&](const std::vector<at::Tensor>&) { return own; };
+  for (const char* name : {"cpu", "cpu:0"}) {
+    const auto loader = prepare_data_loader(
+        make_data_loader(std::vector<at::Tensor>{own, own}, {.batch_size = 2}, collate),
+        {.device = torch::Device(name), .put_on_device = true});
+    for (auto& batch : loader) EXPECT_TRUE(batch.is_alias_of(own)) << name;
+  }
+}
+
 TEST(PreparedLoader, DispatchesToItselfWhenAlone) {
   const auto loader = prepare_data_loader(
       make_data_loader(std::vector<std::string>{"a", "b", "c"}, {.batch_size = 2}),
