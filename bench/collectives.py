@@ -2,7 +2,7 @@
 import torch
 import torch.distributed
 from accelerate.utils import gather, gather_object, reduce
-from support import accelerator, measure, report, settle
+from support import accelerator, finish, measure, report, settle
 
 with open("/proc/self/status") as status:
     resident = next(float(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS:"))
@@ -23,4 +23,4 @@ measure("gather tree of 8 tensors", lambda: gather({i: torch.ones(16) for i in r
 records = [{"id": 3, "name": "sample", "score": [0.5, 0.25]}] * 8
 measure("gather_object of 8 records", lambda: gather_object(records))
 measure("wait_for_everyone", accelerator.wait_for_everyone)
-accelerator.end_training()
+finish()

@@ -2,7 +2,7 @@
 import statistics
 
 import torch
-from support import accelerator, in_turns, report, settle
+from support import finish, in_turns, report, settle
 from torch import nn
 
 torch.set_num_threads(1)
@@ -42,4 +42,4 @@ for widths in ((784, 128, 10), (784, 1024, 1024, 10)):
     report(f"{name}: local step", statistics.median(times[0]), "us")
     report(f"{name}: DDP step", statistics.median(times[1]), "us")
     report(f"{name}: above the local step", statistics.median(b - a for a, b in zip(*times)), "us")
-accelerator.end_training()
+finish()
