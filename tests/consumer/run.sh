@@ -18,6 +18,11 @@ if [ "${1:-}" = --with-torch ]; then
   export PATH=$PATH:/usr/local/cuda/bin
   options=(-DCMAKE_PREFIX_PATH="$work/prefix;$2" -DCONSUMER_FINDS_TORCH=ON)
 fi
+# Most of the time goes into LibTorch's headers: what was compiled before, wherever the prefix was then, is not compiled again.
+if command -v ccache >/dev/null; then
+  export CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1
+  options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+fi
 cmake -G Ninja -S "$source" -B "$work/build" -DCMAKE_BUILD_TYPE=Release "${options[@]}"
 cmake --build "$work/build"
 

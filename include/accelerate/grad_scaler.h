@@ -1,0 +1,91 @@
+// accelerate/grad_scaler.h - gradients of float16, kept in range by a factor on the loss.
+//
+//     GradScaler scaler({.init_scale = 1024});
+//     scaler.scale(loss).backward();
+//     scaler.step(optimizer);   // not carried out where a gradient is infinite or NaN
+//     scaler.update();          // a smaller factor then, a larger one after a while without
+//
+// The rules, the numbers and the state are those of `torch.amp.GradScaler`. An `Accelerator` does
+// all this for its optimizers.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "accelerate/api.h"
+#include "accelerate/kwargs.h"
+#include "accelerate/value.h"
+
+namespace accelerate {
+
+class ACCELERATE_API GradScaler {
+ public:
+  /// Throws `ArgumentError` for factors that do not grow or shrink.
+  explicit GradScaler(const GradScalerKwargs& options = {});
+
+  /// The tensor times the factor. The first call puts the factor on the tensor's device.
+  [[nodiscard]] at::Tensor scale(const at::Tensor& output);
+
+  /// Divides the gradients of an optimizer by the factor, before they are clipped, say. Once
+  /// between two updates, and before `step`: else `StateError`. Parameters of float16 have
+  /// gradients for which there is no way back: `ArgumentError`.
+  void unscale_(torch::optim::Optimizer& optimizer);
+
+  /// `optimizer.step()`, or `carry_out` in its place, unless a gradient is infinite or NaN; false
+  /// then. Waits for the device. Throws `StateError` when called twice between two updates, or when
+  /// no parameter has a gradient.
+  bool step(torch::optim::Optimizer& optimizer, const std::function<void()>& carry_out = nullptr);
+
+  /// Whether `unscale_` or `step` has found such a gradient since the last update. Waits for the
+  /// device.
+  [[nodiscard]] bool found_inf(const torch::optim::Optimizer& optimizer) const;
+  /// Whether `unscale_` was called for the optimizer since the last update.
+  [[nodiscard]] bool is_unscaled(const torch::optim::Optimizer& optimizer) const;
+
+  /// The factor of the next steps. Throws `StateError` when nothing was unscaled since the last
+  /// one.
+  void update();
+  void update(double new_scale);
+
+  /// 1 when disabled. Waits for the device.
+  [[nodiscard]] double get_scale() const;
+  [[nodiscard]] std::int64_t get_growth_tracker() const;
+  [[nodiscard]] double get_growth_factor() const { return options_.growth_factor; }
+  [[nodiscard]] double get_backoff_factor() const { return options_.backoff_factor; }
+  [[nodiscard]] std::int64_t get_growth_interval() const { return options_.growth_interval; }
+  [[nodiscard]] bool is_enabled() const { return options_.enabled; }
+
+  /// scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; empty when disabled.
+  [[nodiscard]] Value state_dict() const;
+  /// Throws `ArgumentError` for what a disabled scaler has saved, and for entries that are missing
+  /// or of another kind. A disabled scaler takes nothing.
+  void load_state_dict(const Value& state);
+
+ private:
+  enum class Stage : std::uint8_t { kReady, kUnscaled, kStepped };
+  struct OfOptimizer {
+    Stage stage = Stage::kReady;
+    std::map<c10::Device, at::Tensor, bool (*)(c10::Device, c10::Device)> found_inf;
+    OfOptimizer();
+  };
+
+  void start(c10::Device device);
+  void require_factor(const char* what) const;
+  [[nodiscard]] OfOptimizer& of(const torch::optim::Optimizer& optimizer);
+  [[nodiscard]] static bool any_inf(const OfOptimizer& state);
+
+  GradScalerKwargs options_;
+  at::Tensor scale_;           // float, no dimension; undefined until used
+  at::Tensor growth_tracker_;  // int
+  double next_scale_;
+  std::int64_t next_tracker_ = 0;
+  std::map<const torch::optim::Optimizer*, OfOptimizer> optimizers_;
+};
+
+}  // namespace accelerate

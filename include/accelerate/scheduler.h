@@ -1,0 +1,45 @@
+// accelerate/scheduler.h - learning-rate schedulers with PyTorch's names and numbers.
+//
+//     auto schedule = CosineAnnealingLR(optimizer, {.t_max = 100});
+//     for (...) {
+//       ...
+//       optimizer.step();
+//       schedule.step();
+//     }
+#pragma once
+
+#include <cstdint>
+
+#include "accelerate/api.h"
+#include "accelerate/cycle_schedulers.h"
+#include "accelerate/lambda_schedulers.h"
+#include "accelerate/lr_scheduler.h"
+#include "accelerate/lr_schedulers.h"
+#include "accelerate/reduce_lr_on_plateau.h"
+#include "accelerate/scheduler_chains.h"
+
+namespace accelerate {
+
+// The schedules of transformers that programs of Accelerate mostly use.
+
+/// The initial learning rate, always.
+[[nodiscard]] ACCELERATE_API LambdaLR get_constant_schedule(torch::optim::Optimizer& optimizer,
+                                                            std::int64_t last_epoch = -1);
+
+/// From 0 in a line to the initial learning rate, which then stays.
+[[nodiscard]] ACCELERATE_API LambdaLR
+get_constant_schedule_with_warmup(torch::optim::Optimizer& optimizer, std::int64_t num_warmup_steps,
+                                  std::int64_t last_epoch = -1);
+
+/// From 0 in a line to the initial learning rate, and in a line to 0 at `num_training_steps`.
+[[nodiscard]] ACCELERATE_API LambdaLR
+get_linear_schedule_with_warmup(torch::optim::Optimizer& optimizer, std::int64_t num_warmup_steps,
+                                std::int64_t num_training_steps, std::int64_t last_epoch = -1);
+
+/// From 0 in a line to the initial learning rate, and as a cosine to 0 at `num_training_steps`;
+/// `num_cycles` other than a half make several waves of it.
+[[nodiscard]] ACCELERATE_API LambdaLR get_cosine_schedule_with_warmup(
+    torch::optim::Optimizer& optimizer, std::int64_t num_warmup_steps,
+    std::int64_t num_training_steps, double num_cycles = 0.5, std::int64_t last_epoch = -1);
+
+}  // namespace accelerate

@@ -1,0 +1,243 @@
+#include "accelerate/grad_scaler.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <tuple>
+#include <utility>
+
+#include "accelerate/errors.h"
+#include "core/text.h"
+
+namespace accelerate {
+namespace {
+
+using detail::str;
+
+bool device_less(c10::Device a, c10::Device b) {
+  return std::tuple(a.type(), a.index()) < std::tuple(b.type(), b.index());
+}
+
+at::Tensor number_on(c10::Device device, double value, at::ScalarType dtype) {
+  return at::full({}, value, at::TensorOptions(dtype).device(device));
+}
+
+/// Gradients that one kernel takes together.
+using Batches = std::map<std::pair<c10::Device, at::ScalarType>, std::vector<at::Tensor>,
+                         bool (*)(const std::pair<c10::Device, at::ScalarType>&,
+                                  const std::pair<c10::Device, at::ScalarType>&)>;
+
+bool batch_less(const std::pair<c10::Device, at::ScalarType>& a,
+                const std::pair<c10::Device, at::ScalarType>& b) {
+  return std::tuple(a.first.type(), a.first.index(), a.second) <
+         std::tuple(b.first.type(), b.first.index(), b.second);
+}
+
+Batches gradients_of(torch::optim::Optimizer& optimizer) {
+  Batches batches(&batch_less);
+  for (auto& group : optimizer.param_groups()) {
+    for (auto& parameter : group.params()) {
+      auto gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      if (gradient.scalar_type() == at::kHalf) {
+        throw ArgumentError(
+            "The gradients of a parameter are float16, so that what has overflowed is lost. Keep "
+            "parameters in float32: autocast computes in float16 all the same.");
+      }
+      // Values that stand for one element are added up first: their sum may be infinite.
+      if (gradient.is_sparse()) {
+        if (!gradient.is_coalesced()) {
+          gradient = gradient.coalesce();
+          parameter.mutable_grad() = gradient;
+        }
+        gradient = gradient._values();
+      }
+      batches[{gradient.device(), gradient.scalar_type()}].push_back(std::move(gradient));
+    }
+  }
+  return batches;
+}
+
+}  // namespace
+
+GradScaler::OfOptimizer::OfOptimizer() : found_inf(&device_less) {}
+
+GradScaler::GradScaler(const GradScalerKwargs& options)
+    : options_(options), next_scale_(options.init_scale) {
+  if (!options.enabled) return;
+  if (options.growth_factor <= 1) {
+    throw ArgumentError(str("growth_factor is ", options.growth_factor,
+                            ", but the factor must grow: give more than 1."));
+  }
+  if (options.backoff_factor >= 1) {
+    throw ArgumentError(str("backoff_factor is ", options.backoff_factor,
+                            ", but the factor must shrink: give less than 1."));
+  }
+}
+
+void GradScaler::start(c10::Device device) {
+  scale_ = number_on(device, next_scale_, at::kFloat);
+  growth_tracker_ = number_on(device, static_cast<double>(next_tracker_), at::kInt);
+}
+
+void GradScaler::require_factor(const char* what) const {
+  if (scale_.defined()) return;
+  throw StateError(
+      str(what, ": there is no factor yet. Scale the loss first: scaler.scale(loss).backward()."));
+}
+
+GradScaler::OfOptimizer& GradScaler::of(const torch::optim::Optimizer& optimizer) {
+  return optimizers_[&optimizer];
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& output) {
+  if (!options_.enabled) return output;
+  if (!scale_.defined()) start(output.device());
+  return output * scale_.to(output.device(), /*non_blocking=*/true);
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (!options_.enabled) return;
+  require_factor("unscale_");
+  auto& state = of(optimizer);
+  if (state.stage == Stage::kUnscaled) {
+    throw StateError(
+        "unscale_() has already been called on this optimizer since the last update().");
+  }
+  if (state.stage == Stage::kStepped) {
+    throw StateError("unscale_() is being called after step(). Call it before, or update() first.");
+  }
+  const at::NoGradGuard no_grad;
+  // In double, so that the quotient is rounded once.
+  const auto inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+  std::map<c10::Device, at::Tensor, bool (*)(c10::Device, c10::Device)> found(&device_less);
+  for (auto& [key, gradients] : gradients_of(optimizer)) {
+    const auto device = key.first;
+    auto& found_inf = found[device];
+    if (!found_inf.defined()) found_inf = number_on(device, 0, at::kFloat);
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf,
+                                                   inverse.to(device, /*non_blocking=*/true));
+  }
+  state.found_inf = std::move(found);
+  state.stage = Stage::kUnscaled;
+}
+
+bool GradScaler::any_inf(const OfOptimizer& state) {
+  for (const auto& [device, found] : state.found_inf) {
+    if (found.item<float>() != 0) return true;
+  }
+  return false;
+}
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer, const std::function<void()>& carry_out) {
+  const auto go = [&] {
+    if (carry_out) {
+      carry_out();
+    } else {
+      optimizer.step();
+    }
+  };
+  if (!options_.enabled) {
+    go();
+    return true;
+  }
+  require_factor("step");
+  auto& state = of(optimizer);
+  if (state.stage == Stage::kStepped) {
+    throw StateError("step() has already been called since the last update().");
+  }
+  if (state.stage == Stage::kReady) unscale_(optimizer);
+  if (state.found_inf.empty()) {
+    throw StateError(
+        "No inf checks were recorded for this optimizer: none of its parameters has a gradient. "
+        "Call backward() first, and check that the loss depends on them.");
+  }
+  const bool finite = !any_inf(state);
+  if (finite) go();
+  state.stage = Stage::kStepped;
+  return finite;
+}
+
+bool GradScaler::found_inf(const torch::optim::Optimizer& optimizer) const {
+  const auto at = optimizers_.find(&optimizer);
+  return at != optimizers_.end() && any_inf(at->second);
+}
+
+bool GradScaler::is_unscaled(const torch::optim::Optimizer& optimizer) const {
+  const auto at = optimizers_.find(&optimizer);
+  return at != optimizers_.end() && at->second.stage != Stage::kReady;
+}
+
+void GradScaler::update() {
+  if (!options_.enabled) return;
+  require_factor("update");
+  at::Tensor found;
+  for (const auto& [optimizer, state] : optimizers_) {
+    for (const auto& [device, one] : state.found_inf) {
+      const auto here = one.to(scale_.device(), /*non_blocking=*/true);
+      found = found.defined() ? found + here : here;
+    }
+  }
+  if (!found.defined()) {
+    throw StateError(
+        "No inf checks were recorded prior to update(). Call step() or unscale_() first.");
+  }
+  at::_amp_update_scale_(scale_, growth_tracker_, found, options_.growth_factor,
+                         options_.backoff_factor, options_.growth_interval);
+  optimizers_.clear();
+}
+
+void GradScaler::update(double new_scale) {
+  if (!options_.enabled) return;
+  require_factor("update");
+  scale_.fill_(new_scale);
+  optimizers_.clear();
+}
+
+double GradScaler::get_scale() const {
+  if (!options_.enabled) return 1;
+  return scale_.defined() ? scale_.item<double>() : next_scale_;
+}
+
+std::int64_t GradScaler::get_growth_tracker() const {
+  if (!options_.enabled) return 0;
+  return growth_tracker_.defined() ? growth_tracker_.item<std::int64_t>() : next_tracker_;
+}
+
+Value GradScaler::state_dict() const {
+  if (!options_.enabled) return Value::Dict{};
+  return Value::Dict{{"scale", get_scale()},
+                     {"growth_factor", options_.growth_factor},
+                     {"backoff_factor", options_.backoff_factor},
+                     {"growth_interval", options_.growth_interval},
+                     {"_growth_tracker", get_growth_tracker()}};
+}
+
+void GradScaler::load_state_dict(const Value& state) {
+  if (!options_.enabled) return;
+  if (state.as_dict().empty()) {
+    throw ArgumentError(
+        "The state of the scaler is empty: it was saved by one that is disabled. Disable this one "
+        "too, or do not load it.");
+  }
+  const auto number = [&](const char* key) {
+    const auto& value = state.at(key);
+    return value.is_int() ? static_cast<double>(value.as_int()) : value.as_double();
+  };
+  GradScalerKwargs options = options_;
+  options.growth_factor = number("growth_factor");
+  options.backoff_factor = number("backoff_factor");
+  options.growth_interval = state.at("growth_interval").as_int();
+  const double scale = number("scale");
+  const auto tracker = state.at("_growth_tracker").as_int();
+  // From here on nothing throws: either all is taken or nothing.
+  options_ = options;
+  next_scale_ = options_.init_scale = scale;
+  next_tracker_ = tracker;
+  if (scale_.defined()) {
+    scale_.fill_(scale);
+    growth_tracker_.fill_(tracker);
+  }
+}
+
+}  // namespace accelerate

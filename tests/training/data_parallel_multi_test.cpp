@@ -1,0 +1,230 @@
+#include "accelerate/data_parallel.h"
+
+#include <accelerate/accelerate.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+#include <vector>
+
+#include "support/on_processes.h"
+
+namespace accelerate {
+namespace {
+
+using detail::DataParallel;
+using detail::ReachedLeaves;
+
+struct TwoHeadsImpl : torch::nn::Module {
+  TwoHeadsImpl() {
+    register_module("body", body);
+    register_module("left", left);
+    register_module("right", right);
+    register_buffer("count", count);
+  }
+  torch::Tensor forward(const torch::Tensor& x, bool both = true) {
+    const auto hidden = torch::tanh(body(x));
+    return both ? left(hidden) + right(hidden) : left(hidden);
+  }
+  torch::nn::Linear body{3, 4}, left{4, 2}, right{4, 2};
+  torch::Tensor count = torch::zeros(1);
+};
+TORCH_MODULE(TwoHeads);
+
+/// The data of a rank.
+torch::Tensor input_of(int rank) {
+  return torch::arange(15, torch::kFloat).view({5, 3}) / 7 + rank;
+}
+
+std::vector<torch::Tensor> gradients(const TwoHeads& net) {
+  std::vector<torch::Tensor> result;
+  for (const auto& parameter : net->parameters()) {
+    result.push_back(parameter.grad().defined() ? parameter.grad().clone() : torch::Tensor());
+  }
+  return result;
+}
+
+void forget_gradients(TwoHeads& net) {
+  for (auto& parameter : net->parameters()) parameter.mutable_grad() = torch::Tensor();
+}
+
+/// The mean over `ranks` of what each would compute alone.
+std::vector<torch::Tensor> expected(TwoHeads& net, int ranks, bool both = true) {
+  forget_gradients(net);
+  for (int rank = 0; rank < ranks; ++rank) {
+    (net->forward(input_of(rank), both).pow(2).sum() / ranks).backward();
+  }
+  auto result = gradients(net);
+  forget_gradients(net);
+  return result;
+}
+
+void expect_close(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b,
+                  double tolerance = 1e-5) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    ASSERT_EQ(a[i].defined(), b[i].defined()) << "parameter " << i;
+    if (!a[i].defined()) continue;
+    EXPECT_TRUE(torch::allclose(a[i], b[i], tolerance, tolerance)) << "parameter " << i;
+  }
+}
+
+void backward(DataParallel& parallel, const torch::Tensor& loss) {
+  const ReachedLeaves leaves(loss);
+  parallel.before_backward(loss, leaves);
+  loss.backward();
+  parallel.after_backward();
+}
+
+/// Runs `steps` steps and compares each with the mean that one process computes.
+void expect_means(PartialState& state, const DistributedDataParallelKwargs& options,
+                  bool both = true, double tolerance = 1e-5, int steps = 4) {
+  torch::manual_seed(state.process_index());  // all begin with the weights of process 0
+  TwoHeads net;
+  DataParallel parallel(*net, state.process_group(), options);
+  for (int step = 0; step < steps; ++step) {
+    const auto means = expected(net, state.num_processes(), both);
+    backward(parallel, net->forward(input_of(state.process_index()), both).pow(2).sum());
+    expect_close(gradients(net), means, tolerance);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : net->parameters()) {
+      if (parameter.grad().defined()) parameter.sub_(parameter.grad(), 0.01);
+    }
+  }
+}
+
+TEST(DataParallel, AveragesGradientsInEveryStep) {
+  for (const int ranks : {1, 2, 3}) {
+    on_processes(ranks, [](PartialState& state) { expect_means(state, {}); });
+  }
+}
+
+TEST(DataParallel, TakesTheOptionsOfDistributedDataParallel) {
+  on_processes(2, [](PartialState& state) {
+    expect_means(state, {.gradient_as_bucket_view = true});
+    expect_means(state, {.bucket_cap_mb = 1});
+    expect_means(state, {.find_unused_parameters = true});
+    expect_means(state, {.find_unused_parameters = true, .gradient_as_bucket_view = true});
+    torch::nn::Linear net(1, 1);
+    EXPECT_THROW(DataParallel(*net, state.process_group(), {.static_graph = true}),
+                 UnsupportedError);
+  });
+}
+
+TEST(DataParallel, SendsGradientsIn16Bits) {
+  on_processes(2, [](PartialState& state) {
+    using Hook = DDPCommunicationHookType;
+    expect_means(state, {.comm_hook = Hook::kFp16}, true, 2e-3);
+    expect_means(state, {.comm_hook = Hook::kBf16}, true, 2e-2);
+    expect_means(state, {.comm_hook = Hook::kFp16, .comm_wrapper = Hook::kBf16}, true, 2e-2);
+    expect_means(state, {.comm_wrapper = Hook::kBf16});
+
+    // Python's numbers: rounded first, then averaged.
+    torch::nn::Linear one(torch::nn::LinearOptions(1, 1).bias(false));
+    DataParallel parallel(*one, state.process_group(), {.comm_hook = Hook::kFp16});
+    backward(parallel, one->weight.sum() * 0.3);
+    EXPECT_EQ(one->weight.grad().item<double>(), 0.300048828125);
+  });
+}
+
+TEST(DataParallel, LeavesGradientsAloneThatItIsNotAskedFor) {
+  on_processes(2, [](PartialState& state) {
+    TwoHeads net;
+    DataParallel parallel(*net, state.process_group(), {});
+    const int rank = state.process_index();
+    const auto loss = [&] { return net->forward(input_of(rank)).pow(2).sum(); };
+    for (int round = 0; round < 3; ++round) {
+      const auto means = expected(net, 2);
+      loss().backward();
+      const auto own = gradients(net);
+      EXPECT_FALSE(torch::allclose(own[0], means[0]));
+      backward(parallel, loss());  // adds up with what is there, and is averaged as one
+      std::vector<torch::Tensor> twice;
+      for (const auto& mean : means) twice.push_back(mean * 2);
+      expect_close(gradients(net), twice);
+    }
+  });
+}
+
+TEST(DataParallel, NamesTheParametersThatALossDoesNotReach) {
+  on_processes(2, [](PartialState& state) {
+    TwoHeads net;
+    DataParallel parallel(*net, state.process_group(), {});
+    const auto loss = net->forward(input_of(0), /*both=*/false).sum();
+    const ReachedLeaves leaves(loss);
+    EXPECT_TRUE(parallel.reached_by(leaves));
+    EXPECT_FALSE(parallel.reached_by(ReachedLeaves(torch::ones(1, torch::requires_grad()) * 2)));
+    try {
+      parallel.before_backward(loss, leaves);
+      FAIL() << "nothing was thrown";
+    } catch (const ArgumentError& error) {
+      EXPECT_NE(std::string(error.what())
+                    .find("2 of the 6 parameters of the model: right.weight, "
+                          "right.bias."),
+                std::string::npos)
+          << error.what();
+    }
+    // Nothing is left behind: the next loss is averaged.
+    const auto means = expected(net, 2);
+    backward(parallel, net->forward(input_of(state.process_index())).pow(2).sum());
+    expect_close(gradients(net), means);
+  });
+}
+
+TEST(DataParallel, DoesWithoutUnusedParametersWhereToldSo) {
+  on_processes(2, [](PartialState& state) {
+    expect_means(state, {.find_unused_parameters = true}, /*both=*/false);
+  });
+}
+
+TEST(DataParallel, LeavesFrozenParametersOutAndCountsSharedOnesOnce) {
+  on_processes(2, [](PartialState& state) {
+    TwoHeads net;
+    for (auto& parameter : net->right->parameters()) parameter.requires_grad_(false);
+    net->register_module("again", net->left);
+    DataParallel parallel(*net, state.process_group(), {});
+    backward(parallel, net->forward(input_of(state.process_index())).pow(2).sum());
+    const auto own = net->left->weight.grad();
+    EXPECT_TRUE(torch::equal(gather(own.unsqueeze(0))[0], gather(own.unsqueeze(0))[1]));
+    EXPECT_FALSE(net->right->weight.grad().defined());
+  });
+}
+
+TEST(DataParallel, GivesAllProcessesTheBuffersOfTheFirst) {
+  on_processes(2, [](PartialState& state) {
+    const int rank = state.process_index();
+    for (const bool broadcasts : {true, false}) {
+      TwoHeads net;
+      net->count.fill_(rank + 1);
+      DataParallel parallel(*net, state.process_group(), {.broadcast_buffers = broadcasts});
+      EXPECT_EQ(net->count.item<float>(), 1) << "at the start always";
+      net->count.fill_(rank + 5);
+      net->forward(input_of(rank)).sum().backward();
+      EXPECT_EQ(net->count.item<float>(), rank + 5) << "nobody asked";
+      backward(parallel, net->forward(input_of(rank)).sum());
+      EXPECT_EQ(net->count.item<float>(), broadcasts ? 5 : rank + 5);
+    }
+  });
+}
+
+TEST(DataParallel, NamesTheParameterThatIsAnotherOneElsewhere) {
+  on_processes(3, [](PartialState& state) {
+    torch::nn::Linear net(3, state.process_index() == 2 ? 5 : 4);
+    try {
+      DataParallel parallel(*net, state.process_group(), {});
+      FAIL() << "nothing was thrown";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.rank(), 2);
+      EXPECT_NE(std::string(error.what())
+                    .find("parameter 0 is weight float32[4, 3] on rank 0 and weight float32[5, 3] "
+                          "on rank 2"),
+                std::string::npos)
+          << error.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace accelerate
