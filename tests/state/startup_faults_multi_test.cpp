@@ -247,7 +247,7 @@ std::vector<Wait> waits() {
   const auto gathers = [](PartialState&) { (void)gather(torch::ones({4})); };
   const auto waits = [](PartialState& state) { state.wait_for_everyone(); };
   const auto objects = [](PartialState&) { (void)all_gather_object(std::string(100, 'x')); };
-  const auto large = [](PartialState&) { (void)reduce(torch::ones({1 << 20})); };
+  const auto large = [](PartialState&) { (void)reduce(torch::ones({1 << 20}), Reduction::kSum); };
   const auto splits = [](PartialState& state) {
     const auto group = state.process_group()->splitGroup({0, 1}, {}, {}, {}, {});
     if (state.process_index() == 1) std::this_thread::sleep_for(kBusy);
