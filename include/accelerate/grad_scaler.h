@@ -71,8 +71,7 @@ class ACCELERATE_API GradScaler {
   enum class Stage : std::uint8_t { kReady, kUnscaled, kStepped };
   struct OfOptimizer {
     Stage stage = Stage::kReady;
-    std::map<c10::Device, at::Tensor, bool (*)(c10::Device, c10::Device)> found_inf;
-    OfOptimizer();
+    std::vector<at::Tensor> found_inf = {};  // one per device
   };
 
   void start(c10::Device device);

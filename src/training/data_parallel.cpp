@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -121,14 +122,13 @@ struct DataParallel::State {
     const std::int64_t first =
         options.bucket_cap_mb == kDefaultCap ? std::min(kFirstBucketBytes, cap) : cap;
     // Where the order of gradients is found out in the first backward, one bucket does for that.
-    const bool rebuilds = options.static_graph || !options.find_unused_parameters;
-    const std::vector<std::size_t> limits =
-        rebuilds ? std::vector<std::size_t>{std::numeric_limits<std::int64_t>::max()}
-                 : std::vector<std::size_t>{static_cast<std::size_t>(first),
-                                            static_cast<std::size_t>(cap)};
+    std::vector<std::size_t> limits{std::numeric_limits<std::int64_t>::max()};
+    if (options.find_unused_parameters) {
+      limits = {static_cast<std::size_t>(first), static_cast<std::size_t>(cap)};
+    }
     const std::vector<bool> sparse(parameters.tensors.size(), false);
-    auto [buckets, bucket_limits] =
-        c10d::compute_bucket_assignment_by_size(parameters.tensors, limits, sparse);
+    auto buckets =
+        std::get<0>(c10d::compute_bucket_assignment_by_size(parameters.tensors, limits, sparse));
     // Gradients come from the last layer to the first.
     std::ranges::reverse(buckets);
     std::unordered_map<std::size_t, std::string> names;

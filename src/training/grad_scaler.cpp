@@ -3,7 +3,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include <tuple>
+#include <algorithm>
 #include <utility>
 
 #include "accelerate/errors.h"
@@ -14,27 +14,25 @@ namespace {
 
 using detail::str;
 
-bool device_less(c10::Device a, c10::Device b) {
-  return std::tuple(a.type(), a.index()) < std::tuple(b.type(), b.index());
-}
-
 at::Tensor number_on(c10::Device device, double value, at::ScalarType dtype) {
   return at::full({}, value, at::TensorOptions(dtype).device(device));
 }
 
-/// Gradients that one kernel takes together.
-using Batches = std::map<std::pair<c10::Device, at::ScalarType>, std::vector<at::Tensor>,
-                         bool (*)(const std::pair<c10::Device, at::ScalarType>&,
-                                  const std::pair<c10::Device, at::ScalarType>&)>;
+/// Gradients of one device and dtype, which one kernel takes together.
+using Batches = std::vector<std::vector<at::Tensor>>;
 
-bool batch_less(const std::pair<c10::Device, at::ScalarType>& a,
-                const std::pair<c10::Device, at::ScalarType>& b) {
-  return std::tuple(a.first.type(), a.first.index(), a.second) <
-         std::tuple(b.first.type(), b.first.index(), b.second);
+std::vector<at::Tensor>& batch_for(Batches& batches, const at::Tensor& gradient) {
+  for (auto& batch : batches) {
+    if (batch[0].device() == gradient.device() &&
+        batch[0].scalar_type() == gradient.scalar_type()) {
+      return batch;
+    }
+  }
+  return batches.emplace_back();
 }
 
 Batches gradients_of(torch::optim::Optimizer& optimizer) {
-  Batches batches(&batch_less);
+  Batches batches;
   for (auto& group : optimizer.param_groups()) {
     for (auto& parameter : group.params()) {
       auto gradient = parameter.grad();
@@ -52,15 +50,13 @@ Batches gradients_of(torch::optim::Optimizer& optimizer) {
         }
         gradient = gradient._values();
       }
-      batches[{gradient.device(), gradient.scalar_type()}].push_back(std::move(gradient));
+      batch_for(batches, gradient).push_back(std::move(gradient));
     }
   }
   return batches;
 }
 
 }  // namespace
-
-GradScaler::OfOptimizer::OfOptimizer() : found_inf(&device_less) {}
 
 GradScaler::GradScaler(const GradScalerKwargs& options)
     : options_(options), next_scale_(options.init_scale) {
@@ -110,12 +106,13 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   // In double, so that the quotient is rounded once.
   const auto inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  std::map<c10::Device, at::Tensor, bool (*)(c10::Device, c10::Device)> found(&device_less);
-  for (auto& [key, gradients] : gradients_of(optimizer)) {
-    const auto device = key.first;
-    auto& found_inf = found[device];
-    if (!found_inf.defined()) found_inf = number_on(device, 0, at::kFloat);
-    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf,
+  std::vector<at::Tensor> found;
+  for (const auto& gradients : gradients_of(optimizer)) {
+    const auto device = gradients[0].device();
+    auto here =
+        std::ranges::find_if(found, [&](const at::Tensor& one) { return one.device() == device; });
+    if (here == found.end()) here = found.insert(here, number_on(device, 0, at::kFloat));
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, *here,
                                                    inverse.to(device, /*non_blocking=*/true));
   }
   state.found_inf = std::move(found);
@@ -123,10 +120,8 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 }
 
 bool GradScaler::any_inf(const OfOptimizer& state) {
-  for (const auto& [device, found] : state.found_inf) {
-    if (found.item<float>() != 0) return true;
-  }
-  return false;
+  return std::ranges::any_of(state.found_inf,
+                             [](const at::Tensor& found) { return found.item<float>() != 0; });
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer, const std::function<void()>& carry_out) {
@@ -173,7 +168,7 @@ void GradScaler::update() {
   require_factor("update");
   at::Tensor found;
   for (const auto& [optimizer, state] : optimizers_) {
-    for (const auto& [device, one] : state.found_inf) {
+    for (const auto& one : state.found_inf) {
       const auto here = one.to(scale_.device(), /*non_blocking=*/true);
       found = found.defined() ? found + here : here;
     }
