@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <array>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -18,16 +17,21 @@
 #include "support/message_of.h"
 #include "support/reference_path.h"
 #include "training/fused_step.h"
+#include "training/optimizer_tensors.h"
 
 namespace accelerate {
 namespace {
 
 using detail::fused_step;
-using test::message_of;
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 using Json = nlohmann::json;
-using Tensors = std::vector<torch::Tensor>;
+using test::Layout;
+using test::message_of;
+using test::parameter;
+using test::parameters;
+using test::set_gradients;
+using test::Tensors;
 
 const Json& python() {
   static const auto values = [] {
@@ -35,51 +39,6 @@ const Json& python() {
     return Json::parse(in);
   }();
   return values;
-}
-
-// The tensors of tests/reference/optimizers/write_optimizers.py.
-
-const std::array<std::vector<std::int64_t>, 4> kShapes{{{3, 4}, {5}, {2, 3, 2}, {}}};
-
-torch::Tensor indices(const std::vector<std::int64_t>& shape) {
-  std::int64_t size = 1;
-  for (const auto n : shape) size *= n;
-  return torch::arange(size, torch::kDouble).reshape(shape);
-}
-
-/// How the memory of parameters lies: `kGaps` is what fused kernels do not take.
-enum class Layout { kDense, kGaps };
-
-torch::Tensor laid_out(const torch::Tensor& values, Layout layout) {
-  if (layout == Layout::kDense) return values;
-  auto shape = values.sizes().vec();
-  shape.push_back(2);
-  const auto with_gaps = torch::zeros(shape, values.options()).select(-1, 0);
-  with_gaps.copy_(values);
-  return with_gaps.detach();
-}
-
-torch::Tensor parameter(int p, const torch::TensorOptions& options, Layout layout) {
-  const auto values = torch::cos(0.7 * indices(kShapes[p]) + p) * (1 + p);
-  return laid_out(values.to(options), layout).requires_grad_();
-}
-
-Tensors parameters(const torch::TensorOptions& options = torch::kDouble,
-                   Layout layout = Layout::kDense) {
-  Tensors result;
-  for (int p = 0; p < 4; ++p) result.push_back(parameter(p, options, layout));
-  return result;
-}
-
-void set_gradients(const Tensors& params, int step, double scale = 1) {
-  for (int p = 0; p < 4; ++p) {
-    if ((p == 1 && step % 3 == 0) || (p == 3 && step < 4)) {
-      params[p].mutable_grad() = torch::Tensor();
-      continue;
-    }
-    const auto values = torch::sin(0.3 * indices(kShapes[p]) + step + 2 * p) * (0.5 + 0.1 * p);
-    params[p].mutable_grad() = values.to(params[p].options().requires_grad(false)) * scale;
-  }
 }
 
 std::vector<double> numbers(const torch::Tensor& tensor) {
