@@ -5,18 +5,22 @@
 
 #include <torch/torch.h>
 
+#include "accelerate/accelerator.h"
 #include "accelerate/checks.h"
 #include "accelerate/config.h"
 #include "accelerate/constants.h"
+#include "accelerate/deferred_metrics.h"
 #include "accelerate/enums.h"
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/grad_scaler.h"
 #include "accelerate/kwargs.h"
 #include "accelerate/launchers.h"
+#include "accelerate/local_sgd.h"
 #include "accelerate/logging.h"
 #include "accelerate/memory.h"
 #include "accelerate/modeling.h"
+#include "accelerate/nn.h"
 #include "accelerate/operations.h"
 #include "accelerate/optim.h"
 #include "accelerate/parallelism_config.h"

@@ -132,6 +132,9 @@ class DataLoader {
   /// streams are read from their start. Throws `ArgumentError` for numbers that make no sense.
   void load_state_dict(const DataLoaderState& state) { core_->position().load(state); }
 
+  /// Lets go of the data. The loader can only be assigned to after that.
+  void reset() noexcept { core_.reset(); }
+
   /// For this library.
   [[nodiscard]] const std::shared_ptr<detail::LoaderCore<Batch>>& _core() const { return core_; }
 

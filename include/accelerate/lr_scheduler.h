@@ -101,6 +101,9 @@ class ACCELERATE_API LRScheduler {
   /// Throws `ArgumentError` where groups are missing.
   virtual void rebind(torch::optim::Optimizer& optimizer);
 
+  /// For this library: counts a step that is not made (`adjust_scheduler`).
+  void _count_step() { ++step_count_; }
+
  protected:
   explicit LRScheduler(torch::optim::Optimizer& optimizer);
   LRScheduler(LRScheduler&&) noexcept;

@@ -40,14 +40,30 @@ class ObservedPass final : public Pass<Batch> {
   GradientState gradient_state_ = {};
 };
 
+/// A prepared loader without the type of its batches.
+class AnyPreparedLoader {
+ public:
+  virtual ~AnyPreparedLoader() = default;
+
+  /// Whether the passes to come end with repeated samples; returns what was so before. Nothing
+  /// happens, and nothing is returned, where samples are not dealt out by index.
+  virtual std::optional<bool> exchange_even_batches(bool even) = 0;
+};
+
 template <class Batch>
-class PreparedCore : public LoaderCore<Batch> {
+class PreparedCore : public LoaderCore<Batch>, public AnyPreparedLoader {
  public:
   PreparedCore(std::shared_ptr<const LoaderRecipe<Batch>> recipe, Preparation preparation)
       : LoaderCore<Batch>(std::move(recipe)), preparation_(std::move(preparation)) {}
 
   [[nodiscard]] int num_processes() const override { return preparation_.num_processes; }
   [[nodiscard]] bool split_batches() const override { return preparation_.split_batches; }
+  std::optional<bool> exchange_even_batches(bool even) override {
+    if (preparation_.sharing != Sharing::kDeal || !this->recipe()->batch_sampler) {
+      return std::nullopt;
+    }
+    return std::exchange(preparation_.even_batches, even);
+  }
 
  protected:
   [[nodiscard]] const Preparation& preparation() const { return preparation_; }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "accelerate/accelerated_scheduler.h"
 #include "accelerate/api.h"
 #include "accelerate/cycle_schedulers.h"
 #include "accelerate/lambda_schedulers.h"

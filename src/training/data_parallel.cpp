@@ -1,29 +1,33 @@
 #include "accelerate/data_parallel.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <tuple>
+#include <typeinfo>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "accelerate/errors.h"
 #include "accelerate/name_collectives.h"
-#include "accelerate/object_operations.h"
 #include "comm/call_facts.h"
 #include "core/log.h"
 #include "core/text.h"
-#include "training/gradient_hooks.h"
+#include "training/data_parallel_state.h"
 
 namespace accelerate::detail {
 namespace {
 
+using torch::autograd::AccumulateGrad;
 using torch::autograd::Node;
 
 // Python's: a small first bucket, so that something is under way early.
@@ -33,22 +37,36 @@ constexpr std::size_t kBroadcastBytes = std::size_t{250} << 20;
 // Of many parameters that are missed some are enough to find the cause.
 constexpr std::size_t kMostNames = 8;
 
-struct Parameters {
-  std::vector<std::string> names;
-  std::vector<at::Tensor> tensors;
-};
-
-/// Those that want a gradient, each once.
-Parameters trained_parameters(const torch::nn::Module& module) {
+/// Each once, in order.
+Parameters parameters_of(const torch::nn::Module& module) {
   Parameters result;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& entry : module.named_parameters()) {
-    if (!entry.value().requires_grad()) continue;
     if (!seen.insert(entry.value().unsafeGetTensorImpl()).second) continue;
-    result.names.push_back(entry.key());
-    result.tensors.push_back(entry.value());
+    result.add(entry.key(), entry.value());
   }
   return result;
+}
+
+Parameters trained(const Parameters& all) {
+  Parameters result;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all.tensors[i].requires_grad()) result.add(all.names[i], all.tensors[i]);
+  }
+  return result;
+}
+
+std::vector<std::size_t> up_to(std::size_t count) {
+  std::vector<std::size_t> result(count);
+  std::iota(result.begin(), result.end(), 0);
+  return result;
+}
+
+/// "a, b, ...".
+std::string shown(std::vector<std::string> names) {
+  const bool cut = names.size() > kMostNames;
+  if (cut) names.resize(kMostNames);
+  return str(join(names, ", "), cut ? ", ..." : "");
 }
 
 std::string described(const std::string& name, const at::Tensor& tensor) {
@@ -77,138 +95,398 @@ void check_equal(const Parameters& own, const GroupHandle& group) {
   }
 }
 
-void broadcast_first(const GroupHandle& group, const std::vector<at::Tensor>& tensors) {
+void broadcast(const GroupHandle& group, const std::vector<at::Tensor>& tensors, int from) {
   if (tensors.empty()) return;
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> detached;
   for (const auto& tensor : tensors) detached.push_back(tensor.detach());
-  c10d::broadcast_coalesced(group, detached, kBroadcastBytes, /*rank=*/0);
+  c10d::broadcast_coalesced(group, detached, kBroadcastBytes, from);
+}
+
+/// What remembers the old shape of a parameter that got other data.
+void forget_old_shape(const at::Tensor& parameter) {
+  auto& gradient = parameter.mutable_grad();
+  if (gradient.defined() && gradient.sizes() != parameter.sizes()) gradient = at::Tensor();
+  auto* meta = torch::autograd::impl::get_autograd_meta(parameter);
+  if (meta == nullptr) return;
+  const std::lock_guard lock(meta->mutex_);
+  const auto accumulator = meta->grad_accumulator_.lock();
+  if (!accumulator) return;
+  const auto shape = accumulator->input_metadata(0).shape_as_dim_vector();
+  if (shape != parameter.sym_sizes()) meta->grad_accumulator_.reset();
 }
 
 }  // namespace
 
-ReachedLeaves::ReachedLeaves(const at::Tensor& output) {
-  std::unordered_set<const Node*> seen;
-  std::vector<Node*> open;
-  if (const auto& node = output.grad_fn()) open.push_back(node.get());
-  if (output.is_leaf() && output.requires_grad()) leaves_.insert(output.unsafeGetTensorImpl());
-  while (!open.empty()) {
-    Node* const node = open.back();
-    open.pop_back();
-    if (!seen.insert(node).second) continue;
-    if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
+void AddressSet::clear() {
+  std::ranges::fill(slots_, nullptr);
+  count_ = 0;
+}
+
+namespace {
+
+// The low bits of addresses are alike: multiply, and take the high ones.
+std::size_t slot_of(const void* address, std::size_t slots) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(address) * 0x9E3779B97F4A7C15ULL;
+  return static_cast<std::size_t>(bits >> 20U) & (slots - 1);
+}
+
+}  // namespace
+
+bool AddressSet::insert(const void* address) {
+  if (2 * (count_ + 1) > slots_.size()) grow();
+  for (auto i = slot_of(address, slots_.size());; i = (i + 1) & (slots_.size() - 1)) {
+    if (slots_[i] == address) return false;
+    if (slots_[i] != nullptr) continue;
+    slots_[i] = address;
+    ++count_;
+    return true;
+  }
+}
+
+bool AddressSet::contains(const void* address) const {
+  if (slots_.empty()) return false;
+  for (auto i = slot_of(address, slots_.size());; i = (i + 1) & (slots_.size() - 1)) {
+    if (slots_[i] == address) return true;
+    if (slots_[i] == nullptr) return false;
+  }
+}
+
+void AddressSet::grow() {
+  const auto before =
+      std::exchange(slots_, std::vector<const void*>(std::max<std::size_t>(64, 2 * slots_.size())));
+  count_ = 0;
+  for (const void* address : before) {
+    if (address != nullptr) insert(address);
+  }
+}
+
+void ReachedLeaves::walk(const at::Tensor& output) {
+  leaves_.clear();
+  seen_.clear();
+  open_.clear();
+  const auto meet = [this](Node* node) {
+    if (!seen_.insert(node)) return;
+    if (node->num_outputs() > 0) {
+      open_.push_back(node);
+    } else if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(node)) {
+      // Only ends of the graph can be one, which saves the cast for all others.
       leaves_.insert(leaf->variable.unsafeGetTensorImpl());
     }
+  };
+  if (const auto& node = output.grad_fn()) meet(node.get());
+  if (output.is_leaf() && output.requires_grad()) leaves_.insert(output.unsafeGetTensorImpl());
+  while (!open_.empty()) {
+    const Node* const node = open_.back();
+    open_.pop_back();
     for (const auto& edge : node->next_edges()) {
-      if (edge.function) open.push_back(edge.function.get());
+      if (edge.function) meet(edge.function.get());
     }
   }
 }
 
-bool ReachedLeaves::contains(const at::Tensor& leaf) const {
-  return leaves_.contains(leaf.unsafeGetTensorImpl());
+GradientCounts::GradientCounts(const std::vector<at::Tensor>& tensors)
+    : shared_(std::make_shared<Shared>(tensors.size())) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto count = [shared = shared_, i](const at::Tensor&) {
+      if (shared->counting) ++shared->counts[i];
+    };
+    hooks_.emplace_back(tensors[i], tensors[i].register_hook(count));
+  }
 }
 
-struct DataParallel::State {
-  Parameters parameters;
-  std::vector<at::Tensor> buffers;
-  GroupHandle group;
-  DistributedDataParallelKwargs options;
-  std::unique_ptr<c10d::Reducer> reducer;
-  bool reduced = false;
+GradientCounts::~GradientCounts() {
+  for (const auto& [tensor, position] : hooks_) tensor.remove_hook(position);
+}
 
-  void make_reducer() {
-    const std::int64_t cap = options.bucket_cap_mb << 20;
-    const std::int64_t first =
-        options.bucket_cap_mb == kDefaultCap ? std::min(kFirstBucketBytes, cap) : cap;
-    // Where the order of gradients is found out in the first backward, one bucket does for that.
-    std::vector<std::size_t> limits{std::numeric_limits<std::int64_t>::max()};
-    if (options.find_unused_parameters) {
-      limits = {static_cast<std::size_t>(first), static_cast<std::size_t>(cap)};
-    }
-    const std::vector<bool> sparse(parameters.tensors.size(), false);
-    auto buckets =
-        std::get<0>(c10d::compute_bucket_assignment_by_size(parameters.tensors, limits, sparse));
-    // Gradients come from the last layer to the first.
-    std::ranges::reverse(buckets);
-    std::unordered_map<std::size_t, std::string> names;
-    for (std::size_t i = 0; i < parameters.names.size(); ++i) names[i] = parameters.names[i];
-    reducer = std::make_unique<c10d::Reducer>(
-        parameters.tensors, std::move(buckets), group, sparse, cap, options.find_unused_parameters,
-        options.gradient_as_bucket_view, std::move(names), first,
-        /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
-        std::vector<std::int64_t>());
-    if (auto hook = make_gradient_hook(options, group)) {
-      reducer->register_comm_hook(std::move(hook));
+void GradientCounts::start() {
+  for (auto& count : shared_->counts) count = 0;
+  shared_->counting = true;
+}
+
+void DataParallel::State::begin() {
+  check_equal(parameters, group);
+  if (parameters.size() == 0) {
+    throw ArgumentError("No parameter of the model wants a gradient: there is nothing to average.");
+  }
+  broadcast_all(0);
+  hook = make_gradient_hook(options, group);
+  if (options.static_graph) {
+    learning = std::make_unique<GradientCounts>(parameters.tensors);
+    return;
+  }
+  checked = up_to(parameters.size());
+  make_reducer(checked);
+}
+
+void DataParallel::State::make_reducer(std::vector<std::size_t> indices) {
+  in_reducer = std::move(indices);
+  if (in_reducer.empty()) return;
+  std::vector<at::Tensor> tensors;
+  std::unordered_map<std::size_t, std::string> names;
+  for (const auto i : in_reducer) {
+    names[tensors.size()] = parameters.names[i];
+    tensors.push_back(parameters.tensors[i]);
+  }
+  const std::int64_t cap = options.bucket_cap_mb << 20;
+  const std::int64_t first =
+      options.bucket_cap_mb == kDefaultCap ? std::min(kFirstBucketBytes, cap) : cap;
+  // Where the order of gradients is found out in the first backward, one bucket does for that.
+  std::vector<std::size_t> limits{std::numeric_limits<std::int64_t>::max()};
+  if (searches()) limits = {static_cast<std::size_t>(first), static_cast<std::size_t>(cap)};
+  const std::vector<bool> sparse(tensors.size(), false);
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, limits, sparse));
+  // Gradients come from the last layer to the first.
+  std::ranges::reverse(buckets);
+  reducer = std::make_unique<c10d::Reducer>(
+      std::move(tensors), std::move(buckets), group, sparse, cap, searches(),
+      options.gradient_as_bucket_view, std::move(names), first,
+      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
+      std::vector<std::int64_t>());
+  if (hook) reducer->register_comm_hook(shared_hook(hook));
+}
+
+void DataParallel::State::arm(const std::vector<at::Tensor>& outputs) {
+  if (!reducer) return;
+  reducer->prepare_for_forward();
+  reducer->rebuild_buckets();
+  reducer->prepare_for_backward(outputs);
+}
+
+void DataParallel::State::check_reach(const ReachedLeaves& leaves) const {
+  std::vector<std::string> missed;
+  for (const auto i : checked) {
+    if (!leaves.contains(parameters.tensors[i])) missed.push_back(parameters.names[i]);
+  }
+  if (missed.empty()) return;
+  const auto count = missed.size();
+  if (options.static_graph) {
+    throw ArgumentError(
+        str("backward: the loss does not depend on ", count, " of the ", parameters.size(),
+            " parameters of the model, which it did before: ", shown(std::move(missed)),
+            ". With static_graph all steps use the same ones. Turn static_graph of "
+            "DistributedDataParallelKwargs off and set find_unused_parameters."));
+  }
+  throw ArgumentError(str(
+      "backward: the loss does not depend on ", count, " of the ", parameters.size(),
+      " parameters of the model: ", shown(std::move(missed)),
+      ". The processes would wait for their gradients for ever. Add what uses them to the loss, "
+      "freeze them (requires_grad_(false) before prepare), or set find_unused_parameters of "
+      "DistributedDataParallelKwargs."));
+}
+
+void DataParallel::State::check_unused() const {
+  std::vector<std::string> changed;
+  for (const auto i : unused) {
+    if (parameters.tensors[i].grad().defined()) changed.push_back(parameters.names[i]);
+  }
+  if (changed.empty()) return;
+  throw ArgumentError(
+      str("backward: the graph has changed. Parameters that no process used in the first step now "
+          "have a gradient, which is not averaged: ",
+          shown(std::move(changed)),
+          ". Turn static_graph of DistributedDataParallelKwargs off (static_graph = false) and set "
+          "find_unused_parameters = true."));
+}
+
+void DataParallel::State::learn() {
+  learning->stop();
+  // Per parameter: how often a gradient came, and behind them whether there is one at all.
+  const auto size = parameters.size();
+  std::vector<std::int64_t> own;
+  if (!shadows) {  // which has no graph, and nothing to say about it
+    own.resize(2 * size);
+    for (std::size_t i = 0; i < size; ++i) {
+      own[i] = learning->of(i);
+      own[size + i] = parameters.tensors[i].grad().defined() ? 1 : 0;
     }
   }
+  auto votes = accelerate::all_gather_object(own, group);
+  std::erase_if(votes, [](const auto& vote) { return vote.empty(); });
 
-  void check_reach(const ReachedLeaves& leaves) const {
-    std::vector<std::string> missed;
-    for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
-      if (!leaves.contains(parameters.tensors[i])) missed.push_back(parameters.names[i]);
+  std::vector<std::size_t> there, once;
+  for (std::size_t i = 0; i < size; ++i) {
+    const auto has = [&](const auto& vote) { return vote[size + i] != 0; };
+    if (!std::ranges::any_of(votes, has)) {
+      unused.push_back(i);
+      continue;
     }
-    if (missed.empty()) return;
-    const auto count = missed.size();
-    if (count > kMostNames) missed.resize(kMostNames);
-    throw ArgumentError(str(
-        "backward: the loss does not depend on ", count, " of the ", parameters.tensors.size(),
-        " parameters of the model: ", join(missed, ", "), count > kMostNames ? ", ..." : "",
-        ". The processes would wait for their gradients for ever. Add what uses them to the loss, "
-        "freeze them (requires_grad_(false) before prepare), or set find_unused_parameters of "
-        "DistributedDataParallelKwargs."));
+    there.push_back(i);
+    // Several times, or on some processes only: a Reducer cannot tell when such a one is ready.
+    const bool is_once = std::ranges::all_of(votes, [&](const auto& vote) { return vote[i] == 1; });
+    (is_once ? once : late).push_back(i);
   }
-};
+  average_now(there, hook);
+
+  learning = nullptr;
+  // Recomputed parts hide their parameters from the walk: those cannot be checked.
+  for (const auto i : once) {
+    if (reachable[i]) checked.push_back(i);
+  }
+  make_reducer(std::move(once));
+}
+
+void DataParallel::State::average_those_there(const std::vector<std::size_t>& indices) {
+  if (indices.empty()) return;
+  std::string own;
+  for (const auto i : indices) own += parameters.tensors[i].grad().defined() ? '1' : '0';
+  const auto all = accelerate::all_gather_object(own, group);
+  std::vector<std::size_t> there;
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    const auto has = [&](const std::string& one) { return one[i] == '1'; };
+    if (std::ranges::any_of(all, has)) there.push_back(indices[i]);
+  }
+  if (!late_hook) late_hook = make_gradient_hook(options, group);
+  average_now(there, late_hook);
+}
+
+void DataParallel::State::average_now(const std::vector<std::size_t>& indices,
+                                      const GradientHook& how) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> gradients;
+  for (const auto i : indices) {
+    auto& gradient = parameters.tensors[i].mutable_grad();
+    if (!gradient.defined()) gradient = at::zeros_like(parameters.tensors[i]);
+    gradients.push_back(gradient);
+  }
+  average_gradients(gradients, how, group);
+}
+
+void DataParallel::State::broadcast_all(int from) const {
+  auto tensors = all.tensors;
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  broadcast(group, tensors, from);
+}
 
 DataParallel::DataParallel(const torch::nn::Module& module, const GroupHandle& group,
                            const DistributedDataParallelKwargs& options)
     : state_(std::make_unique<State>()) {
   const auto named = name_collectives("prepare");
-  state_->parameters = trained_parameters(module);
+  state_->all = parameters_of(module);
+  state_->parameters = trained(state_->all);
   state_->buffers = module.buffers();
   state_->group = group;
   state_->options = options;
-  if (options.static_graph) {
-    // The Reducer would count backward passes that are not averaged as part of the graph.
-    throw UnsupportedError(
-        "static_graph of DistributedDataParallelKwargs is not there yet. Leave it out; for "
-        "parameters "
-        "that a loss does not reach set find_unused_parameters.");
-  }
   if (options.check_reduction) {
     warn_once("check_reduction of DistributedDataParallelKwargs does nothing, here as in PyTorch.");
   }
-  check_equal(state_->parameters, state_->group);
-  if (state_->parameters.tensors.empty()) {
-    throw ArgumentError("No parameter of the model wants a gradient: there is nothing to average.");
-  }
-  auto all = module.parameters();
-  all.insert(all.end(), state_->buffers.begin(), state_->buffers.end());
-  broadcast_first(state_->group, all);
-  state_->make_reducer();
+  state_->begin();
 }
 
 DataParallel::~DataParallel() = default;
 
+void DataParallel::rebuild() {
+  const auto named = name_collectives("prepare");
+  auto fresh = std::make_unique<State>();
+  fresh->all = std::move(state_->all);
+  fresh->buffers = std::move(state_->buffers);
+  fresh->group = state_->group;
+  fresh->options = state_->options;
+  fresh->buffers_from = state_->buffers_from;
+  // The old Reducer goes first: it keeps the accumulators, which know shapes, alive.
+  state_ = std::move(fresh);
+  state_->parameters = trained(state_->all);
+  for (const auto& parameter : state_->parameters.tensors) forget_old_shape(parameter);
+  state_->begin();
+}
+
 bool DataParallel::reached_by(const ReachedLeaves& leaves) const {
-  return std::ranges::any_of(state_->parameters.tensors,
-                             [&](const at::Tensor& one) { return leaves.contains(one); });
+  return first_reached(leaves) < state_->parameters.size();
+}
+
+std::size_t DataParallel::first_reached(const ReachedLeaves& leaves) const {
+  const auto& tensors = state_->parameters.tensors;
+  const auto found =
+      std::ranges::find_if(tensors, [&](const at::Tensor& one) { return leaves.contains(one); });
+  return static_cast<std::size_t>(found - tensors.begin());
 }
 
 void DataParallel::before_backward(const at::Tensor& loss, const ReachedLeaves& leaves) {
   auto& state = *state_;
-  const bool searches = state.options.find_unused_parameters;
-  if (!searches) state.check_reach(leaves);
-  state.reducer->prepare_for_forward();
-  state.reducer->rebuild_buckets();
-  state.reducer->prepare_for_backward(searches ? std::vector{loss} : std::vector<at::Tensor>());
-  state.reduced = true;
+  if (state.learning) {
+    state.reachable.clear();
+    for (const auto& one : state.parameters.tensors) {
+      state.reachable.push_back(leaves.contains(one));
+    }
+    state.learning->start();
+  } else if (state.searches()) {
+    if (!state.in_one_go) state.arm({loss});
+  } else {
+    state.check_reach(leaves);
+    if (!state.in_one_go) state.arm({});
+  }
+  state.averages = true;
 }
 
 void DataParallel::after_backward() {
-  if (!std::exchange(state_->reduced, false) || !state_->options.broadcast_buffers) return;
+  auto& state = *state_;
+  if (!std::exchange(state.averages, false)) return;
   const auto named = name_collectives("backward");
-  broadcast_first(state_->group, state_->buffers);
+  if (state.learning) {
+    state.learn();
+  } else if (std::exchange(state.in_one_go, false)) {
+    auto all = state.in_reducer;
+    all.insert(all.end(), state.late.begin(), state.late.end());
+    state.average_those_there(all);
+  } else {
+    state.average_those_there(state.late);
+  }
+  if (state.options.broadcast_buffers) broadcast(state.group, state.buffers, state.buffers_from);
+  // Last, so that processes which saw no change are not left waiting in the middle of a step.
+  state.check_unused();
+}
+
+namespace {
+
+/// The gradients of parameters, put aside while this lives.
+class SetAside {
+ public:
+  SetAside(const std::vector<at::Tensor>& tensors, bool in_buckets) : tensors_(tensors) {
+    for (const auto& tensor : tensors_) {
+      auto& gradient = tensor.mutable_grad();
+      // What is a view of a bucket is overwritten by the next step.
+      gradients_.push_back(gradient.defined() && in_buckets ? gradient.clone() : gradient);
+      gradient = at::Tensor();
+    }
+  }
+  ~SetAside() {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) tensors_[i].mutable_grad() = gradients_[i];
+  }
+  SetAside(const SetAside&) = delete;
+  SetAside& operator=(const SetAside&) = delete;
+
+ private:
+  const std::vector<at::Tensor>& tensors_;
+  std::vector<at::Tensor> gradients_;
+};
+
+}  // namespace
+
+void DataParallel::shadow(std::size_t used) {
+  auto& state = *state_;
+  const SetAside aside(state.parameters.tensors, state.options.gradient_as_bucket_view);
+  state.shadows = true;
+  std::vector<at::Tensor> roots;
+  if (state.learning) {
+    state.reachable.assign(state.parameters.size(), false);
+  } else if (!state.in_one_go && state.searches()) {
+    // A parameter that is in use elsewhere: no other one may count as used because of this.
+    const at::AutoGradMode with_gradients(true);
+    const auto& parameter = state.parameters.tensors.at(used);
+    roots.push_back(parameter.view_as(parameter));
+    state.arm(roots);
+  } else if (!state.in_one_go) {
+    for (const auto i : state.in_reducer) roots.push_back(state.parameters.tensors[i]);
+    state.arm({});
+  }
+  if (!roots.empty()) {
+    std::vector<at::Tensor> zeros;
+    for (const auto& root : roots) zeros.push_back(at::zeros_like(root));
+    torch::autograd::backward(roots, zeros);
+  }
+  state.averages = true;
+  after_backward();
+  state.shadows = false;
 }
 
 }  // namespace accelerate::detail

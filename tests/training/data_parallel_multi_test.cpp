@@ -10,73 +10,14 @@
 #include <vector>
 
 #include "support/on_processes.h"
+#include "training/two_heads.h"
 
 namespace accelerate {
 namespace {
 
 using detail::DataParallel;
 using detail::ReachedLeaves;
-
-struct TwoHeadsImpl : torch::nn::Module {
-  TwoHeadsImpl() {
-    register_module("body", body);
-    register_module("left", left);
-    register_module("right", right);
-    register_buffer("count", count);
-  }
-  torch::Tensor forward(const torch::Tensor& x, bool both = true) {
-    const auto hidden = torch::tanh(body(x));
-    return both ? left(hidden) + right(hidden) : left(hidden);
-  }
-  torch::nn::Linear body{3, 4}, left{4, 2}, right{4, 2};
-  torch::Tensor count = torch::zeros(1);
-};
-TORCH_MODULE(TwoHeads);
-
-/// The data of a rank.
-torch::Tensor input_of(int rank) {
-  return torch::arange(15, torch::kFloat).view({5, 3}) / 7 + rank;
-}
-
-std::vector<torch::Tensor> gradients(const TwoHeads& net) {
-  std::vector<torch::Tensor> result;
-  for (const auto& parameter : net->parameters()) {
-    result.push_back(parameter.grad().defined() ? parameter.grad().clone() : torch::Tensor());
-  }
-  return result;
-}
-
-void forget_gradients(TwoHeads& net) {
-  for (auto& parameter : net->parameters()) parameter.mutable_grad() = torch::Tensor();
-}
-
-/// The mean over `ranks` of what each would compute alone.
-std::vector<torch::Tensor> expected(TwoHeads& net, int ranks, bool both = true) {
-  forget_gradients(net);
-  for (int rank = 0; rank < ranks; ++rank) {
-    (net->forward(input_of(rank), both).pow(2).sum() / ranks).backward();
-  }
-  auto result = gradients(net);
-  forget_gradients(net);
-  return result;
-}
-
-void expect_close(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b,
-                  double tolerance = 1e-5) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    ASSERT_EQ(a[i].defined(), b[i].defined()) << "parameter " << i;
-    if (!a[i].defined()) continue;
-    EXPECT_TRUE(torch::allclose(a[i], b[i], tolerance, tolerance)) << "parameter " << i;
-  }
-}
-
-void backward(DataParallel& parallel, const torch::Tensor& loss) {
-  const ReachedLeaves leaves(loss);
-  parallel.before_backward(loss, leaves);
-  loss.backward();
-  parallel.after_backward();
-}
+using namespace test;  // NOLINT(google-build-using-namespace)
 
 /// Runs `steps` steps and compares each with the mean that one process computes.
 void expect_means(PartialState& state, const DistributedDataParallelKwargs& options,
@@ -107,9 +48,8 @@ TEST(DataParallel, TakesTheOptionsOfDistributedDataParallel) {
     expect_means(state, {.bucket_cap_mb = 1});
     expect_means(state, {.find_unused_parameters = true});
     expect_means(state, {.find_unused_parameters = true, .gradient_as_bucket_view = true});
-    torch::nn::Linear net(1, 1);
-    EXPECT_THROW(DataParallel(*net, state.process_group(), {.static_graph = true}),
-                 UnsupportedError);
+    expect_means(state, {.static_graph = true});
+    expect_means(state, {.gradient_as_bucket_view = true, .static_graph = true});
   });
 }
 
@@ -224,6 +164,52 @@ TEST(DataParallel, NamesTheParameterThatIsAnotherOneElsewhere) {
           << error.what();
     }
   });
+}
+
+TEST(DataParallel, IsBuiltAnewForParametersOfAnotherShape) {
+  for (const bool is_static : {false, true}) {
+    on_processes(2, [is_static](PartialState& state) {
+      using Hook = DDPCommunicationHookType;
+      for (const auto hook : {Hook::kNo, Hook::kPowerSgd}) {
+        const int rank = state.process_index();
+        torch::nn::Linear net(torch::nn::LinearOptions(3, 5).bias(false));
+        DataParallel parallel(*net, state.process_group(),
+                              {.static_graph = is_static, .comm_hook = hook});
+        const auto step = [&] {
+          backward(parallel, net->forward(input_of(rank)).pow(2).sum());
+          const auto own = net->weight.grad();
+          net->weight.mutable_grad() = torch::Tensor();
+          for (int r = 0; r < 2; ++r) (net->forward(input_of(r)).pow(2).sum() / 2).backward();
+          EXPECT_TRUE(torch::allclose(own, net->weight.grad(), 1e-5, 1e-5));
+          net->weight.mutable_grad() = torch::Tensor();
+        };
+        for (int i = 0; i < 3; ++i) step();
+        net->forward(input_of(rank)).sum().backward();  // a gradient of the old shape
+        net->weight.set_data(torch::rand({7, 3}) + rank);
+        parallel.rebuild();
+        EXPECT_FALSE(net->weight.grad().defined());
+        const auto weights = gather(net->weight.detach().unsqueeze(0));
+        EXPECT_TRUE(torch::equal(weights[0], weights[1])) << "those of process 0";
+        for (int i = 0; i < 3; ++i) step();
+      }
+    });
+  }
+}
+
+TEST(DataParallel, FindsTheLeavesOfALargeGraph) {
+  const auto used = torch::ones(3, torch::requires_grad());
+  const auto unused = torch::ones(3, torch::requires_grad());
+  auto x = used * 1;
+  for (int i = 0; i < 1000; ++i) x = x + x.sin();
+  ReachedLeaves leaves;
+  for (int i = 0; i < 2; ++i) {
+    leaves.walk(x);
+    EXPECT_TRUE(leaves.contains(used));
+    EXPECT_FALSE(leaves.contains(unused));
+  }
+  leaves.walk(unused);
+  EXPECT_TRUE(leaves.contains(unused)) << "a leaf is reached by itself";
+  EXPECT_FALSE(leaves.contains(used));
 }
 
 }  // namespace

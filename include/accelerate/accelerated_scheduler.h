@@ -1,0 +1,106 @@
+// accelerate/accelerated_scheduler.h - a scheduler that `Accelerator::prepare` has taken over.
+//
+// Part of accelerate/scheduler.h.
+#pragma once
+
+#include <torch/optim/schedulers/lr_scheduler.h>
+#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "accelerate/api.h"
+#include "accelerate/lr_scheduler.h"
+#include "accelerate/optimizer.h"
+#include "accelerate/reduce_lr_on_plateau.h"
+#include "accelerate/value.h"
+
+namespace accelerate {
+
+namespace detail {
+
+struct SchedulerCore;
+
+/// A scheduler of ours or of LibTorch, as it is stepped.
+struct SchedulerParts {
+  /// Keeps what the others point to.
+  std::shared_ptr<void> keeper = nullptr;
+  /// Null for those of LibTorch, which say nothing about themselves.
+  LRScheduler* ours = nullptr;
+  std::function<void()> step = {};
+  /// Where a metric is what it goes by.
+  std::function<void(double)> step_with_metric = {};
+};
+
+}  // namespace detail
+
+/// Python's `AcceleratedScheduler`: steps when the optimizer has stepped. Since each of several
+/// processes sees a part of the batches only, one call is as many steps as there are processes, so
+/// that a schedule ends after as many samples as with one; not with `split_batches`, and not with
+/// `AcceleratorOptions::step_scheduler_per_process = false`. Copies are handles to the same
+/// scheduler.
+class ACCELERATE_API AcceleratedScheduler {
+ public:
+  /// An empty handle, to be assigned to. Its functions throw `StateError`.
+  AcceleratedScheduler() = default;
+  /// For this library.
+  explicit AcceleratedScheduler(std::shared_ptr<detail::SchedulerCore> core);
+
+  /// Nothing while gradients are added up, and after a step that was skipped. With
+  /// `step_scheduler_with_optimizer = false` always one step.
+  void step();
+  /// The same for a scheduler that goes by a metric, which is stepped once whatever the number of
+  /// processes. Throws `ArgumentError` for another one. All processes must pass the same metric.
+  void step(double metric);
+  void step(const at::Tensor& metric);
+
+  // Throw `UnsupportedError` for schedulers of LibTorch, which do not tell.
+  [[nodiscard]] const std::vector<double>& get_last_lr() const;
+  [[nodiscard]] Value state_dict() const;
+  void load_state_dict(const Value& state);
+  /// The scheduler that was prepared.
+  [[nodiscard]] LRScheduler& scheduler() const;
+
+  explicit operator bool() const noexcept { return core_ != nullptr; }
+  void reset() noexcept { core_.reset(); }
+  /// For this library.
+  [[nodiscard]] const std::shared_ptr<detail::SchedulerCore>& _core() const { return core_; }
+
+ private:
+  [[nodiscard]] detail::SchedulerCore& core() const;
+
+  std::shared_ptr<detail::SchedulerCore> core_;
+};
+
+namespace detail {
+
+template <class T>
+concept LibTorchScheduler = std::derived_from<T, torch::optim::LRScheduler> ||
+    std::derived_from<T, torch::optim::ReduceLROnPlateauScheduler>;
+template <class T>
+concept AnyScheduler = std::derived_from<T, LRScheduler> || LibTorchScheduler<T>;
+
+template <AnyScheduler S>
+SchedulerParts scheduler_parts(std::shared_ptr<S> scheduler) {
+  SchedulerParts parts;
+  S* const it = scheduler.get();
+  parts.keeper = std::move(scheduler);
+  if constexpr (std::derived_from<S, LRScheduler>) parts.ours = it;
+  if constexpr (requires { it->step(0.0); }) {
+    parts.step_with_metric = [it](double metric) { it->step(metric); };
+  } else if constexpr (std::same_as<S, LRScheduler>) {
+    if (auto* plateau = dynamic_cast<ReduceLROnPlateau*>(it)) {
+      parts.step_with_metric = [plateau](double metric) { plateau->step(metric); };
+    }
+  }
+  if constexpr (requires { it->step(); }) parts.step = [it] { it->step(); };
+  return parts;
+}
+
+}  // namespace detail
+}  // namespace accelerate

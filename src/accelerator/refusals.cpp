@@ -1,0 +1,70 @@
+// Members of Python's Accelerator that are not there, and why.
+#include <array>
+#include <string_view>
+
+#include "accelerate/accelerator.h"
+#include "accelerate/errors.h"
+#include "core/text.h"
+
+namespace accelerate {
+namespace detail {
+namespace {
+
+struct Refusal {
+  std::string_view member;
+  std::string_view reason;
+};
+
+constexpr std::string_view kCheckpoints =
+    "this version has no checkpoints yet. Until then torch::save and torch::load keep a model: "
+    "save unwrap_model(model) on the main process.";
+constexpr std::string_view kTrackers =
+    "this version has no trackers yet. Until then print what you want to keep.";
+
+constexpr auto kRefusals = std::to_array<Refusal>({
+    {"save_state", kCheckpoints},
+    {"load_state", kCheckpoints},
+    {"wait_for_save_state", kCheckpoints},
+    {"save", kCheckpoints},
+    {"save_model", kCheckpoints},
+    {"register_for_checkpointing", kCheckpoints},
+    {"register_save_state_pre_hook", kCheckpoints},
+    {"register_load_state_pre_hook", kCheckpoints},
+    {"init_trackers", kTrackers},
+    {"get_tracker", kTrackers},
+    {"log", kTrackers},
+    {"profile", "this version has no profiler yet. Use torch::autograd::profiler meanwhile."},
+    {"capture", "this version does not capture steps yet. Steps run the same without."},
+    {"maybe_context_parallel", "this version has no context parallelism yet."},
+    {"pipeline_parallel_rank", "training has no pipeline of processes; Python refuses it too."},
+    {"lomo_backward",
+     "the LOMO optimizers are a Python package that applies gradients within backward. Use an "
+     "optimizer of accelerate/optim.h and backward; Lion and Adafactor keep little state."},
+    {"deepspeed_ulysses_dl_adapter",
+     "it belongs to DeepSpeed's sequence parallelism, which is not here."},
+});
+
+}  // namespace
+
+void refuse_member(const char* name) {
+  for (const auto& [member, reason] : kRefusals) {
+    if (member == name) {
+      throw UnsupportedError(str("Accelerator::", name, " is not available: ", reason));
+    }
+  }
+  throw UnsupportedError(str("Accelerator::", name, " is not available."));
+}
+
+}  // namespace detail
+
+void Accelerator::save_state(const std::filesystem::path&) { detail::refuse_member("save_state"); }
+void Accelerator::load_state(const std::filesystem::path&) { detail::refuse_member("load_state"); }
+void Accelerator::wait_for_save_state() { detail::refuse_member("wait_for_save_state"); }
+void Accelerator::lomo_backward(const at::Tensor&, double) {
+  detail::refuse_member("lomo_backward");
+}
+std::int64_t Accelerator::pipeline_parallel_rank() const {
+  detail::refuse_member("pipeline_parallel_rank");
+}
+
+}  // namespace accelerate

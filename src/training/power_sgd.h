@@ -1,0 +1,89 @@
+// src/training/power_sgd.h - gradients that travel as products of thin matrices.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <unordered_map>
+#include <vector>
+
+#include "accelerate/value.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace accelerate::detail {
+
+/// Python's `PowerSGDState`, with its defaults.
+struct PowerSgdOptions {
+  std::int64_t matrix_approximation_rank = 1;
+  std::int64_t start_iter = 1000;
+  double min_compression_rate = 2;
+  bool use_error_feedback = true;
+  bool warm_start = true;
+  double orthogonalization_epsilon = 0;
+  std::int64_t random_seed = 0;
+  std::int64_t stats_logging_frequency = 10000;
+  bool batch_tensors_with_same_shape = false;
+
+  /// Of `comm_state_option`, whose keys and kinds have been checked. Throws `ConfigError` for a
+  /// value out of range.
+  [[nodiscard]] static PowerSgdOptions of(const Value::Dict& options);
+};
+
+/// Of numpy's `RandomState`.
+class NumpyRandom {
+ public:
+  explicit NumpyRandom(std::uint32_t seed) : engine_(seed) {}
+  /// `randint(1_000_000_000)`.
+  [[nodiscard]] std::uint32_t below_a_billion();
+
+ private:
+  std::mt19937 engine_;
+};
+
+/// Averages buckets in place. Every step is finished when it returns: steps of two buckets never
+/// mix, which the tasks of PyTorch's hook can do.
+class PowerSgd {
+ public:
+  PowerSgd(c10::intrusive_ptr<c10d::ProcessGroup> group, const PowerSgdOptions& options,
+           bool batched);
+
+  /// Collective. `bucket` may hold its gradients in 16 bits.
+  void average(c10d::GradBucket& bucket);
+
+ private:
+  struct Memory {
+    at::Tensor error, p, q;
+  };
+  /// Matrices of one shape, one behind the other, and the gradients they are of.
+  struct Stack {
+    at::Tensor matrices, p, q;
+    std::vector<at::Tensor> sources;
+  };
+
+  void sum(at::Tensor& tensor);
+  void average_layers(c10d::GradBucket& bucket, Memory& memory);
+  void average_as_square(c10d::GradBucket& bucket, Memory& memory);
+  [[nodiscard]] std::vector<Stack> stacks_of(const std::vector<at::Tensor>& matrices) const;
+  void fill_random(at::Tensor tensor, at::Generator& generator) const;
+  void report(bool is_last);
+  void count(bool is_last);
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  PowerSgdOptions options_;
+  bool batched_;
+  NumpyRandom random_;
+  std::unordered_map<std::size_t, Memory> memory_;
+  std::int64_t iter_ = 0;
+  std::int64_t next_report_ = 0;
+  std::int64_t elements_before_ = 0;
+  std::int64_t elements_after_ = 0;
+};
+
+}  // namespace accelerate::detail
