@@ -5,11 +5,11 @@
 #   bench/run.sh gpu    one process on a GPU
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
-#   BENCH              which of: startup collectives ddp hosts data guard launches; by default all
+#   BENCH              which of: startup collectives ddp training hosts data guard launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp hosts data guard launches} "
+wanted=" ${BENCH:-startup collectives ddp training hosts data guard launches} "
 cd "$(dirname "$0")"
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
@@ -44,6 +44,7 @@ compare() {
 if [ "${1:-cpu}" = gpu ]; then
   nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1
   compare startup 1
+  compare training 1 gpu_training
   if [[ $wanted == *" data "* ]]; then
     for _ in 1 2 3; do launch 1 "$results/gpu_data" --no-python "$folder/bench_gpu_data"; done
     title "data, steps of a GPT with fixed inputs and with a loader"
@@ -56,6 +57,8 @@ fi
 
 export ACCELERATE_USE_CPU=1 CUDA_VISIBLE_DEVICES=
 compare startup 2
+compare training 1
+compare training 2
 for processes in 2 4; do
   compare collectives $processes
   compare ddp $processes

@@ -1,4 +1,4 @@
-// Random numbers that depend on a seed and an index alone: the same on every machine.
+// Random numbers that depend on a seed and an index alone, and on no library's generator.
 #pragma once
 
 #include <cstdint>

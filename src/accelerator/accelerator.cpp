@@ -76,21 +76,72 @@ void run_autograd(const at::Tensor& loss, const BackwardOptions& options) {
                             options.inputs);
 }
 
+/// Whether backward, which adds gradients to `inputs` alone where there are any, comes to a model.
+bool is_asked_for(const detail::ModelCore& model, const std::vector<at::Tensor>& inputs) {
+  if (inputs.empty()) return true;
+  std::size_t trained = 0;
+  std::size_t asked = 0;
+  for (const auto& parameter : model.module->parameters()) {
+    if (!parameter.requires_grad()) continue;
+    ++trained;
+    if (std::ranges::any_of(inputs, [&](const auto& one) { return one.is_same(parameter); })) {
+      ++asked;
+    }
+  }
+  if (asked == 0 || asked == trained) return asked > 0;
+  throw ArgumentError(
+      str("backward: inputs has ", asked, " of the ", trained,
+          " trained parameters of a prepared model, whose gradients are averaged all at once. Name "
+          "all of them or none, or put the call under no_sync."));
+}
+
+/// Which tensor the gradient is and how often it was written to: whether one has come shows here.
+detail::GradientMark mark_of(const at::Tensor& parameter) {
+  const auto& gradient = parameter.grad();
+  if (!gradient.defined()) return {};
+  return {gradient.unsafeGetTensorImpl(), gradient._version()};
+}
+
 /// The models whose gradients the next backward averages, armed for it.
-void arm(detail::AcceleratorCore& core, const at::Tensor& loss) {
+void arm(detail::AcceleratorCore& core, const at::Tensor& loss,
+         const std::vector<at::Tensor>& inputs) {
   core.averaged.clear();
-  const bool any = std::ranges::any_of(
+  core.unseen.clear();
+  const auto candidates = std::ranges::count_if(
       core.models, [](const auto& model) { return model->parallel && model->averages; });
-  if (!any) return;
+  if (candidates == 0) return;
   auto& leaves = core.leaves;
   leaves.walk(loss);
+  // Recomputed parts hide their parameters; all steps of a static graph are of the same model.
+  const bool is_known = candidates == 1 && core.ddp.static_graph;
   for (const auto& model : core.models) {
-    if (model->parallel && model->averages && model->parallel->reached_by(leaves)) {
-      core.averaged.push_back(model->parallel.get());
+    if (!model->parallel || !model->averages) continue;
+    if (is_known || model->parallel->reached_by(leaves)) {
+      if (is_asked_for(*model, inputs)) core.averaged.push_back(model->parallel.get());
+      continue;
+    }
+    for (auto& parameter : model->module->parameters()) {
+      const auto mark = mark_of(parameter);
+      core.unseen.emplace_back(std::move(parameter), mark);
     }
   }
   if (core.join != nullptr) core.join->announce(core.averaged, leaves);
   for (auto* parallel : core.averaged) parallel->before_backward(loss, leaves);
+}
+
+/// Models that the loss was not seen to depend on must have got no gradient.
+void check_unseen(detail::AcceleratorCore& core) {
+  const auto changed = std::ranges::find_if(
+      core.unseen, [](const auto& one) { return mark_of(one.first) != one.second; });
+  const auto which = changed == core.unseen.end() ? at::Tensor() : changed->first;
+  core.unseen.clear();
+  if (!which.defined()) return;
+  throw ArgumentError(
+      str("backward: a prepared model got gradients that were not averaged (a parameter of shape ",
+          which.sizes(),
+          "), since the graph of the loss does not show its parameters: parts that are computed "
+          "again in backward hide them. Set static_graph of DistributedDataParallelKwargs and "
+          "prepare one model, or let one part be computed in the plain way."));
 }
 
 }  // namespace
@@ -102,9 +153,10 @@ void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& option
   at::Tensor scaled = loss;
   if (const int steps = gradient_state_.num_steps(); steps > 1) scaled = scaled / steps;
   if (core_->scaling) scaled = core_->scaling->scale(scaled);
-  arm(*core_, scaled);
+  arm(*core_, scaled, options.inputs);
   run_autograd(scaled, options);
   for (auto* parallel : core_->averaged) parallel->after_backward();
+  check_unseen(*core_);
 }
 
 void Accelerator::unscale_gradients() {

@@ -1,8 +1,10 @@
 // src/accelerator/accelerator_core.h - what an accelerator knows and has prepared.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "accelerate/accelerator_options.h"
@@ -15,6 +17,9 @@
 namespace accelerate::detail {
 
 class JoinScope;
+
+/// Which tensor the gradient of a parameter is, and its version.
+using GradientMark = std::pair<const void*, std::uint32_t>;
 
 struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   AcceleratorCore(const AcceleratorOptions& given, AcceleratorState made)
@@ -43,6 +48,8 @@ struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   // Of a backward, kept for their memory.
   std::vector<DataParallel*> averaged = {};
   ReachedLeaves leaves = {};
+  /// Parameters of models that a loss is not seen to reach, and their gradients before it.
+  std::vector<std::pair<at::Tensor, GradientMark>> unseen = {};
 };
 
 /// Collective. Makes the state of the run, or attaches to it.

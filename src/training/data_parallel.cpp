@@ -169,9 +169,9 @@ void ReachedLeaves::walk(const at::Tensor& output) {
     if (!seen_.insert(node)) return;
     if (node->num_outputs() > 0) {
       open_.push_back(node);
-    } else if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(node)) {
-      // Only ends of the graph can be one, which saves the cast for all others.
-      leaves_.insert(leaf->variable.unsafeGetTensorImpl());
+    } else if (const Node& end = *node; typeid(end) == typeid(AccumulateGrad)) {
+      // Only ends of the graph can be one, and nothing derives from it: no cast has to search.
+      leaves_.insert(static_cast<const AccumulateGrad&>(end).variable.unsafeGetTensorImpl());
     }
   };
   if (const auto& node = output.grad_fn()) meet(node.get());
@@ -238,11 +238,15 @@ void DataParallel::State::make_reducer(std::vector<std::size_t> indices) {
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, limits, sparse));
   // Gradients come from the last layer to the first.
   std::ranges::reverse(buckets);
-  reducer = std::make_unique<c10d::Reducer>(
+  reducer = std::make_shared<c10d::Reducer>(
       std::move(tensors), std::move(buckets), group, sparse, cap, searches(),
       options.gradient_as_bucket_view, std::move(names), first,
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
       std::vector<std::int64_t>());
+  if (searches()) {
+    reducer_log = std::make_shared<c10d::Logger>(reducer);
+    reducer->set_logger(reducer_log);
+  }
   if (hook) reducer->register_comm_hook(shared_hook(hook));
 }
 
@@ -403,6 +407,7 @@ std::size_t DataParallel::first_reached(const ReachedLeaves& leaves) const {
 
 void DataParallel::before_backward(const at::Tensor& loss, const ReachedLeaves& leaves) {
   auto& state = *state_;
+  state.shadows = false;
   if (state.learning) {
     state.reachable.clear();
     for (const auto& one : state.parameters.tensors) {
@@ -486,7 +491,6 @@ void DataParallel::shadow(std::size_t used) {
   }
   state.averages = true;
   after_backward();
-  state.shadows = false;
 }
 
 }  // namespace accelerate::detail

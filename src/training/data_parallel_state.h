@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <utility>
 #include <vector>
@@ -60,7 +61,9 @@ struct DataParallel::State {
 
   GradientHook hook;
   /// Null while a static graph is being learned, and where it leaves nothing to do.
-  std::unique_ptr<c10d::Reducer> reducer;
+  std::shared_ptr<c10d::Reducer> reducer;
+  /// The Reducer writes to it, unasked, when the set of unused parameters changes.
+  std::shared_ptr<c10d::Logger> reducer_log;
   std::vector<std::size_t> in_reducer;
   /// Must be reached by every loss whose gradients are averaged.
   std::vector<std::size_t> checked;

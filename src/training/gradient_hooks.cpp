@@ -24,8 +24,8 @@ FuturePtr average(const Group& group, at::Tensor tensor) {
   return group->allreduce(tensors)->getFuture();
 }
 
-/// The gradients of a bucket in another dtype, averaged, and back in their own. The mean is taken
-/// of what was rounded, as in Python.
+/// The gradients of a bucket in another dtype, averaged, and back in their own, by the same way.
+/// The mean is taken of what was rounded, as in Python.
 class CastHook final : public c10d::CommHookInterface {
  public:
   CastHook(Group group, std::vector<at::ScalarType> dtypes)
@@ -38,8 +38,10 @@ class CastHook final : public c10d::CommHookInterface {
     const auto averaged = average(group_, cast.is_same(own) ? cast.clone() : cast);
     // In place: the buffer is what gradients may be views of.
     return averaged->then(
-        [own, cast](Future& future) {
-          own.copy_(c10d::detail::parseCppCommHookResult(future.value()));
+        [own, cast, dtypes = dtypes_](Future& future) {
+          auto mean = c10d::detail::parseCppCommHookResult(future.value());
+          for (std::size_t i = dtypes.size() - 1; i-- > 0;) mean = mean.to(dtypes[i]);
+          own.copy_(mean);
           return c10::IValue(own);
         },
         c10::TensorType::get());

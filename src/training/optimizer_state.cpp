@@ -12,12 +12,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <set>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include "accelerate/errors.h"
 #include "core/text.h"
@@ -125,16 +125,15 @@ const Tensor* find(const NamedTensors& tensors, std::string_view name) {
 }
 
 std::int64_t step_from(const Tensor& tensor) {
+  std::string found = "undefined";
+  if (tensor.defined()) found = detail::str("a tensor of shape ", tensor.sizes());
   if (tensor.defined() && tensor.numel() == 1) {
     const auto steps = tensor.item<double>();
     if (steps >= 0 && steps < 9e15) return static_cast<std::int64_t>(steps);
+    found = detail::str(steps);
   }
   throw ArgumentError(
-      detail::str("'step' of a state must be one number, 0 or more, and is ",
-                  !tensor.defined() ? std::string("not defined")
-                                    : detail::str("a tensor of shape ", tensor.sizes(), ": ",
-                                                  tensor.numel() == 1 ? tensor.item<double>() : 0),
-                  "."));
+      detail::str("'step' of a state must be one number, 0 or more, and is ", found, "."));
 }
 
 Tensor copy_for(const Tensor& parameter, std::string_view name, const Tensor& tensor) {

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "accelerate/api.h"
 #include "accelerate/value.h"
 
 namespace c10d {
@@ -37,7 +38,7 @@ struct PowerSgdOptions {
 };
 
 /// Of numpy's `RandomState`.
-class NumpyRandom {
+class ACCELERATE_API NumpyRandom {
  public:
   explicit NumpyRandom(std::uint32_t seed) : engine_(seed) {}
   /// `randint(1_000_000_000)`.

@@ -65,8 +65,8 @@ Hook hook_of(const Json& name) {
 /// up. In 16 bits a product may round the other way, by one unit of the last place: 2^-11 of the
 /// value in fp16, 2^-8 in bf16, and what was lost comes again as error feedback.
 double tolerance_of(const Json& run) {
-  if (run["hook"] == "bf16" || run["wrapper"] == "bf16") return 8e-3;
-  if (run["hook"] == "fp16" || run["wrapper"] == "fp16") return 1e-3;
+  if (run["hook"] == "bf16" || run["wrapper"] == "bf16") return 2e-3;
+  if (run["hook"] == "fp16" || run["wrapper"] == "fp16") return 2e-4;
   return 1e-5;
 }
 
@@ -86,7 +86,6 @@ TEST(CommHooks, GiveTheGradientsOfPython) {
       torch::manual_seed(5);
       const auto random = at::detail::getDefaultCPUGenerator().get_state();
       const auto tolerance = tolerance_of(run);
-      double worst = 0;
       for (std::size_t s = 0; s < run["steps"].size(); ++s) {
         const auto x = formula({6, 20}, [&](const torch::Tensor& i) {
           return torch::sin(0.3 * i + static_cast<double>(s) + 2 * state.process_index());
@@ -99,13 +98,11 @@ TEST(CommHooks, GiveTheGradientsOfPython) {
           const auto theirs = torch::tensor(run["steps"][s][p].get<std::vector<double>>());
           const auto off = (own.to(torch::kDouble) - theirs).abs().max().item<double>();
           EXPECT_LT(off, tolerance) << what << ", step " << s << ", parameter " << p;
-          worst = std::max(worst, off);
           parameter.sub_(parameter.grad(), 0.1);
           parameter.mutable_grad() = torch::Tensor();
           ++p;
         }
       }
-      if (state.is_main_process()) std::cerr << what << " off by " << worst << '\n';
       EXPECT_TRUE(torch::equal(random, at::detail::getDefaultCPUGenerator().get_state()))
           << "random numbers of the program are its own";
     }

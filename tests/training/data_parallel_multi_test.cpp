@@ -116,6 +116,16 @@ TEST(DataParallel, NamesTheParametersThatALossDoesNotReach) {
 TEST(DataParallel, DoesWithoutUnusedParametersWhereToldSo) {
   on_processes(2, [](PartialState& state) {
     expect_means(state, {.find_unused_parameters = true}, /*both=*/false);
+
+    // Not the same ones in every step.
+    TwoHeads net;
+    DataParallel parallel(*net, state.process_group(), {.find_unused_parameters = true});
+    for (int step = 0; step < 5; ++step) {
+      const bool both = step % 2 == 0;
+      const auto means = expected(net, 2, both);
+      backward(parallel, net->forward(input_of(state.process_index()), both).pow(2).sum());
+      expect_close(gradients(net), means);
+    }
   });
 }
 

@@ -1,0 +1,45 @@
+"""Compares the traces of traces.sh: ours with Python's, and Python's with those stored under tests/reference/traces."""
+import json
+import pathlib
+import sys
+
+reference, work = map(pathlib.Path, sys.argv[1:])
+cases = {case["name"]: case for case in json.loads((reference / "cases.json").read_text())["cases"]}
+
+
+def read(*paths):
+    return {(trace["name"], trace["ranks"]): trace for path in paths for trace in json.loads(path.read_text())}
+
+
+def tolerance(case):
+    if case.get("precision") == "bf16":
+        return 1e-2
+    return 1e-10 if case.get("dtype") == "float64" else 1e-5
+
+
+def largest(a, b):
+    if len(a) != len(b):
+        return float("inf")
+    return max((d if d == d else float("inf") for d in (abs(x - y) for x, y in zip(a, b))), default=0.0)
+
+
+ours, python, stored = read(work / "ours.1.json", work / "ours.2.json"), read(work / "python.json"), read(reference / "traces.json")
+if not ours.keys() == python.keys() == stored.keys():
+    sys.exit(f"not the same cases: {sorted(ours.keys() ^ python.keys())} {sorted(stored.keys() ^ python.keys())}")
+
+failed = 0
+print(f"{'case':45} ranks  first    last loss  allowed  loss     norm     rate     stored")
+for key, theirs in python.items():
+    name, ranks = key
+    allowed = tolerance(cases[name])
+    loss, norm, rate = (largest(ours[key][what], theirs[what]) for what in ("losses", "norms", "rates"))
+    old = largest(stored[key]["losses"], theirs["losses"])
+    course = all(ours[key][what] == theirs[what] for what in ("batches", "synced"))
+    # Norms are larger numbers than losses.
+    good = course and loss <= allowed and norm <= 10 * allowed and rate <= 1e-12 and old <= allowed
+    failed += not good
+    print(f"{name:45} {ranks:5}  {theirs['losses'][0]:.5f}  {theirs['losses'][-1]:.5f}    {allowed:.0e}  {loss:.1e}  {norm:.1e}  "
+          f"{rate:.1e}  {old:.1e}{'' if good else '  <- ' + ('differs' if course else 'other batches or steps')}")
+if failed:
+    sys.exit(f"{failed} of {len(python)} runs differ")
+print(f"{len(python)} runs of 100 steps are the same")
