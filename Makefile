@@ -30,9 +30,9 @@ build: setup  ## build everything
 test: build lint  ## build, then run the unit and multi-process tests
 	@$(call ctest,$(PRESET)) -L '^($(LABELS))$$' $(if $(AREA),-R '$(AREA)')
 
-demo: setup  ## two processes that find each other and agree
-	@tools/build.sh $(PRESET) $(call folder,$(PRESET)) demo
-	@$(call folder,$(PRESET))/examples/demo
+demo: setup  ## two processes that learn to read digits together
+	@tools/build.sh $(PRESET) $(call folder,$(PRESET)) digits accelerate_cli
+	@$(call folder,$(PRESET))/bin/accelerate launch --num_processes 2 $(call folder,$(PRESET))/examples/digits
 
 interop: build  ## compare with Python Accelerate, live (fetches it: about 5 GB)
 	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) && export ACCELERATE_PYTHON && \

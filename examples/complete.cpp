@@ -4,7 +4,7 @@
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/complete
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/complete --mixed_precision bf16
 //
-// Last line: "result: 99.1 % of 1000 test points right after N of 20 epochs"
+// Last line: "result: 99.3 % of 1000 test points right after N of 20 epochs" (N is about 7)
 #include <accelerate/accelerate.h>
 
 #include <chrono>
@@ -48,10 +48,11 @@ void train(const Options& options) {
   const auto deadline = Clock::now() + std::chrono::seconds(options.max_seconds);
   accelerate::Accelerator accelerator(
       {.mixed_precision = options.mixed_precision,
-       .gradient_accumulation_steps = static_cast<int>(options.gradient_accumulation_steps)});
+       .gradient_accumulation_plugin = accelerate::GradientAccumulationPlugin{
+           .num_steps = options.gradient_accumulation_steps}});
   accelerate::set_seed(options.seed);
-  accelerator.print(accelerator.num_processes(), "processes on", accelerator.device(),
-                    "in precision", accelerator.mixed_precision());
+  accelerator.print("processes:", accelerator.num_processes(), "device:", accelerator.device(),
+                    "precision:", accelerator.mixed_precision());
 
   // Every process makes the same points; prepare deals them out.
   auto data = accelerate::make_data_loader(task::spirals(2048),

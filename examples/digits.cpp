@@ -42,6 +42,7 @@ Options parse(int argc, char** argv) {
 struct Score {
   std::int64_t right = 0, seen = 0;
   [[nodiscard]] double percent() const {
+    if (seen == 0) return 0;
     return std::round(1000.0 * static_cast<double>(right) / static_cast<double>(seen)) / 10;
   }
 };
@@ -103,7 +104,8 @@ void run(const Options& options) {
 
   const std::chrono::duration<double> seconds = Clock::now() - start;
   accelerator.print("result:", score.percent(), "% of", score.seen, "test images right after",
-                    options.epochs, "epochs,", std::round(seconds.count()), "s");
+                    options.epochs, options.epochs == 1 ? "epoch," : "epochs,",
+                    std::round(seconds.count()), "s");
 }
 
 }  // namespace

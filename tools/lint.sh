@@ -46,12 +46,20 @@ while IFS= read -r hit; do complain "$hit: <torch/torch.h> costs 20 s; only acce
 while read -r lines file; do
   [ "$file" = total ] || [ "$lines" -le 700 ] || complain "$file has $lines lines; 700 is the limit"
 done < <(sources | xargs wc -l)
-# The code in the guide is that of a program which is compiled and run.
-while IFS= read -r hit; do complain "$hit"; done < <(
-  awk 'FNR == NR { sub(/^ +/, ""); program = program $0 "\n"; next }
-       /^```cpp$/ { inside = 1; first = FNR; block = ""; next }
-       /^```$/ && inside { inside = 0; if (!index(program, block)) print FILENAME ":" first ": not in examples/data_loading.cpp" }
-       inside { sub(/^ +/, ""); block = block $0 "\n" }' examples/data_loading.cpp docs/data.md)
+# The code in a guide is that of programs which are compiled and run.
+while read -r guide programs; do
+  while IFS= read -r hit; do complain "$hit"; done < <(
+    # shellcheck disable=SC2086  # several files, or a pattern of them
+    awk -v guide="$guide" -v programs="$programs" '
+      FILENAME != guide { sub(/^ +/, ""); program = program $0 "\n"; next }
+      /^```cpp$/ { inside = 1; first = FNR; block = ""; next }
+      /^```$/ && inside { inside = 0; if (!index(program, block)) print FILENAME ":" first ": not in " programs }
+      inside { sub(/^ +/, ""); block = block $0 "\n" }' $programs "$guide")
+done <<'GUIDES'
+docs/data.md examples/data_loading.cpp
+docs/migrating.md examples/migrated.cpp
+docs/training.md examples/basic.cpp examples/complete.cpp examples/migrated.cpp examples/by_feature/*.cpp
+GUIDES
 
 [ $status -ne 0 ] || echo "lint: formatting and layers are in order"
 exit $status

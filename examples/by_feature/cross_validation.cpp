@@ -3,7 +3,7 @@
 //
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/by_feature/cross_validation
 //
-// Last line: "result: 99.5 % of 1000 test points right by vote, 98.9 % of the held-out points"
+// Last line: "result: 97.7 % of 1000 test points right by vote, 98.3 % of the held-out points"
 #include <accelerate/accelerate.h>
 
 #include <cmath>

@@ -3,7 +3,7 @@
 //
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/by_feature/early_stopping
 //
-// Last line: "result: 98.7 % of 1000 test points right, stopped in epoch N of 20"
+// Last line: "result: 98.7 % of 1000 test points right, stopped in epoch N of 20" (N is about 3)
 #include <accelerate/accelerate.h>
 
 #include <utility>
@@ -30,8 +30,9 @@ int main() {
       net, std::move(adamw), std::move(data), std::move(test_data), std::move(cosine));
 
   double percent = 0;
-  int epoch = 1;
-  for (; epoch <= kEpochs; ++epoch) {
+  int epoch = 0;
+  while (epoch < kEpochs) {
+    ++epoch;
     accelerate::DeferredMetrics metrics;
     for (auto& [x, y] : loader) {
       const auto loss = F::cross_entropy(model(x), y);

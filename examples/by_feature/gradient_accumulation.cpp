@@ -2,7 +2,7 @@
 //
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/by_feature/gradient_accumulation
 //
-// Last line: "result: 99.5 % of 1000 test points right, 512 steps"
+// Last line: "result: 99.3 % of 1000 test points right with 2 batches per step"
 #include <accelerate/accelerate.h>
 
 #include <utility>
@@ -30,16 +30,12 @@ int main() {
       net, std::move(adamw), std::move(data), std::move(test_data), std::move(cosine));
 
   double percent = 0;
-  int updates = 0;
   for (int epoch = 1; epoch <= kEpochs; ++epoch) {
     for (auto& [x, y] : loader) {
       // Until the scope ends, gradients are only added up, unless this batch completes a step.
       const auto accumulating = accelerator.accumulate(model);
       accelerator.backward(F::cross_entropy(model(x), y));
-      if (accelerator.sync_gradients()) {
-        accelerator.clip_grad_norm_(model.parameters(), 1.0);
-        ++updates;
-      }
+      if (accelerator.sync_gradients()) accelerator.clip_grad_norm_(model.parameters(), 1.0);
       optimizer.step();  // does nothing on the other batches, as the next two
       scheduler.step();
       optimizer.zero_grad();
@@ -47,5 +43,6 @@ int main() {
     percent = task::accuracy(accelerator, model, test_loader);
     accelerator.print("epoch", epoch, percent, "%");
   }
-  accelerator.print("result:", percent, "% of 1000 test points right,", updates, "steps");
+  accelerator.print("result:", percent, "% of 1000 test points right with",
+                    accelerator.gradient_accumulation_steps(), "batches per step");
 }

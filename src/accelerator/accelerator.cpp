@@ -30,6 +30,9 @@ void Accelerator::forget_prepared() {
   core_->optimizers.clear();
   core_->schedulers.clear();
   core_->loaders.clear();
+  core_->averaged.clear();
+  core_->unfinished.clear();
+  core_->unseen.clear();
   core_->step = 0;
   clear_device_cache(/*garbage_collection=*/true);
 }
@@ -102,6 +105,17 @@ detail::GradientMark mark_of(const at::Tensor& parameter) {
   return {gradient.unsafeGetTensorImpl(), gradient._version()};
 }
 
+/// Where an error ended a backward some processes may wait for what others have never sent.
+void check_finished(const detail::AcceleratorCore& core) {
+  const bool any = std::ranges::any_of(core.averaged, [&](const auto* parallel) {
+    return std::ranges::find(core.unfinished, parallel) != core.unfinished.end();
+  });
+  if (!any) return;
+  throw StateError(
+      "backward: an error ended the last one in the middle of averaging gradients, which cannot be "
+      "taken up again. Give the model back (free_memory) and prepare it anew.");
+}
+
 /// The models whose gradients the next backward averages, armed for it.
 void arm(detail::AcceleratorCore& core, const at::Tensor& loss,
          const std::vector<at::Tensor>& inputs) {
@@ -125,6 +139,7 @@ void arm(detail::AcceleratorCore& core, const at::Tensor& loss,
       core.unseen.emplace_back(std::move(parameter), mark);
     }
   }
+  check_finished(core);
   if (core.join != nullptr) core.join->announce(core.averaged, leaves);
   for (auto* parallel : core.averaged) parallel->before_backward(loss, leaves);
 }
@@ -136,12 +151,12 @@ void check_unseen(detail::AcceleratorCore& core) {
   const auto which = changed == core.unseen.end() ? at::Tensor() : changed->first;
   core.unseen.clear();
   if (!which.defined()) return;
-  throw ArgumentError(
-      str("backward: a prepared model got gradients that were not averaged (a parameter of shape ",
-          which.sizes(),
-          "), since the graph of the loss does not show its parameters: parts that are computed "
-          "again in backward hide them. Set static_graph of DistributedDataParallelKwargs and "
-          "prepare one model, or let one part be computed in the plain way."));
+  throw ArgumentError(detail::str(
+      "backward: a prepared model got gradients that were not averaged (a parameter of shape ",
+      which.sizes(),
+      "), since the graph of the loss does not show its parameters: parts that are computed "
+      "again in backward hide them. Set static_graph of DistributedDataParallelKwargs and "
+      "prepare one model, or let one part be computed in the plain way."));
 }
 
 }  // namespace
@@ -154,7 +169,12 @@ void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& option
   if (const int steps = gradient_state_.num_steps(); steps > 1) scaled = scaled / steps;
   if (core_->scaling) scaled = core_->scaling->scale(scaled);
   arm(*core_, scaled, options.inputs);
-  run_autograd(scaled, options);
+  try {
+    run_autograd(scaled, options);
+  } catch (...) {
+    core_->unfinished = core_->averaged;
+    throw;
+  }
   for (auto* parallel : core_->averaged) parallel->after_backward();
   check_unseen(*core_);
 }

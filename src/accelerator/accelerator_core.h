@@ -47,6 +47,8 @@ struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   JoinScope* join = nullptr;
   // Of a backward, kept for their memory.
   std::vector<DataParallel*> averaged = {};
+  /// Those that an error left in the middle of it.
+  std::vector<DataParallel*> unfinished = {};
   ReachedLeaves leaves = {};
   /// Parameters of models that a loss is not seen to reach, and their gradients before it.
   std::vector<std::pair<at::Tensor, GradientMark>> unseen = {};

@@ -174,6 +174,10 @@ AcceleratorOptions options_of(const Json& grid, const Json& one) {
   const bool seedable = one.value("seedable", true);
   DistributedDataParallelKwargs ddp;
   ddp.comm_hook = from_string<DDPCommunicationHookType>(one.value("hook", "no"), "hook");
+  const auto hook_options = one.value("hook_options", Json::object());
+  for (const auto& [key, value] : hook_options.items()) {
+    ddp.comm_state_option.set(key, value.get<std::int64_t>());
+  }
   AcceleratorOptions options;
   options.cpu = true;
   options.mixed_precision = from_string<PrecisionType>(one.value("precision", "no"), "precision");
@@ -195,8 +199,8 @@ Json train(const Json& grid, const Json& one, const TraceModel& data, Net net) {
   }
   const int wanted = grid.at("steps");
   const int moves = wanted * (one.value("split_batches", false) ? 1 : accelerator.num_processes());
-  const auto inner = make_optimizer(one, net->parameters());
-  const auto schedule = make_scheduler(one, *inner, moves);
+  auto inner = make_optimizer(one, net->parameters());
+  auto schedule = make_scheduler(one, *inner, moves);
   const std::int64_t batch_size = grid.at(one.at("model").get<std::string>()).at("batch_size");
   auto data_loader = make_data_loader(std::pair{inputs, data.targets},
                                       {.batch_size = batch_size, .shuffle = true});
@@ -228,7 +232,9 @@ Json train(const Json& grid, const Json& one, const TraceModel& data, Net net) {
       scheduler.step();
       optimizer.zero_grad();
       losses.push_back(accelerator.reduce(loss.detach(), Reduction::kMean).template item<double>());
-      rates.push_back(optimizer.param_groups()[0].options().get_lr());
+      if (accelerator.sync_gradients()) {
+        rates.push_back(optimizer.param_groups()[0].options().get_lr());
+      }
       synced += accelerator.sync_gradients() ? '1' : '0';
       if (steps == wanted) break;
     }
@@ -284,6 +290,9 @@ double tolerance_of(const Json& one) {
   return one.value("dtype", "float32") == "float64" ? 1e-10 : 1e-5;
 }
 
-double norm_tolerance_of(const Json& one) { return 10 * tolerance_of(one); }
+double norm_tolerance_of(const Json& one) {
+  if (one.value("precision", "no") == "bf16") return 0.1;
+  return one.value("dtype", "float32") == "float64" ? 1e-10 : 1e-3;
+}
 
 }  // namespace accelerate::test

@@ -57,7 +57,8 @@ struct TraceDifference {
 
 /// How far the losses of a case may be from Python's.
 [[nodiscard]] double tolerance_of(const Json& one);
-/// The same for the norms of its gradients, which are larger than their losses and add up more.
+/// The same for the norms of its gradients, which jump where a ReLU or a maximum changes sides and
+/// the loss does not.
 [[nodiscard]] double norm_tolerance_of(const Json& one);
 
 }  // namespace accelerate::test

@@ -11,10 +11,11 @@ def read(*paths):
     return {(trace["name"], trace["ranks"]): trace for path in paths for trace in json.loads(path.read_text())}
 
 
-def tolerance(case):
+def tolerances(case):
+    """Of losses, and of gradient norms, which jump where a ReLU or a maximum changes sides and the loss does not."""
     if case.get("precision") == "bf16":
-        return 1e-2
-    return 1e-10 if case.get("dtype") == "float64" else 1e-5
+        return 1e-2, 0.1
+    return (1e-10, 1e-10) if case.get("dtype") == "float64" else (1e-5, 1e-3)
 
 
 def largest(a, b):
@@ -31,12 +32,11 @@ failed = 0
 print(f"{'case':45} ranks  first    last loss  allowed  loss     norm     rate     stored")
 for key, theirs in python.items():
     name, ranks = key
-    allowed = tolerance(cases[name])
+    allowed, allowed_norm = tolerances(cases[name])
     loss, norm, rate = (largest(ours[key][what], theirs[what]) for what in ("losses", "norms", "rates"))
     old = largest(stored[key]["losses"], theirs["losses"])
     course = all(ours[key][what] == theirs[what] for what in ("batches", "synced"))
-    # Norms are larger numbers than losses.
-    good = course and loss <= allowed and norm <= 10 * allowed and rate <= 1e-12 and old <= allowed
+    good = course and loss <= allowed and norm <= allowed_norm and rate <= 1e-12 and old <= allowed
     failed += not good
     print(f"{name:45} {ranks:5}  {theirs['losses'][0]:.5f}  {theirs['losses'][-1]:.5f}    {allowed:.0e}  {loss:.1e}  {norm:.1e}  "
           f"{rate:.1e}  {old:.1e}{'' if good else '  <- ' + ('differs' if course else 'other batches or steps')}")

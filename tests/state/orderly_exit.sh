@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# orderly_exit.sh <demo>: programs that return from main with their group alive end with 0, at once, one after the other,
+# orderly_exit.sh <program>: programs that return from main with their group alive end with 0, at once, one after the other,
 # and the file at which they met is gone, so that the next run may use its name again.
 set -euo pipefail
-demo=$1
+program=$1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -10,7 +10,7 @@ for run in first second; do
   pids=()
   for rank in 0 1 2; do
     env ACCELERATE_USE_CPU=1 OMP_NUM_THREADS=1 WORLD_SIZE=3 LOCAL_WORLD_SIZE=3 RANK=$rank LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 \
-      ACCELERATE_DEBUG_RDV_FILE="$folder/meeting" timeout 60 "$demo" >"$folder/out.$rank" 2>&1 &
+      ACCELERATE_DEBUG_RDV_FILE="$folder/meeting" timeout 60 "$program" >"$folder/out.$rank" 2>&1 &
     pids+=($!)
   done
   for rank in 0 1 2; do

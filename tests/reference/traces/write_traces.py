@@ -3,9 +3,9 @@
     interop_trace data cases.json data.pt          # our program: inputs, targets and first weights
     python write_traces.py data.pt [traces.json]   # without a path: traces.json beside the script
 
-One thread for each process, Gloo, accelerate 1.13.0, torch 2.11. Of each batch: the loss, averaged over processes; whether
-gradients were complete; the learning rate after it. Of each step: the norm that clip_grad_norm_ returned. And the number of batches
-in a pass.
+One thread for each process, Gloo, accelerate 1.13.0, torch 2.11. Of each batch: the loss, averaged over processes, and whether
+gradients were complete. Of each step: the learning rate after it, and the norm that clip_grad_norm_ returned. And the number of
+batches in a pass.
 """
 
 import json
@@ -19,7 +19,7 @@ import torch
 import torch.multiprocessing as mp
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs, set_seed
+from accelerate.utils import DataLoaderConfiguration, DDPCommunicationHookType, DistributedDataParallelKwargs, set_seed
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
@@ -82,15 +82,19 @@ def make_scheduler(case, optimizer, moves):
 def train(case, data):
     AcceleratorState._reset_state()
     GradientState._reset_state()
-    split = case.get("split_batches", False)
+    split, seedable = case.get("split_batches", False), case.get("seedable", True)
     accelerator = Accelerator(
         cpu=True,
         mixed_precision=case.get("precision", "no"),
         gradient_accumulation_steps=case.get("accumulation", 1),
         dataloader_config=DataLoaderConfiguration(
-            split_batches=split, use_seedable_sampler=case.get("seedable", True), data_seed=GRID["seed"] if case.get("seedable", True) else None
+            split_batches=split, use_seedable_sampler=seedable, data_seed=GRID["seed"] if seedable else None
         ),
-        kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=case.get("hook", "no"))],
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(
+                comm_hook=DDPCommunicationHookType(case.get("hook", "no")), comm_state_option=case.get("hook_options", {})
+            )
+        ],
     )
     net = make_net(case, data)
     if case.get("dtype") == "float64":
@@ -121,7 +125,8 @@ def train(case, data):
                 scheduler.step()
                 optimizer.zero_grad()
             losses.append(accelerator.reduce(loss.detach(), reduction="mean").item())
-            rates.append(optimizer.param_groups[0]["lr"])
+            if accelerator.sync_gradients:
+                rates.append(optimizer.param_groups[0]["lr"])
             synced += "01"[accelerator.sync_gradients]
             if steps == GRID["steps"]:
                 break
@@ -134,7 +139,7 @@ def write(rank, ranks, port, data_path, out):
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.update(ACCELERATE_USE_CPU="1", OMP_NUM_THREADS="1")
-    data = torch.load(data_path)
+    data = torch.load(data_path, weights_only=False)  # dicts of LibTorch carry their types
     traces = {}
     for case in GRID["cases"]:
         if ranks in case.get("ranks", [1, 2]):
@@ -148,9 +153,8 @@ def write(rank, ranks, port, data_path, out):
 
 def short(trace, exact):
     """Nine digits tell float32 numbers apart."""
-    if exact:
-        return trace
-    return {key: [float(f"{x:.9g}") for x in value] if key in ("losses", "norms") else value for key, value in trace.items()}
+    digits = {"losses": 17 if exact else 9, "norms": 17 if exact else 9, "rates": 12}
+    return {key: [float(f"{x:.{digits[key]}g}") for x in value] if key in digits else value for key, value in trace.items()}
 
 
 def main():

@@ -1,7 +1,7 @@
 // Two processes that find each other, share work and agree.
 //
-//     make demo                                                 starts two processes by itself
-//     torchrun --nproc_per_node 4 --no-python build/dev/examples/demo     joins those it is told of
+//     build/dev/examples/agree                                  starts two processes by itself
+//     torchrun --nproc_per_node 4 --no-python build/dev/examples/agree    joins those it is told of
 //
 // Last line: "result: 2 processes agree on <checksum> after <seconds> s"
 #include <accelerate/accelerate.h>
