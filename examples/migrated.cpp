@@ -3,7 +3,7 @@
 //
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/migrated
 //
-// Last line: "result: 99.2 % of 500 test points right"
+// Last line: "result: 99.4 % of 500 test points right"
 #include <accelerate/accelerate.h>
 
 #include <cmath>

@@ -49,7 +49,7 @@ struct BackwardOptions {
   at::Tensor gradient = {};
   std::optional<bool> retain_graph = std::nullopt;
   bool create_graph = false;
-  /// Leaves to which gradients are added. Empty: all.
+  /// Leaves to which gradients are added; of a model that is averaged all or none. Empty: all.
   std::vector<at::Tensor> inputs = {};
 };
 
@@ -157,7 +157,7 @@ class ACCELERATE_API Accelerator {
   /// processes, unless the model is under `no_sync` or this batch is only accumulated.
   ///
   /// Throws `ArgumentError` that names parameters of such a model which the loss does not reach,
-  /// unless `find_unused_parameters` or `static_graph` is set.
+  /// unless `find_unused_parameters` or `static_graph` is set; `StateError` after one that threw.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {},
                 std::source_location where = std::source_location::current());
 

@@ -371,7 +371,7 @@ TEST(AwkwardModels, CheckpointedActivations) {
     Accelerator searching(averaging(Kwargs{.find_unused_parameters = true}));
     Mlp other;
     auto searched = searching.prepare(other);
-    message = message_of<std::exception>([&] { searching.backward(half_hidden(other, rank, 0)); });
+    message = message_of<c10::Error>([&] { searching.backward(half_hidden(other, rank, 0)); });
     EXPECT_NE(message.find("static_graph"), std::string::npos) << message;
   });
 }
@@ -481,6 +481,41 @@ TEST(AwkwardModels, AModelThatAStepDoesNotUse) {
       EXPECT_TRUE(own->first->weight.grad().defined());
     }
     accelerator.wait_for_everyone();
+  });
+}
+
+TEST(AwkwardModels, AnEncoderThatTwoModelsShare) {
+  on_processes(2, [](PartialState& state) {
+    const int rank = state.process_index();
+    struct HeadedImpl : torch::nn::Module {
+      explicit HeadedImpl(const torch::nn::Linear& shared) : encoder(shared) {
+        register_module("encoder", encoder);
+        register_module("head", head);
+      }
+      torch::Tensor forward(const torch::Tensor& x) { return head(torch::tanh(encoder(x))); }
+      torch::nn::Linear encoder, head{4, 1};
+    };
+    Accelerator accelerator(anew());
+    torch::nn::Linear shared(3, 4);
+    const auto a = std::make_shared<HeadedImpl>(shared);
+    const auto b = std::make_shared<HeadedImpl>(shared);
+    auto [actor, critic] = accelerator.prepare(a, b);
+    std::vector<torch::Tensor> parameters;
+    for (const auto& module : {shared, a->head, b->head}) {
+      for (const auto& parameter : module->parameters()) parameters.push_back(parameter);
+    }
+    for (int step = 0; step < 3; ++step) {
+      const auto loss_of = [&](int r) {
+        return a->forward(input_of(r, step)).pow(2).mean() + b->forward(input_of(r, step)).mean();
+      };
+      const auto wanted = means_of(parameters, 2, loss_of);
+      forget_gradients(parameters);
+      accelerator.backward(loss_of(rank));
+      expect_gradients(parameters, wanted, "shared");
+    }
+    const auto message =
+        message_of<ArgumentError>([&] { accelerator.backward(a->forward(input_of(0)).mean()); });
+    EXPECT_NE(message.find("head.weight, head.bias"), std::string::npos) << message;
   });
 }
 

@@ -9,11 +9,11 @@
 #include <stdexcept>
 #include <utility>
 
-#include "../examples/dice.h"
-#include "../examples/digits_data.h"
-#include "../examples/digits_model.h"
-#include "../examples/gpt_data.h"
-#include "../examples/gpt_model.h"
+#include "examples/dice.h"
+#include "examples/digits_data.h"
+#include "examples/digits_model.h"
+#include "examples/gpt_data.h"
+#include "examples/gpt_model.h"
 
 namespace accelerate::test {
 

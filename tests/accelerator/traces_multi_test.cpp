@@ -2,6 +2,7 @@
 // tests/interop/traces.sh makes all runs of both, live.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <string>
 
 #include "accelerator/trace_runs.h"

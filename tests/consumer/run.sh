@@ -42,7 +42,10 @@ if readelf -d "$work"/prefix/bin/accelerate | grep -q 'NEEDED.*torch'; then
   echo "accelerate links LibTorch, so it starts slowly"
   exit 1
 fi
+export OMP_NUM_THREADS=1
 "$work/build/consumer"
+"$work"/prefix/bin/accelerate launch --cpu --num_processes 2 "$work/build/consumer" >"$work/out" 2>&1 || { cat "$work/out"; exit 1; }
+grep '^2 processes' "$work/out"
 if [ -x "$work/build/consumer_of_both" ]; then
   # Linking all of LibTorch brings in CUDA libraries, which a LibTorch set up for the CPU does not have.
   missing=$(ldd "$work/build/consumer_of_both" | sed -n 's/^[[:space:]]*\(.*\) => not found/\1/p' | sort -u | paste -sd ' ')

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <string>
 #include <vector>
@@ -192,38 +193,56 @@ TEST_F(CudaTraining, LearnsInEveryPrecisionWithTwoRanksOnOneGpu) {
   on_processes(2, on_gpu(), [] { expect_the_same_learning(); });
 }
 
-TEST_F(CudaTraining, TwoRanksComputeWhatOneComputes) {
-  // Each rank also computes the whole by itself.
-  on_processes(2, on_gpu(), [](PartialState& state) {
-    Accelerator accelerator;
-    torch::manual_seed(0);
-    auto net = nn::Linear(8, 3);
-    auto copy = nn::Linear(8, 3);
-    {
-      const torch::NoGradGuard no_grad;
-      copy->to(state.device());
-      copy->weight.copy_(net->weight);
-      copy->bias.copy_(net->bias);
-    }
-    const auto inputs = torch::randn({12, 8});
-    auto [model, optimizer, loader] = accelerator.prepare(
-        net, torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.1)),
-        make_data_loader(inputs, {.batch_size = 2}));
-    torch::optim::SGD alone(copy->parameters(), torch::optim::SGDOptions(0.1));
-    int round = 0;
-    for (auto& x : loader) {
-      accelerator.backward(model(x).pow(2).mean());
-      optimizer.step();
-      optimizer.zero_grad();
-      const auto whole = inputs.slice(0, 4 * round, 4 * round + 4).to(state.device());
-      copy->forward(whole).pow(2).mean().backward();
-      alone.step();
-      alone.zero_grad();
-      ++round;
-    }
-    EXPECT_EQ(round, 3);
-    EXPECT_TRUE(torch::allclose(net->weight, copy->weight, 1e-5, 1e-6));
-  });
+/// Each rank also computes the whole by itself.
+void expect_what_one_rank_computes(const PartialState& state) {
+  Accelerator accelerator;
+  torch::manual_seed(0);
+  auto net = nn::Linear(8, 3);
+  auto copy = nn::Linear(8, 3);
+  {
+    const torch::NoGradGuard no_grad;
+    copy->to(state.device());
+    copy->weight.copy_(net->weight);
+    copy->bias.copy_(net->bias);
+  }
+  const auto inputs = torch::randn({12, 8});
+  auto [model, optimizer, loader] =
+      accelerator.prepare(net, torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.1)),
+                          make_data_loader(inputs, {.batch_size = 2}));
+  torch::optim::SGD alone(copy->parameters(), torch::optim::SGDOptions(0.1));
+  int round = 0;
+  for (auto& x : loader) {
+    accelerator.backward(model(x).pow(2).mean());
+    optimizer.step();
+    optimizer.zero_grad();
+    const auto whole = inputs.slice(0, 4 * round, 4 * round + 4).to(state.device());
+    copy->forward(whole).pow(2).mean().backward();
+    alone.step();
+    alone.zero_grad();
+    ++round;
+  }
+  EXPECT_EQ(round, 3);
+  EXPECT_TRUE(torch::allclose(net->weight, copy->weight, 1e-5, 1e-6));
+}
+
+TEST_F(CudaTraining, TwoRanksOnOneGpuComputeWhatOneComputes) {
+  on_processes(2, on_gpu(), [](PartialState& state) { expect_what_one_rank_computes(state); });
+}
+
+TEST_F(CudaTraining, TwoRanksOfNcclComputeWhatOneComputes) {
+  // Ranks that name different hosts may share a GPU: see nccl_test.cpp.
+  const auto outcomes = run_processes(
+      2,
+      {.environment = {{"ACCELERATE_USE_CPU", std::nullopt}, {"NCCL_SOCKET_IFNAME", "lo"}},
+       .processes_per_host = 1},
+      [] {
+        ::setenv("NCCL_HOSTID", std::getenv("RANK"), 1);
+        PartialState state({.backend = "nccl"});
+        EXPECT_EQ(state.backend(), "nccl");
+        expect_what_one_rank_computes(state);
+        state.wait_for_everyone();
+      });
+  for (const auto& outcome : outcomes) EXPECT_TRUE(outcome.ok()) << outcome.output;
 }
 
 TEST_F(CudaTraining, MovesArgumentsAndOptimizerStateToTheDevice) {

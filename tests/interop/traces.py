@@ -29,16 +29,19 @@ if not ours.keys() == python.keys() == stored.keys():
     sys.exit(f"not the same cases: {sorted(ours.keys() ^ python.keys())} {sorted(stored.keys() ^ python.keys())}")
 
 failed = 0
-print(f"{'case':45} ranks  first    last loss  allowed  loss     norm     rate     stored")
+print(f"{'case':52} ranks  first    last loss  allowed  loss     norm     rate     stored")
 for key, theirs in python.items():
     name, ranks = key
     allowed, allowed_norm = tolerances(cases[name])
     loss, norm, rate = (largest(ours[key][what], theirs[what]) for what in ("losses", "norms", "rates"))
     old = largest(stored[key]["losses"], theirs["losses"])
+    # Other processors add in another order, and in some runs of `digits` another pixel becomes a maximum then. Those of
+    # `make test` do not depend on that.
+    allowed_old = allowed if cases[name].get("test") else 1e-2
     course = all(ours[key][what] == theirs[what] for what in ("batches", "synced"))
-    good = course and loss <= allowed and norm <= allowed_norm and rate <= 1e-12 and old <= allowed
+    good = course and loss <= allowed and norm <= allowed_norm and rate <= 1e-12 and old <= allowed_old
     failed += not good
-    print(f"{name:45} {ranks:5}  {theirs['losses'][0]:.5f}  {theirs['losses'][-1]:.5f}    {allowed:.0e}  {loss:.1e}  {norm:.1e}  "
+    print(f"{name:52} {ranks:5}  {theirs['losses'][0]:.5f}  {theirs['losses'][-1]:.5f}    {allowed:.0e}  {loss:.1e}  {norm:.1e}  "
           f"{rate:.1e}  {old:.1e}{'' if good else '  <- ' + ('differs' if course else 'other batches or steps')}")
 if failed:
     sys.exit(f"{failed} of {len(python)} runs differ")

@@ -6,6 +6,9 @@
 One thread for each process, Gloo, accelerate 1.13.0, torch 2.11. Of each batch: the loss, averaged over processes, and whether
 gradients were complete. Of each step: the learning rate after it, and the norm that clip_grad_norm_ returned. And the number of
 batches in a pass.
+
+In cases.json `adamw` and `sgd` are optimizers of ours, `torch_adamw` and `torch_sgd` those of LibTorch, all of them torch.optim
+here; `test` marks the cases that `make test` compares with the stored traces, which no order of additions moves much.
 """
 
 import json
