@@ -48,8 +48,7 @@ void train(const Options& options) {
   const auto deadline = Clock::now() + std::chrono::seconds(options.max_seconds);
   accelerate::Accelerator accelerator(
       {.mixed_precision = options.mixed_precision,
-       .gradient_accumulation_plugin = accelerate::GradientAccumulationPlugin{
-           .num_steps = options.gradient_accumulation_steps}});
+       .gradient_accumulation_steps = options.gradient_accumulation_steps});
   accelerate::set_seed(options.seed);
   accelerator.print("processes:", accelerator.num_processes(), "device:", accelerator.device(),
                     "precision:", accelerator.mixed_precision());

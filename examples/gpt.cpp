@@ -84,9 +84,8 @@ std::string write_on(Model& model, std::string text, std::size_t length, std::si
 
 void run(const Options& options) {
   const auto config = config_of(options.model);
-  accelerate::Accelerator accelerator(
-      {.mixed_precision = options.mixed_precision,
-       .gradient_accumulation_steps = static_cast<int>(options.accumulation)});
+  accelerate::Accelerator accelerator({.mixed_precision = options.mixed_precision,
+                                       .gradient_accumulation_steps = options.accumulation});
   const auto processes = accelerator.num_processes();
   accelerator.print(processes, processes == 1 ? "process" : "processes");
   accelerate::set_seed(options.seed);

@@ -4,6 +4,7 @@
 // from the variables that `accelerate launch` sets, then from its default.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -25,7 +26,7 @@ struct AcceleratorOptions {
   /// Unset: ACCELERATE_MIXED_PRECISION, else `kNo`. fp16 on the CPU computes in float32.
   std::optional<PrecisionType> mixed_precision = std::nullopt;
   /// ACCELERATE_GRADIENT_ACCUMULATION_STEPS goes before it, unless the plugin is given.
-  int gradient_accumulation_steps = 1;
+  std::int64_t gradient_accumulation_steps = 1;
   /// Stay on the CPU; ACCELERATE_USE_CPU says the same.
   bool cpu = false;
   DataLoaderConfiguration dataloader_config = {};

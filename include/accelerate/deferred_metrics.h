@@ -5,7 +5,7 @@
 //       ...
 //       metrics.add("loss", loss);                         // stays on the GPU
 //       metrics.add("accuracy", hits.mean(), x.size(0));   // weighted by the size of the batch
-//       if (step % 100 == 0) accelerator.log(metrics.reduce(), step);
+//       if (step % 100 == 0) accelerator.print(metrics.reduce().at("loss").as_double());
 //     }
 //
 // `loss.item()` in every step makes the program wait for the GPU, which then waits for the program.

@@ -47,9 +47,9 @@ class ACCELERATE_API GradientState {
   /// Whether the running step ends in a synchronisation of gradients and an optimizer step.
   [[nodiscard]] bool sync_gradients() const;
   /// Batches per optimizer step.
-  [[nodiscard]] int num_steps() const;
+  [[nodiscard]] std::int64_t num_steps() const;
   /// Throws `ArgumentError` for less than one.
-  void set_num_steps(int num_steps);
+  void set_num_steps(std::int64_t num_steps);
   /// Whether schedulers move on accumulation steps too. Off unless the plugin asked for it.
   [[nodiscard]] bool adjust_scheduler() const;
   /// Whether the end of a data loader ends the accumulation.

@@ -105,8 +105,9 @@ concept IsScheduler = SchedulerArgument<T> || std::same_as<T, AcceleratedSchedul
 template <class Base, class Arg>
 std::shared_ptr<Base> taken(Arg&& object) {
   using T = std::remove_cvref_t<Arg>;
-  static_assert(!std::is_const_v<std::remove_reference_t<Arg>>,
-                "accelerate: this object is const, but training changes it.");
+  static_assert(
+      !std::is_const_v<std::remove_reference_t<Arg>> || !std::same_as<typename Target<T>::type, T>,
+      "accelerate: this object is const, but training changes it.");
   if constexpr (!std::same_as<typename Target<T>::type, T>) {
     return std::shared_ptr<Base>(std::forward<Arg>(object));
   } else if constexpr (std::is_lvalue_reference_v<Arg>) {

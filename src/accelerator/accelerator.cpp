@@ -166,7 +166,7 @@ void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& option
   check_loss(loss, options);
   const detail::AtCallSite here(where);
   at::Tensor scaled = loss;
-  if (const int steps = gradient_state_.num_steps(); steps > 1) scaled = scaled / steps;
+  if (const auto steps = gradient_state_.num_steps(); steps > 1) scaled = scaled / steps;
   if (core_->scaling) scaled = core_->scaling->scale(scaled);
   arm(*core_, scaled, options.inputs);
   try {

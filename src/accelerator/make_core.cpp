@@ -135,7 +135,7 @@ void check_fp8_recipes(const AcceleratorOptions& options) {
 void set_accumulation(const AcceleratorOptions& options, const Environment& environment) {
   const bool existed = GradientState::initialized();
   if (options.gradient_accumulation_plugin) {
-    const int before = existed ? GradientState().num_steps() : 1;
+    const std::int64_t before = existed ? GradientState().num_steps() : 1;
     const GradientState changed(*options.gradient_accumulation_plugin);
     if (existed && changed.num_steps() != before) {
       info(str("gradient_accumulation_steps is now ", changed.num_steps(), ", it was ", before,
@@ -151,7 +151,7 @@ void set_accumulation(const AcceleratorOptions& options, const Environment& envi
     info(str("gradient_accumulation_steps is now ", steps, ", it was ", state.num_steps(),
              ": all accelerators of a process share it."));
   }
-  state.set_num_steps(static_cast<int>(steps));
+  state.set_num_steps(steps);
 }
 
 /// Float16 needs a factor on the loss; bfloat16 has the range of float32.

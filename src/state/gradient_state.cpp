@@ -87,13 +87,12 @@ bool GradientState::sync_gradients() const {
   return with_facts("sync_gradients", [](const auto& facts) { return facts.sync_gradients; });
 }
 
-int GradientState::num_steps() const {
-  return with_facts("num_steps", [](const auto& facts) {
-    return static_cast<int>(facts.plugin.num_steps.value_or(1));
-  });
+std::int64_t GradientState::num_steps() const {
+  return with_facts("num_steps",
+                    [](const auto& facts) { return facts.plugin.num_steps.value_or(1); });
 }
 
-void GradientState::set_num_steps(int num_steps) {
+void GradientState::set_num_steps(std::int64_t num_steps) {
   if (num_steps < 1) {
     throw ArgumentError(
         str("num_steps is ", num_steps, ", but an optimizer step takes at least one batch."));

@@ -69,15 +69,19 @@ std::string shown(std::vector<std::string> names) {
   return str(join(names, ", "), cut ? ", ..." : "");
 }
 
-std::string described(const std::string& name, const at::Tensor& tensor) {
-  return detail::str(name, " ", dtype_literal(tensor.scalar_type()), tensor.sizes());
+std::string described(const char* kind, const std::string& name, const at::Tensor& tensor) {
+  return detail::str(kind, name, " ", dtype_literal(tensor.scalar_type()), tensor.sizes());
 }
 
 /// All processes throw, or none.
-void check_equal(const Parameters& own, const GroupHandle& group) {
+void check_equal(const Parameters& own, const Parameters& buffers, const GroupHandle& group) {
   std::vector<std::string> texts;
-  for (std::size_t i = 0; i < own.names.size(); ++i) {
-    texts.push_back(described(own.names[i], own.tensors[i]));
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const char* const kind = own.tensors[i].requires_grad() ? "" : "the frozen ";
+    texts.push_back(described(kind, own.names[i], own.tensors[i]));
+  }
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    texts.push_back(described("the buffer ", buffers.names[i], buffers.tensors[i]));
   }
   const auto all = accelerate::gather_object(std::vector<std::vector<std::string>>{texts}, group);
   const auto text = [](const auto& list, std::size_t i) {
@@ -205,9 +209,12 @@ void GradientCounts::start() {
 }
 
 void DataParallel::State::begin() {
-  check_equal(parameters, group);
+  check_equal(all, buffers, group);
   if (parameters.size() == 0) {
     throw ArgumentError("No parameter of the model wants a gradient: there is nothing to average.");
+  }
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!all.tensors[i].requires_grad()) frozen.push_back(i);
   }
   broadcast_all(0);
   hook = make_gradient_hook(options, group);
@@ -277,6 +284,19 @@ void DataParallel::State::check_reach(const ReachedLeaves& leaves) const {
       ". The processes would wait for their gradients for ever. Add what uses them to the loss, "
       "freeze them (requires_grad_(false) before prepare), or set find_unused_parameters of "
       "DistributedDataParallelKwargs."));
+}
+
+void DataParallel::State::check_frozen() const {
+  std::vector<std::string> trained_now;
+  for (const auto i : frozen) {
+    if (all.tensors[i].requires_grad()) trained_now.push_back(all.names[i]);
+  }
+  if (trained_now.empty()) return;
+  throw ArgumentError(
+      str("backward: parameters that were frozen when the model was prepared want gradients now, "
+          "which would not be averaged: ",
+          shown(std::move(trained_now)),
+          ". Prepare the model again: accelerator.free_memory(model), then prepare."));
 }
 
 void DataParallel::State::check_unused() const {
@@ -358,7 +378,7 @@ void DataParallel::State::average_now(const std::vector<std::size_t>& indices,
 
 void DataParallel::State::broadcast_all(int from) const {
   auto tensors = all.tensors;
-  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  tensors.insert(tensors.end(), buffers.tensors.begin(), buffers.tensors.end());
   broadcast(group, tensors, from);
 }
 
@@ -368,7 +388,7 @@ DataParallel::DataParallel(const torch::nn::Module& module, const GroupHandle& g
   const auto named = name_collectives("prepare");
   state_->all = parameters_of(module);
   state_->parameters = trained(state_->all);
-  state_->buffers = module.buffers();
+  for (const auto& entry : module.named_buffers()) state_->buffers.add(entry.key(), entry.value());
   state_->group = group;
   state_->options = options;
   if (options.check_reduction) {
@@ -407,6 +427,7 @@ std::size_t DataParallel::first_reached(const ReachedLeaves& leaves) const {
 
 void DataParallel::before_backward(const at::Tensor& loss, const ReachedLeaves& leaves) {
   auto& state = *state_;
+  state.check_frozen();
   state.shadows = false;
   if (state.learning) {
     state.reachable.clear();
@@ -436,7 +457,8 @@ void DataParallel::after_backward() {
   } else {
     state.average_those_there(state.late);
   }
-  if (state.options.broadcast_buffers) broadcast(state.group, state.buffers, state.buffers_from);
+  if (state.options.broadcast_buffers)
+    broadcast(state.group, state.buffers.tensors, state.buffers_from);
   // Last, so that processes which saw no change are not left waiting in the middle of a step.
   state.check_unused();
 }

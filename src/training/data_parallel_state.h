@@ -55,7 +55,7 @@ class GradientCounts {
 struct DataParallel::State {
   Parameters all;         // of the module, frozen ones too
   Parameters parameters;  // those that want a gradient
-  std::vector<at::Tensor> buffers;
+  Parameters buffers;
   GroupHandle group;
   DistributedDataParallelKwargs options;
 
@@ -65,6 +65,8 @@ struct DataParallel::State {
   /// The Reducer writes to it, unasked, when the set of unused parameters changes.
   std::shared_ptr<c10d::Logger> reducer_log;
   std::vector<std::size_t> in_reducer;
+  /// Parameters that wanted no gradient when the model was prepared, in `all`.
+  std::vector<std::size_t> frozen;
   /// Must be reached by every loss whose gradients are averaged.
   std::vector<std::size_t> checked;
   bool averages = false;
@@ -89,6 +91,7 @@ struct DataParallel::State {
   void make_reducer(std::vector<std::size_t> indices);
   void arm(const std::vector<at::Tensor>& outputs);
   void check_reach(const ReachedLeaves& leaves) const;
+  void check_frozen() const;
   void check_unused() const;
   /// Collective. What the first backward of a static graph has shown.
   void learn();

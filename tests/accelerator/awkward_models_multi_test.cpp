@@ -4,16 +4,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <functional>
 #include <memory>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "accelerator/nets.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
+#include "support/recomputed.h"
 
 namespace accelerate {
 namespace {
@@ -24,55 +22,14 @@ using test::copy_parameters;
 using test::distance;
 using test::expect_gradients;
 using test::forget_gradients;
-using test::gradients_of;
+using test::Fork;
 using test::gradients_same_everywhere;
 using test::input_of;
 using test::means_of;
 using test::message_of;
 using test::Mlp;
+using test::recomputed;
 using test::same_everywhere;
-
-struct ForkImpl : torch::nn::Module {
-  ForkImpl() {
-    register_module("body", body);
-    register_module("left", left);
-    register_module("right", right);
-  }
-  std::pair<torch::Tensor, torch::Tensor> forward(const torch::Tensor& x) {
-    const auto hidden = torch::tanh(body(x));
-    return {left(hidden).pow(2).mean(), right(hidden).pow(2).mean()};
-  }
-  torch::nn::Linear body{3, 4}, left{4, 2}, right{4, 2};
-};
-TORCH_MODULE(Fork);
-
-/// Keeps no graph of what it runs: runs it again in backward, with a backward of its own.
-struct Recomputed : torch::autograd::Function<Recomputed> {
-  using Part = std::function<torch::Tensor(const torch::Tensor&)>;
-
-  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x,
-                               const std::shared_ptr<Part>& part) {
-    context->save_for_backward({x});
-    auto* kept = new std::shared_ptr<Part>(part);
-    context->saved_data["part"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(kept));
-    return (*part)(x);
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    const std::unique_ptr<std::shared_ptr<Part>> part(
-        reinterpret_cast<std::shared_ptr<Part>*>(  // NOLINT(performance-no-int-to-ptr)
-            static_cast<std::intptr_t>(context->saved_data["part"].toInt())));
-    const torch::AutoGradMode with_gradients(true);
-    const auto x = context->get_saved_variables()[0].detach().requires_grad_(true);
-    torch::autograd::backward({(**part)(x)}, {gradients[0]});
-    return {x.grad(), torch::Tensor()};
-  }
-};
-
-torch::Tensor recomputed(const torch::Tensor& x, Recomputed::Part part) {
-  return Recomputed::apply(x, std::make_shared<Recomputed::Part>(std::move(part)));
-}
 
 using Kwargs = DistributedDataParallelKwargs;
 

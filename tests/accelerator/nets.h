@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace accelerate::test {
@@ -33,6 +34,21 @@ struct MlpImpl : torch::nn::Module {
   torch::nn::Linear first, second;
 };
 TORCH_MODULE(Mlp);
+
+/// Two heads on one body, with a loss each.
+struct ForkImpl : torch::nn::Module {
+  ForkImpl() {
+    register_module("body", body);
+    register_module("left", left);
+    register_module("right", right);
+  }
+  std::pair<torch::Tensor, torch::Tensor> forward(const torch::Tensor& x) {
+    const auto hidden = torch::tanh(body(x));
+    return {left(hidden).pow(2).mean(), right(hidden).pow(2).mean()};
+  }
+  torch::nn::Linear body{3, 4}, left{4, 2}, right{4, 2};
+};
+TORCH_MODULE(Fork);
 
 /// A net of the same values, for the one process that computes what all should come to.
 template <class Holder>

@@ -222,5 +222,52 @@ TEST(DataParallel, FindsTheLeavesOfALargeGraph) {
   EXPECT_FALSE(leaves.contains(used));
 }
 
+TEST(DataParallel, NamesBuffersAndFrozenParametersThatDiffer) {
+  on_processes(2, [](PartialState& state) {
+    const int rank = state.process_index();
+    const auto message = [&](torch::nn::Module& module) {
+      try {
+        DataParallel parallel(module, state.process_group(), {});
+      } catch (const CommError& error) {
+        return std::string(error.what());
+      }
+      return std::string("nothing was thrown");
+    };
+    torch::nn::Linear net(3, 4);
+    net->register_buffer("seen", torch::zeros({rank + 1}));
+    EXPECT_NE(message(*net).find("the buffer seen float32[2] on rank 1"), std::string::npos)
+        << message(*net);
+    torch::nn::Linear other(3, 4);
+    other->bias.requires_grad_(rank == 0);
+    EXPECT_NE(message(*other).find("the frozen bias float32[4] on rank 1"), std::string::npos)
+        << message(*other);
+  });
+}
+
+TEST(DataParallel, NamesParametersThatAreNoLongerFrozen) {
+  on_processes(2, [](PartialState& state) {
+    TwoHeads net;
+    for (auto& parameter : net->right->parameters()) parameter.requires_grad_(false);
+    DataParallel parallel(*net, state.process_group(), {});
+    const auto loss = [&] { return net->forward(input_of(state.process_index())).pow(2).sum(); };
+    backward(parallel, loss());
+    net->right->weight.requires_grad_(true);
+    try {
+      backward(parallel, loss());
+      FAIL() << "nothing was thrown";
+    } catch (const ArgumentError& error) {
+      EXPECT_NE(std::string(error.what()).find("averaged: right.weight. Prepare"),
+                std::string::npos)
+          << error.what();
+    }
+    // As the message says, and as free_memory and prepare do.
+    parallel.rebuild();
+    forget_gradients(net);
+    backward(parallel, loss());
+    EXPECT_TRUE(torch::equal(gather(net->right->weight.grad().unsqueeze(0))[0],
+                             gather(net->right->weight.grad().unsqueeze(0))[1]));
+  });
+}
+
 }  // namespace
 }  // namespace accelerate

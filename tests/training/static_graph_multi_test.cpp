@@ -10,6 +10,7 @@
 #include "accelerate/data_parallel.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
+#include "support/recomputed.h"
 #include "training/two_heads.h"
 
 namespace accelerate {
@@ -21,33 +22,10 @@ using test::expect_close;
 using test::forget_gradients;
 using test::gradients;
 using test::input_of;
+using test::recomputed;
 using test::TwoHeads;
 using Hook = DDPCommunicationHookType;
 using Forward = std::function<torch::Tensor(TwoHeads&, int rank)>;
-
-/// Keeps no graph of what it runs: runs it again in backward, with a backward of its own.
-struct Recomputed : torch::autograd::Function<Recomputed> {
-  using Part = std::function<torch::Tensor(const torch::Tensor&)>;
-
-  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x,
-                               const Part& part) {
-    context->save_for_backward({x});
-    context->saved_data["part"] =
-        c10::IValue(static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(new Part(part))));
-    return part(x);
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    const std::unique_ptr<Part> part(reinterpret_cast<Part*>(  // NOLINT(performance-no-int-to-ptr)
-        static_cast<std::intptr_t>(context->saved_data["part"].toInt())));
-    const torch::AutoGradMode with_gradients(true);
-    const auto x = context->get_saved_variables()[0].detach().requires_grad_(true);
-    const auto y = (*part)(x);
-    torch::autograd::backward({y}, {gradients[0]});
-    return {x.grad(), torch::Tensor()};
-  }
-};
 
 torch::Tensor plain(TwoHeads& net, int rank) { return net->forward(input_of(rank)).pow(2).sum(); }
 
@@ -65,8 +43,8 @@ torch::Tensor with_recomputed_parts(TwoHeads& net, int rank) {
   const auto x = input_of(rank).requires_grad_(true);
   const auto body = [net](const torch::Tensor& t) mutable { return torch::tanh(net->body(t)); };
   const auto right = [net](const torch::Tensor& t) mutable { return net->right(t); };
-  const auto hidden = Recomputed::apply(x, body) + Recomputed::apply(x * 2, body);
-  return (net->left(hidden) + Recomputed::apply(hidden, right)).pow(2).sum();
+  const auto hidden = recomputed(x, body) + recomputed(x * 2, body);
+  return (net->left(hidden) + recomputed(hidden, right)).pow(2).sum();
 }
 
 /// The right head on rank 1 alone.
