@@ -229,15 +229,20 @@ void DataParallel::State::begin() {
 void DataParallel::State::make_reducer(std::vector<std::size_t> indices) {
   in_reducer = std::move(indices);
   if (in_reducer.empty()) return;
-  std::vector<at::Tensor> tensors;
-  std::unordered_map<std::size_t, std::string> names;
-  for (const auto i : in_reducer) {
-    names[tensors.size()] = parameters.names[i];
-    tensors.push_back(parameters.tensors[i]);
-  }
+  Parameters chosen;
+  for (const auto i : in_reducer) chosen.add(parameters.names[i], parameters.tensors[i]);
   const std::int64_t cap = options.bucket_cap_mb << 20;
   const std::int64_t first =
       options.bucket_cap_mb == kDefaultCap ? std::min(kFirstBucketBytes, cap) : cap;
+  const bool plain = !hook && !searches() && !options.gradient_as_bucket_view;
+  if (plain && DirectReducer::suits(chosen.tensors, group)) {
+    direct = std::make_unique<DirectReducer>(std::move(chosen.tensors), std::move(chosen.names),
+                                             group, first, cap);
+    return;
+  }
+  auto& tensors = chosen.tensors;
+  std::unordered_map<std::size_t, std::string> names;
+  for (std::size_t i = 0; i < chosen.size(); ++i) names[i] = chosen.names[i];
   // Where the order of gradients is found out in the first backward, one bucket does for that.
   std::vector<std::size_t> limits{std::numeric_limits<std::int64_t>::max()};
   if (searches()) limits = {static_cast<std::size_t>(first), static_cast<std::size_t>(cap)};
@@ -258,6 +263,7 @@ void DataParallel::State::make_reducer(std::vector<std::size_t> indices) {
 }
 
 void DataParallel::State::arm(const std::vector<at::Tensor>& outputs) {
+  if (direct) direct->arm();
   if (!reducer) return;
   reducer->prepare_for_forward();
   reducer->rebuild_buckets();
@@ -448,6 +454,7 @@ void DataParallel::after_backward() {
   auto& state = *state_;
   if (!std::exchange(state.averages, false)) return;
   const auto named = name_collectives("backward");
+  if (state.direct) state.direct->finish();
   if (state.learning) {
     state.learn();
   } else if (std::exchange(state.in_one_go, false)) {

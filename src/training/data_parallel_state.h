@@ -14,6 +14,7 @@
 
 #include "accelerate/data_parallel.h"
 #include "accelerate/object_operations.h"
+#include "training/direct_reducer.h"
 #include "training/gradient_hooks.h"
 
 namespace accelerate::detail {
@@ -60,7 +61,9 @@ struct DataParallel::State {
   DistributedDataParallelKwargs options;
 
   GradientHook hook;
-  /// Null while a static graph is being learned, and where it leaves nothing to do.
+  // One of them, but for the time in which a static graph is learned or where it leaves nothing to
+  // do.
+  std::unique_ptr<DirectReducer> direct;
   std::shared_ptr<c10d::Reducer> reducer;
   /// The Reducer writes to it, unasked, when the set of unused parameters changes.
   std::shared_ptr<c10d::Logger> reducer_log;

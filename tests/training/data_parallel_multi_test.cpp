@@ -269,5 +269,62 @@ TEST(DataParallel, NamesParametersThatAreNoLongerFrozen) {
   });
 }
 
+/// Parameters that are large enough to be averaged where they lie, and small ones. The gradients of
+/// `a` and `b` are one piece of memory.
+struct WideImpl : torch::nn::Module {
+  WideImpl() {
+    register_module("first", first);
+    register_module("second", second);
+    a = register_parameter("a", torch::randn({160, 200}));
+    b = register_parameter("b", torch::randn({32000}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto sum = (a.reshape(-1) + b).tanh();
+    return second(torch::tanh(first(x))).pow(2).mean() + (sum * sum.roll(1)).mean() * x.mean();
+  }
+  torch::nn::Linear first{3, 150}, second{150, 200};
+  torch::Tensor a, b;
+};
+TORCH_MODULE(Wide);
+
+TEST(DataParallel, AveragesLargeGradientsByEveryWay) {
+  // Where they lie, or through the buckets of c10d's Reducer.
+  for (const char* backend : {"shm", "gloo"}) {
+    on_processes(
+        2, {.environment = {{"ACCELERATE_HOST_BACKEND", backend}}}, [backend](PartialState& state) {
+          const int rank = state.process_index();
+          Wide net;
+          DataParallel parallel(*net, state.process_group(), {});
+          for (int step = 0; step < 4; ++step) {
+            std::vector<torch::Tensor> wanted;
+            for (int r = 0; r < 2; ++r) {
+              (net->forward(input_of(r) + step) / 2).backward();
+              if (step == 3) (net->forward(input_of(r)) / 2).backward();
+            }
+            for (const auto& one : net->parameters()) wanted.push_back(one.grad().clone());
+            for (auto& one : net->parameters()) one.mutable_grad() = torch::Tensor();
+            // In the last step what is averaged adds to what is there.
+            if (step == 3) net->forward(input_of(rank)).backward();
+            backward(parallel, net->forward(input_of(rank) + step));
+            for (std::size_t i = 0; i < wanted.size(); ++i) {
+              EXPECT_TRUE(torch::allclose(net->parameters()[i].grad(), wanted[i], 1e-4, 1e-7))
+                  << "parameter " << i << " in step " << step;
+            }
+            for (auto& one : net->parameters()) one.mutable_grad() = torch::Tensor();
+          }
+          // With a graph through the gradients, which the Reducer does not take.
+          if (backend == std::string("gloo")) return;
+          const auto loss = net->forward(input_of(rank));
+          const ReachedLeaves leaves(loss);
+          parallel.before_backward(loss, leaves);
+          loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+          parallel.after_backward();
+          const auto own = net->a.grad().detach().unsqueeze(0);
+          EXPECT_TRUE(torch::equal(gather(own)[0], gather(own)[1]));
+          for (auto& one : net->parameters()) one.mutable_grad() = torch::Tensor();
+        });
+  }
+}
+
 }  // namespace
 }  // namespace accelerate
