@@ -235,9 +235,8 @@ void DataParallel::State::make_reducer(std::vector<std::size_t> indices) {
   const std::int64_t first =
       options.bucket_cap_mb == kDefaultCap ? std::min(kFirstBucketBytes, cap) : cap;
   const bool plain = !hook && !searches() && !options.gradient_as_bucket_view;
-  if (plain && DirectReducer::suits(chosen.tensors, group)) {
-    direct = std::make_unique<DirectReducer>(std::move(chosen.tensors), std::move(chosen.names),
-                                             group, first, cap);
+  if (plain && InPlaceAverage::suits(chosen.tensors, group)) {
+    in_place = std::make_unique<InPlaceAverage>(std::move(chosen.tensors), group);
     return;
   }
   auto& tensors = chosen.tensors;
@@ -263,7 +262,6 @@ void DataParallel::State::make_reducer(std::vector<std::size_t> indices) {
 }
 
 void DataParallel::State::arm(const std::vector<at::Tensor>& outputs) {
-  if (direct) direct->arm();
   if (!reducer) return;
   reducer->prepare_for_forward();
   reducer->rebuild_buckets();
@@ -454,7 +452,6 @@ void DataParallel::after_backward() {
   auto& state = *state_;
   if (!std::exchange(state.averages, false)) return;
   const auto named = name_collectives("backward");
-  if (state.direct) state.direct->finish();
   if (state.learning) {
     state.learn();
   } else if (std::exchange(state.in_one_go, false)) {
@@ -462,6 +459,7 @@ void DataParallel::after_backward() {
     all.insert(all.end(), state.late.begin(), state.late.end());
     state.average_those_there(all);
   } else {
+    if (state.in_place) state.in_place->average();
     state.average_those_there(state.late);
   }
   if (state.options.broadcast_buffers)

@@ -14,8 +14,8 @@
 
 #include "accelerate/data_parallel.h"
 #include "accelerate/object_operations.h"
-#include "training/direct_reducer.h"
 #include "training/gradient_hooks.h"
+#include "training/in_place_average.h"
 
 namespace accelerate::detail {
 
@@ -63,7 +63,7 @@ struct DataParallel::State {
   GradientHook hook;
   // One of them, but for the time in which a static graph is learned or where it leaves nothing to
   // do.
-  std::unique_ptr<DirectReducer> direct;
+  std::unique_ptr<InPlaceAverage> in_place;
   std::shared_ptr<c10d::Reducer> reducer;
   /// The Reducer writes to it, unasked, when the set of unused parameters changes.
   std::shared_ptr<c10d::Logger> reducer_log;
