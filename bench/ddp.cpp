@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <unordered_map>
 
+#include "mlp.h"
 #include "support.h"
 
 namespace {
@@ -15,15 +16,6 @@ constexpr std::int64_t kBatch = 64;
 // As Python's: a small first bucket, so that something is under way early.
 constexpr std::int64_t kFirstBucketBytes = 1 << 20;
 constexpr std::int64_t kBucketBytes = 25 << 20;
-
-torch::nn::Sequential make_mlp(const std::vector<std::int64_t>& widths) {
-  torch::nn::Sequential net;
-  for (std::size_t i = 1; i < widths.size(); ++i) {
-    if (i > 1) net->push_back(torch::nn::ReLU());
-    net->push_back(torch::nn::Linear(widths[i - 1], widths[i]));
-  }
-  return net;
-}
 
 std::unique_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& parameters,
                                             const bench::Group& group) {
@@ -43,7 +35,7 @@ class Training {
  public:
   /// Without a group: this process alone.
   Training(const std::vector<std::int64_t>& widths, const bench::Group& group)
-      : net_(make_mlp(widths)),
+      : net_(bench::make_mlp(widths)),
         optimizer_(net_->parameters(), torch::optim::SGDOptions(0.01)),
         input_(torch::randn({kBatch, widths.front()})),
         target_(torch::randint(widths.back(), {kBatch})) {

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "../examples/gpt_model.h"
+#include "mlp.h"
 #include "support.h"
 
 namespace {
@@ -27,15 +28,6 @@ namespace {
 namespace F = torch::nn::functional;
 using accelerate::Accelerator;
 
-torch::nn::Sequential make_mlp(const std::vector<std::int64_t>& widths) {
-  torch::nn::Sequential net;
-  for (std::size_t i = 1; i < widths.size(); ++i) {
-    if (i > 1) net->push_back(torch::nn::ReLU());
-    net->push_back(torch::nn::Linear(widths[i - 1], widths[i]));
-  }
-  return net;
-}
-
 /// The steps of a user's loop over one batch.
 template <class Model, class Optimizer>
 std::function<void()> prepared_step(Accelerator& accelerator, Model model, Optimizer optimizer,
@@ -54,7 +46,7 @@ void measure_mlp(Accelerator& accelerator, const std::string& name,
                  const std::vector<std::int64_t>& widths) {
   const auto input = torch::randn({64, widths.front()});
   const auto target = torch::randint(widths.back(), {64});
-  auto net = make_mlp(widths);
+  auto net = bench::make_mlp(widths);
   auto [model, optimizer] = accelerator.prepare(
       net, torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.01)));
   const auto step = prepared_step(accelerator, model, optimizer, input, target);
@@ -86,7 +78,7 @@ void measure_overhead(Accelerator& accelerator) {
   const std::vector<std::int64_t> widths{256, 512, 256, 10};
   const auto input = torch::randn({64, widths.front()});
   const auto target = torch::randint(widths.back(), {64});
-  auto raw_net = make_mlp(widths);
+  auto raw_net = bench::make_mlp(widths);
   accelerate::SGD raw_optimizer(raw_net->parameters(), {.lr = 0.01});
   const auto raw = [&] {
     const auto loss = F::cross_entropy(raw_net->forward(input).flatten(0, -2), target.flatten());
@@ -94,7 +86,7 @@ void measure_overhead(Accelerator& accelerator) {
     raw_optimizer.step();
     raw_optimizer.zero_grad();
   };
-  auto net = make_mlp(widths);
+  auto net = bench::make_mlp(widths);
   auto [model, optimizer] =
       accelerator.prepare(net, accelerate::SGD(net->parameters(), {.lr = 0.01}));
   const auto prepared = prepared_step(accelerator, model, optimizer, input, target);

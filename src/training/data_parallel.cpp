@@ -231,14 +231,14 @@ void DataParallel::State::make_reducer(std::vector<std::size_t> indices) {
   if (in_reducer.empty()) return;
   Parameters chosen;
   for (const auto i : in_reducer) chosen.add(parameters.names[i], parameters.tensors[i]);
-  const std::int64_t cap = options.bucket_cap_mb << 20;
-  const std::int64_t first =
-      options.bucket_cap_mb == kDefaultCap ? std::min(kFirstBucketBytes, cap) : cap;
   const bool plain = !hook && !searches() && !options.gradient_as_bucket_view;
   if (plain && InPlaceAverage::suits(chosen.tensors, group)) {
     in_place = std::make_unique<InPlaceAverage>(std::move(chosen.tensors), group);
     return;
   }
+  const std::int64_t cap = options.bucket_cap_mb << 20;
+  const std::int64_t first =
+      options.bucket_cap_mb == kDefaultCap ? std::min(kFirstBucketBytes, cap) : cap;
   auto& tensors = chosen.tensors;
   std::unordered_map<std::size_t, std::string> names;
   for (std::size_t i = 0; i < chosen.size(); ++i) names[i] = chosen.names[i];
