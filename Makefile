@@ -1,5 +1,7 @@
 # Accelerate for C++: the front door. `make help` says what there is.
 SHELL := /bin/bash
+# A pipe fails when any part of it does.
+.SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
 PRESET ?= dev
@@ -13,7 +15,8 @@ FUZZ_SECONDS ?= 60
 export TORCH CUDA JOBS
 
 folder = build/$(1)$(if $(TORCH),-torch-$(TORCH))
-ctest  = ctest --test-dir $(call folder,$(1)) -j $(shell nproc) --output-on-failure --no-tests=error
+# Two places per core: cmake/AccelerateTests.cmake says which test takes how many.
+ctest  = ctest --test-dir $(call folder,$(1)) -j $$(($(shell nproc) * 2)) --output-on-failure --no-tests=error
 
 .PHONY: setup build test demo interop bench bench-gpu fuzz asan tsan docs install format lint clean help
 
@@ -21,7 +24,7 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Settings: PRESET=dev|release|asan|tsan|cpu-only|no-pch TORCH=2.15.0 CUDA=1 PREFIX=/usr/local AREA=comm JOBS=2"
 
-setup:  ## install system packages and LibTorch (every other target does this by itself)
+setup:  ## install system packages and LibTorch (each target installs what it needs by itself)
 	@tools/setup.sh
 
 build: setup  ## build everything
@@ -30,7 +33,8 @@ build: setup  ## build everything
 test: build lint  ## build, then run the unit and multi-process tests
 	@$(call ctest,$(PRESET)) -L '^($(LABELS))$$' $(if $(AREA),-R '$(AREA)')
 
-demo: setup  ## two processes that learn to read digits together
+demo:  ## two processes that learn to read digits together
+	@tools/setup.sh --build
 	@tools/build.sh $(PRESET) $(call folder,$(PRESET)) digits accelerate_cli
 	@$(call folder,$(PRESET))/bin/accelerate launch --num_processes 2 $(call folder,$(PRESET))/examples/digits
 
@@ -47,7 +51,7 @@ bench-gpu: setup  ## the same on a GPU
 	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH_FOLDER=$(call folder,release)/bench bench/run.sh gpu
 
 fuzz:  ## run every fuzz target for FUZZ_SECONDS (Clang 16)
-	@tools/setup.sh
+	@tools/setup.sh --build
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) tools/fuzz.sh $(call folder,fuzz)
 
 asan: setup  ## unit and multi tests under the address and undefined-behaviour sanitizers
@@ -61,14 +65,15 @@ tsan: setup  ## the same under the thread sanitizer
 docs:  ## reference pages of the public headers, in build/docs
 	@tools/docs.sh
 
-install: setup  ## build the release preset and install it to PREFIX
+install:  ## build the release preset and install it to PREFIX
+	@tools/setup.sh --build
 	@tools/build.sh release $(call folder,release) accelerate_installed
 	@cmake --install $(call folder,release) --prefix $(PREFIX) | tail -n 1
 
 format:  ## format all sources
 	@tools/lint.sh --format
 
-lint:  ## check formatting, layers and that every header compiles alone
+lint:  ## check formatting, layers, lengths and the code in guides (headers alone: the build does it)
 	@tools/lint.sh
 
 clean:  ## remove what was built (LibTorch stays in the cache)

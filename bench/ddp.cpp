@@ -1,9 +1,9 @@
-// Steps of data-parallel training: alone, with c10d's Reducer over our backend, and over Gloo as it
-// comes with LibTorch; ddp.py does the same with Python's DistributedDataParallel.
+// Steps of data-parallel training: alone, as a prepared model takes them, and with c10d's Reducer
+// over Gloo as they come with LibTorch; ddp.py does the same with Python's DistributedDataParallel.
+#include <accelerate/data_parallel.h>
 #include <torch/torch.h>
 
 #include <memory>
-#include <optional>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <unordered_map>
 
@@ -33,13 +33,20 @@ std::unique_ptr<c10d::Reducer> make_reducer(const std::vector<torch::Tensor>& pa
 
 class Training {
  public:
-  /// Without a group: this process alone.
-  Training(const std::vector<std::int64_t>& widths, const bench::Group& group)
+  explicit Training(const std::vector<std::int64_t>& widths)
       : net_(bench::make_mlp(widths)),
         optimizer_(net_->parameters(), torch::optim::SGDOptions(0.01)),
         input_(torch::randn({kBatch, widths.front()})),
-        target_(torch::randint(widths.back(), {kBatch})) {
-    if (group) reducer_ = make_reducer(net_->parameters(), group);
+        target_(torch::randint(widths.back(), {kBatch})) {}
+
+  /// Averages gradients as a prepared model does.
+  void average_as_prepared(const bench::Group& group) {
+    parallel_ = std::make_unique<accelerate::detail::DataParallel>(
+        *net_, group, accelerate::DistributedDataParallelKwargs{});
+  }
+  /// Averages gradients with c10d's Reducer alone.
+  void average_by_reducer(const bench::Group& group) {
+    reducer_ = make_reducer(net_->parameters(), group);
   }
 
   void step() {
@@ -47,11 +54,16 @@ class Training {
     for (auto& parameter : net_->parameters()) parameter.mutable_grad() = torch::Tensor();
     if (reducer_) reducer_->prepare_for_forward();
     const auto loss = torch::nn::functional::cross_entropy(net_->forward(input_), target_);
+    if (parallel_) {
+      reached_.walk(loss);
+      parallel_->before_backward(loss, reached_);
+    }
     if (reducer_) {
       reducer_->rebuild_buckets();
       reducer_->prepare_for_backward({loss});
     }
     loss.backward();
+    if (parallel_) parallel_->after_backward();
     optimizer_.step();
   }
 
@@ -60,14 +72,18 @@ class Training {
   torch::optim::SGD optimizer_;
   torch::Tensor input_;
   torch::Tensor target_;
+  accelerate::detail::ReachedLeaves reached_;
+  std::unique_ptr<accelerate::detail::DataParallel> parallel_;
   std::unique_ptr<c10d::Reducer> reducer_;
 };
 
 void measure(const std::string& name, const std::vector<std::int64_t>& widths,
              const bench::Group& ours, const bench::Group& gloo) {
-  Training alone(widths, nullptr);
-  Training with_ours(widths, ours);
-  Training with_gloo(widths, gloo);
+  Training alone(widths);
+  Training with_ours(widths);
+  with_ours.average_as_prepared(ours);
+  Training with_gloo(widths);
+  with_gloo.average_by_reducer(gloo);
   const auto times =
       bench::in_turns({[&] { alone.step(); }, [&] { with_ours.step(); }, [&] { with_gloo.step(); }},
                       /*rounds=*/11, /*round=*/60'000);

@@ -22,6 +22,7 @@
 #include "launch/arguments.h"
 #include "launch/dry_run.h"
 #include "launch/help.h"
+#include "launch/log_folder.h"
 #include "launch/machine_facts.h"
 #include "launch/plan.h"
 #include "launch/program.h"
@@ -52,9 +53,38 @@ Environment program_environment(const LaunchPlan& plan, const Environment& envir
   return Environment(std::move(variables));
 }
 
+std::string setting(const LaunchPlan& plan, std::string_view name) {
+  for (const auto& each : plan.settings) {
+    if (each.name == name) return each.value;
+  }
+  return {};
+}
+
+// Files that the run needs and folders that it writes to, before anything starts.
+void check_files(const LaunchPlan& plan) {
+  if (plan.mode == LaunchMode::kAgent && plan.agent.logs.log_dir) {
+    detail::LogFolder::check_base(*plan.agent.logs.log_dir);
+  }
+  if (plan.mode != LaunchMode::kCommand) return;
+  const bool deepspeed = !plan.deepspeed_environment.empty();
+  const std::string flag = deepspeed ? "deepspeed_hostfile" : "mpirun_hostfile";
+  const std::string hosts = setting(plan, flag);
+  std::error_code ignored;
+  if (hosts.empty() || std::filesystem::exists(hosts, ignored)) return;
+  throw ConfigError(str("The file '", hosts, "' with the hosts (", flag, ") does not exist. Name ",
+                        "one that has a host in each line."));
+}
+
 // What is executed here, and below mpirun the program as well. DeepSpeed looks after its own.
 detail::ProgramFacts inspect(const LaunchPlan& plan, const Environment& environment) {
   const auto variables = program_environment(plan, environment);
+  if (!plan.deepspeed_environment.empty() &&
+      detail::find_in_path(plan.argv[0], variables).empty()) {
+    throw ConfigError(
+        "--use_deepspeed on several machines goes through DeepSpeed's own launcher, but PATH has "
+        "no deepspeed. Install it (pip install deepspeed), or pass --deepspeed_multinode_launcher "
+        "standard and start accelerate on every machine.");
+  }
   if (plan.program_at > 0 && plan.deepspeed_environment.empty()) {
     const auto own = plan.argv.begin() + static_cast<std::ptrdiff_t>(plan.program_at);
     (void)detail::inspect_program({own, plan.argv.end()}, variables);
@@ -67,6 +97,11 @@ void dry_run(LaunchPlan plan, const Environment& environment, bool json) {
   try {
     const auto program = inspect(plan, environment);
     agent_store = !program.takes_listen_fd;
+  } catch (const ConfigError& error) {
+    plan.warnings.emplace_back(error.what());
+  }
+  try {
+    check_files(plan);
   } catch (const ConfigError& error) {
     plan.warnings.emplace_back(error.what());
   }
@@ -125,6 +160,7 @@ int launch(std::span<const std::string> words) {
     return 0;
   }
   const auto program = inspect(plan, environment);
+  check_files(plan);
   plan.argv[0] = program.path;
   plan.takes_listen_fd = program.takes_listen_fd;
   if (!plan.quiet) {

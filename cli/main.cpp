@@ -1,4 +1,5 @@
 // accelerate: finds the sub-command, shows its errors.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,6 +33,16 @@ enum ExitCode { kOk = 0, kFailure = 1, kWrongInput = 2, kPeerGone = 70 };
                                              : detail::str("; did you mean ", near, "?")));
 }
 
+// A stream that the caller has closed (`>&-`) would have its number go to the next file or socket
+// that is opened, which then gets what is meant for people.
+void open_closed_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) >= 0) continue;
+    // The lowest free number is this one.
+    if (::open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) < 0) return;
+  }
+}
+
 int dispatch(const std::string& name, std::span<const std::string> words) {
   if (name == "launch") return launch(words);
   if (name == "completion") return completion(words);
@@ -39,6 +50,7 @@ int dispatch(const std::string& name, std::span<const std::string> words) {
 }
 
 int run(std::span<const std::string> words) {
+  open_closed_streams();
   // Links named accelerate-launch, accelerate-config, ... carry the command in their name.
   const std::string own = words.empty() ? "" : words[0].substr(words[0].rfind('/') + 1);
   constexpr std::string_view kPrefix = "accelerate-";

@@ -8,7 +8,8 @@
 #   3. Torch_DIR, CMAKE_PREFIX_PATH
 #   4. where this package was built against (installed packages only)
 #   5. the torch package of python3
-include_guard(GLOBAL)
+#
+# Inside find_package(accelerate) what is wrong makes the package not found; elsewhere it is an error.
 
 function(accelerate_find_torch result)
   set(candidates "")
@@ -58,17 +59,21 @@ function(accelerate_find_torch result)
   set(${result} "" PARENT_SCOPE)
 endfunction()
 
+# A macro, so that it returns from this file.
+macro(accelerate_torch_is_unfit message)
+  if(CMAKE_FIND_PACKAGE_NAME)
+    set(${CMAKE_FIND_PACKAGE_NAME}_FOUND FALSE)
+    set(${CMAKE_FIND_PACKAGE_NAME}_NOT_FOUND_MESSAGE "${message}")
+    return()
+  endif()
+  message(FATAL_ERROR "${message}")
+endmacro()
+
 if(NOT TARGET accelerate::torch)
   accelerate_find_torch(ACCELERATE_TORCH_FOUND)
   if(NOT ACCELERATE_TORCH_FOUND)
-    set(message "LibTorch was not found. Run `make setup`, or give the folder that holds its include/ \
-and lib/ as -DACCELERATE_TORCH_DIR=..., -DTorch_DIR=... or in CMAKE_PREFIX_PATH.")
-    if(CMAKE_FIND_PACKAGE_NAME)
-      set(${CMAKE_FIND_PACKAGE_NAME}_FOUND FALSE)
-      set(${CMAKE_FIND_PACKAGE_NAME}_NOT_FOUND_MESSAGE "${message}")
-      return()
-    endif()
-    message(FATAL_ERROR "${message}")
+    accelerate_torch_is_unfit("LibTorch was not found. Run `make setup`, or give the folder that \
+holds its include/ and lib/ as -DACCELERATE_TORCH_DIR=..., -DTorch_DIR=... or in CMAKE_PREFIX_PATH.")
   endif()
 
   set(ACCELERATE_TORCH_VERSION "")
@@ -85,9 +90,17 @@ and lib/ as -DACCELERATE_TORCH_DIR=..., -DTorch_DIR=... or in CMAKE_PREFIX_PATH.
     endforeach()
     list(JOIN ACCELERATE_TORCH_VERSION "." ACCELERATE_TORCH_VERSION)
   endif()
+  # LibTorch keeps no ABI between minor versions: another one would link, or not, and then misbehave.
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" found_minor "${ACCELERATE_TORCH_VERSION}")
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" built_minor "${ACCELERATE_BUILT_WITH_TORCH_VERSION}")
+  if(found_minor AND built_minor AND NOT found_minor STREQUAL built_minor)
+    accelerate_torch_is_unfit("This accelerate was built with LibTorch ${built_minor} and works with no \
+other; ${ACCELERATE_TORCH_FOUND} is LibTorch ${ACCELERATE_TORCH_VERSION}. Give a LibTorch \
+${built_minor} as -DACCELERATE_TORCH_DIR=..., or build accelerate with this one.")
+  endif()
   if(ACCELERATE_TORCH_VERSION AND ACCELERATE_TORCH_VERSION VERSION_LESS "2.11.0")
-    message(FATAL_ERROR "LibTorch ${ACCELERATE_TORCH_VERSION} in ${ACCELERATE_TORCH_FOUND} is too old: "
-      "2.11 or newer is needed. `make setup` installs one that fits.")
+    accelerate_torch_is_unfit("LibTorch ${ACCELERATE_TORCH_VERSION} in ${ACCELERATE_TORCH_FOUND} is \
+too old: 2.11 or newer is needed. `make setup` installs one that fits.")
   endif()
   message(STATUS "LibTorch ${ACCELERATE_TORCH_VERSION} in ${ACCELERATE_TORCH_FOUND}")
 

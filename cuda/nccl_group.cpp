@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -36,18 +37,22 @@ class GuardedNccl : public Announced<Nccl> {
       : Announced(store, options.rank, options.world_size, nccl), guard_(std::move(guard)) {}
 
   void startCoalescing() override {
+    // Some collectives are carried out by several, which are the same call.
+    if (inside_ == this) return Announced::startCoalescing();
     {
       const std::scoped_lock lock(mutex_);
-      several_ = true;
+      several_ = GatheredFacts{.kind = "several at once"};
     }
     Announced::startCoalescing();
   }
   WorkPtr endCoalescing() override {
+    std::optional<GatheredFacts> several;
     {
       const std::scoped_lock lock(mutex_);
-      several_ = false;
+      several.swap(several_);
     }
-    return announced({.kind = "several at once"}, [&] { return Announced::endCoalescing(); });
+    const auto call = several ? several->all() : CallFacts{.kind = "several at once"};
+    return announced(call, [&] { return Announced::endCoalescing(); });
   }
 
  private:
@@ -55,7 +60,10 @@ class GuardedNccl : public Announced<Nccl> {
     // Some collectives are carried out by others, which are the same call.
     if (inside_ == this) return start();
     const std::scoped_lock lock(mutex_);
-    if (several_) return start();  // one call, announced at its end
+    if (several_) {  // one call, announced at its end
+      several_->about(call);
+      return start();
+    }
     const auto ticket = guard_->enter(call);
     // The first call connects the ranks, and waits for them here.
     guard_->end_with(ticket);
@@ -92,7 +100,7 @@ class GuardedNccl : public Announced<Nccl> {
 
   std::shared_ptr<DeviceCallGuard> guard_;
   std::mutex mutex_;
-  bool several_ = false;
+  std::optional<GatheredFacts> several_;  // those between start and end
 };
 
 thread_local const GuardedNccl* GuardedNccl::inside_ = nullptr;

@@ -3,7 +3,7 @@
 //     build/dev/examples/agree                                  starts two processes by itself
 //     torchrun --nproc_per_node 4 --no-python build/dev/examples/agree    joins those it is told of
 //
-// Last line: "result: 2 processes agree on <checksum> after <seconds> s"
+// Last line: "result: 2 processes agree on fa728f27 after N s" (N is below 1)
 #include <accelerate/accelerate.h>
 
 #include <chrono>

@@ -6,36 +6,44 @@
 
 #include <charconv>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <initializer_list>
+#include <iostream>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 namespace examples {
 
-/// A flag and the variable that its value goes to: whole numbers from 0 on, text, or one of the
-/// library's enumerations.
+/// A flag and the variable that its value goes to: whole numbers from `least` on, text, or one of
+/// the library's enumerations.
 class Flag {
  public:
   template <class T>
-  Flag(std::string name, T& target)
+  Flag(std::string name, T& target, std::int64_t least = 1)
       : name_(std::move(name)),
+        least_(least),
+        usual_(describe(target)),
         set_([this, &target](std::string_view text) { read(text, target); }) {}
   Flag(const Flag&) = delete;
   Flag& operator=(const Flag&) = delete;
 
   [[nodiscard]] const std::string& name() const { return name_; }
+  /// What the variable had before it was set.
+  [[nodiscard]] const std::string& usual() const { return usual_; }
   void set(std::string_view text) const { set_(text); }
 
  private:
   void read(std::string_view text, std::string& target) const { target = text; }
   void read(std::string_view text, std::int64_t& target) const {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), target);
-    if (error != std::errc() || end != text.data() + text.size() || target < 0) {
+    if (error != std::errc() || end != text.data() + text.size() || target < least_) {
       throw accelerate::ConfigError(name_ + " is '" + std::string(text) +
-                                    "', which is not a whole number from 0 on.");
+                                    "', which is not a whole number from " +
+                                    std::to_string(least_) + " on.");
     }
   }
   template <class E>
@@ -44,14 +52,32 @@ class Flag {
     target = accelerate::from_string<E>(text, name_);
   }
 
+  static std::string describe(const std::string& value) { return value; }
+  static std::string describe(std::int64_t value) { return std::to_string(value); }
+  template <class E>
+  static std::string describe(const std::optional<E>& value) {
+    return value ? std::string(accelerate::to_string(*value)) : "";
+  }
+
   std::string name_;
+  std::int64_t least_;
+  std::string usual_;
   std::function<void(std::string_view)> set_;
 };
 
-/// Reads `--flag value` pairs. Throws `ConfigError`, which says what there is, for anything else.
+/// Reads `--flag value` pairs. Throws `ConfigError`, which says what there is, for anything else;
+/// `--help` prints it and ends the program.
 inline void read_arguments(int argc, char** argv, std::initializer_list<Flag> flags) {
   for (int i = 1; i < argc; i += 2) {
     const std::string_view name = argv[i];
+    if (name == "--help") {
+      std::cout << "Flags, and what they are unless given:\n";
+      for (const auto& flag : flags) {
+        std::cout << "  " << flag.name() << ' '
+                  << (flag.usual().empty() ? "(nothing)" : flag.usual()) << '\n';
+      }
+      std::exit(0);
+    }
     const Flag* found = nullptr;
     std::string known;
     for (const auto& flag : flags) {

@@ -3,6 +3,7 @@
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/basic
 //
 // Last line: "result: 99.3 % of 1000 test points right"
+// One process: "result: 99.9 % of 1000 test points right"
 #include <accelerate/accelerate.h>
 
 #include <cmath>
@@ -42,7 +43,7 @@ double accuracy(accelerate::Accelerator& accelerator, auto& model, auto& loader)
 
 }  // namespace task
 
-int main() {
+void run() {
   accelerate::Accelerator accelerator;
   accelerate::set_seed(42);
 
@@ -73,3 +74,6 @@ int main() {
   }
   accelerator.print("result:", percent, "% of 1000 test points right");
 }
+
+// An exception becomes a message and an exit code that launchers understand.
+int main() { return accelerate::record(run); }

@@ -3,9 +3,10 @@
 //     build/dev/examples/data_loading
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/data_loading
 //
-// Last line: "result: 10 of 10 samples in 3 batches per process, then 5 after resuming" (2 batches
-// with two processes)
+// Last line: "result: 10 of 10 samples in 2 batches per process, then 2 after resuming"
+// One process: "result: 10 of 10 samples in 3 batches per process, then 6 after resuming"
 #include <accelerate/accelerate.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -232,13 +233,10 @@ void dispatching() {
   }
 }
 
-}  // namespace
-
-int main() {
+void run() {
   PartialState state({.cpu = true});
-  const auto path = (std::filesystem::temp_directory_path() /
-                     ("data_loading_" + std::to_string(state.process_index()) + ".txt"))
-                        .string();
+  const auto name = "data_loading_" + std::to_string(getpid()) + ".txt";
+  const auto path = (std::filesystem::temp_directory_path() / name).string();
   std::ofstream(path) << "one\ntwo\nthree\nfour\nfive\n";
   datasets(path);
   samplers();
@@ -249,3 +247,7 @@ int main() {
   several_processes(state);
   std::filesystem::remove(path);
 }
+
+}  // namespace
+
+int main() { return record(run); }

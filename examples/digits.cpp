@@ -2,7 +2,13 @@
 //
 //     accelerate launch --num_processes 2 build/dev/examples/digits
 //
-// Last line: "result: 99.4 % of 2000 test images right after 4 epochs, 20 s"
+// Last line: "result: 99.4 % of 2000 test images right after 4 epochs, N s" (N is about 20)
+// One process: "result: 99.7 % of 2000 test images right after 4 epochs, N s"
+//
+// Shorter, with --train 4000 --epochs 3 --batch_size 16:
+//
+// Last line then: "result: 95.2 % of 2000 test images right after 3 epochs, N s"
+// One process then: "result: 98 % of 2000 test images right after 3 epochs, N s"
 #include <accelerate/accelerate.h>
 
 #include <chrono>
@@ -33,7 +39,7 @@ Options parse(int argc, char** argv) {
                             {"--train", options.train},
                             {"--test", options.test},
                             {"--batch_size", options.batch_size},
-                            {"--seed", options.seed},
+                            {"--seed", options.seed, /*least=*/0},
                             {"--mixed_precision", options.mixed_precision}});
   return options;
 }

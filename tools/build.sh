@@ -26,5 +26,5 @@ if [ -z "$jobs" ]; then
 fi
 
 start=$(date +%s)
-ninja -C "$folder" -j "$jobs" ${1+"$@"} | { grep -vE '^ninja: (Entering|no work)' || true; }
+ninja -C "$folder" -j "$jobs" ${1+"$@"} | { grep --line-buffered -vE '^ninja: (Entering|no work)' || true; }
 printf 'build: %s is up to date after %d s\n' "$folder" $(($(date +%s) - start))

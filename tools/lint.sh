@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Formatting and layers. `tools/lint.sh --format` formats instead of complaining.
+# Formatting, layers, lengths of files and the code in guides. `tools/lint.sh --format` formats instead of complaining.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-formatter=$(command -v clang-format-14 || command -v clang-format || true)
-[ -n "$formatter" ] || { echo "lint: clang-format-14 is missing; run: make setup" >&2; exit 1; }
+find_formatter() { command -v clang-format-14 || command -v clang-format; }
+find_formatter >/dev/null || tools/setup.sh --packages clang-format-14
+formatter=$(find_formatter) || { echo "lint: clang-format-14 is missing; install it" >&2; exit 1; }
 sources() { git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu' | while read -r f; do [ -e "$f" ] && echo "$f"; done; }
 
 if [ "${1:-}" = --format ]; then

@@ -2,18 +2,21 @@
 # Brings a machine to the point where CMake can configure: system packages and LibTorch.
 #
 #   tools/setup.sh            packages and LibTorch; prints nothing when all is there
+#   tools/setup.sh --build    the same without the packages that only tests want
 #   tools/setup.sh --where    the folder of LibTorch that setup found or installed
 #   tools/setup.sh --python   the Python environment of `make interop` and `make bench`
 #   tools/setup.sh --packages NAME...   Debian packages that only some targets need
 #
 # Settings, from the environment:
 #   TORCH=2.15.0     use exactly this version of LibTorch (default: what is found, else 2.11.0)
+#   Torch_DIR, CMAKE_PREFIX_PATH   a LibTorch that is there already
 #   CUDA=1           LibTorch with all CUDA libraries (default: where a GPU is present); CUDA=0: never
 #   ACCELERATE_DEPS  where LibTorch is kept (default: ${XDG_CACHE_HOME:-~/.cache}/accelerate)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 pinned=2.11.0
+oldest=2.11.0  # cmake/AccelerateTorch.cmake demands the same
 accelerate_version=1.13.0  # the Python package that we compare with
 deps=${ACCELERATE_DEPS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/accelerate}
 version=${TORCH:-$pinned}
@@ -37,6 +40,37 @@ missing_packages() {
     sed -n 's/ install ok installed$//p' | sort -u) <(printf '%s\n' "$@" | sort -u)
 }
 
+# Sets as_root to what makes a command run as root; fails where nothing does.
+find_root() {
+  as_root=()
+  [ "$(id -u)" -ne 0 ] || return 0
+  command -v sudo >/dev/null || return 1
+  if sudo -n true 2>/dev/null; then
+    as_root=(sudo -n)
+  else
+    [ -t 0 ] && as_root=(sudo)  # asks for a password
+  fi
+}
+
+dpkg_was_interrupted() {
+  [ -n "$(dpkg --audit 2>/dev/null)" ] || compgen -G '/var/lib/dpkg/updates/[0-9]*' >/dev/null
+}
+
+apt_install() {  # log, then names; as_root is set
+  local log=$1 repair=()
+  shift
+  if dpkg_was_interrupted; then
+    say "completing an installation of packages that was interrupted: dpkg --configure -a"
+    # What it cannot configure lacks packages that apt-get installs; it must remove none for that.
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive dpkg --configure -a >>"$log" 2>&1 || true
+    repair=(--fix-broken --no-remove)
+  fi
+  say "installing Debian packages: $*"
+  "${as_root[@]}" apt-get update -q >>"$log" 2>&1 &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y -q --no-install-recommends "${repair[@]}" "$@" >>"$log" 2>&1
+}
+
 install_packages() {  # names
   command -v dpkg-query >/dev/null || {
     # Not Debian: the compiler will say what it misses; say beforehand what it is.
@@ -46,41 +80,34 @@ install_packages() {  # names
     fail "this is not a Debian system, and ${absent[*]} is missing." \
       "Install what stands for these Debian packages, then run make again:" "$*"
   }
-  local missing
-  missing=$(missing_packages "$@" | tr '\n' ' ')
-  [ -z "${missing// /}" ] && return 0
-  local as_root=()
-  if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null && sudo -n true 2>/dev/null && as_root=(sudo -n)
-    [ ${#as_root[@]} -eq 0 ] && command -v sudo >/dev/null && [ -t 0 ] && as_root=(sudo)
-    [ ${#as_root[@]} -eq 0 ] && fail "these packages are missing, and installing them needs root: $missing" \
-      "Ask an administrator to run:  apt-get install --no-install-recommends $missing" "then run make again."
-  fi
-  say "installing Debian packages: $missing"
-  local log
+  local missing log
+  mapfile -t missing < <(missing_packages "$@")
+  [ ${#missing[@]} -ne 0 ] || return 0
+  find_root || fail "these packages are missing, and installing them needs root: ${missing[*]}" \
+    "Ask an administrator to run:  apt-get install --no-install-recommends ${missing[*]}" "then run make again."
   log=$(mktemp)
-  # shellcheck disable=SC2086
-  if ! { "${as_root[@]}" apt-get update -q &&
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing; } \
-    >"$log" 2>&1; then
+  apt_install "$log" "${missing[@]}" || {
     tail -n 15 "$log" >&2
     fail "apt-get failed (the end of its output is above; all of it is in $log)." \
-      "By hand:  apt-get update && apt-get install --no-install-recommends $missing" \
-      "An interrupted installation is repaired by:  dpkg --configure -a"
-  fi
+      "By hand:  apt-get update && apt-get install --no-install-recommends ${missing[*]}"
+  }
   rm -f "$log"
 }
 
 # One try, and one line when it fails: without them some tests are skipped, and that is all.
 try_packages() {  # names
   command -v dpkg-query >/dev/null || return 0
-  local missing tried=$deps/.packages-tried
-  missing=$(missing_packages "$@" | tr '\n' ' ')
-  [ -z "${missing// /}" ] && return 0
-  [ "$(cat "$tried" 2>/dev/null)" = "$missing" ] && return 0
-  (install_packages "$@") 2>/dev/null </dev/null && return 0  # asks for no password
-  say "not installed: ${missing% }. The tests that want them are skipped."
-  mkdir -p "$deps" 2>/dev/null && printf '%s\n' "$missing" >"$tried" || true
+  local missing log why="installing them needs root" tried=$deps/.packages-tried
+  mapfile -t missing < <(missing_packages "$@")
+  [ ${#missing[@]} -ne 0 ] || return 0
+  [ "$(cat "$tried" 2>/dev/null)" != "${missing[*]}" ] || return 0
+  if find_root </dev/null; then  # asks for no password
+    log=$(mktemp)
+    apt_install "$log" "${missing[@]}" </dev/null && { rm -f "$log"; return 0; }
+    why="apt-get failed, its output is in $log"
+  fi
+  say "not installed: ${missing[*]} ($why). The tests that want them are skipped."
+  mkdir -p "$deps" 2>/dev/null && printf '%s\n' "${missing[*]}" >"$tried" || true
 }
 
 # --- LibTorch ----------------------------------------------------------------------------------
@@ -94,16 +121,35 @@ version_of() {
     paste -sd. -
 }
 
-fits() {  # a folder with a LibTorch of the wanted version
-  is_libtorch "$1" || return 1
-  local found
-  found=$(version_of "$1")
-  if [ -n "${TORCH:-}" ]; then
-    [ "$found" = "$TORCH" ]
-  else
-    [ "$(printf '%s\n2.11.0\n' "$found" | sort -V | head -n 1)" = 2.11.0 ]
+is_too_old() { [ "$(printf '%s\n%s\n' "$1" "$oldest" | sort -V | head -n 1)" != "$oldest" ]; }
+
+# Before anything is fetched: a version that cannot be used, or that pip would know by another name.
+check_wanted_version() {
+  local number='(0|[1-9][0-9]*)'
+  if [[ $version =~ ^$number\.$number$ ]]; then
+    fail "TORCH=$version is no complete version of LibTorch." "Give three numbers: TORCH=$version.0"
+  elif [[ ! $version =~ ^$number\.$number\.$number$ ]]; then
+    fail "TORCH=$version is no version of LibTorch." "Give three numbers: TORCH=$pinned"
+  elif is_too_old "$version"; then
+    fail "TORCH=$version is too old: LibTorch $oldest or newer is needed."
   fi
 }
+
+# Why the LibTorch in a folder is not used; nothing for one that fits.
+misfit() {  # folder
+  local found
+  is_libtorch "$1" || { echo "$1 has no lib/libtorch_cpu.so and include/ATen/ATen.h"; return; }
+  found=$(version_of "$1")
+  if [ -z "$found" ]; then
+    echo "it has no include/torch/version.h"
+  elif [ -n "${TORCH:-}" ] && [ "$found" != "$TORCH" ]; then
+    echo "it is LibTorch $found, and TORCH=$TORCH asks for another"
+  elif is_too_old "$found"; then
+    echo "it is LibTorch $found, and $oldest or newer is needed"
+  fi
+}
+
+fits() { [ -z "$(misfit "$1")" ]; }  # folder
 
 gpu_is_here() { [ -e /dev/nvidiactl ] || [ -e /dev/nvidia0 ] || [ -e /dev/dxg ]; }
 
@@ -119,15 +165,22 @@ cached_dir() {
   if wants_cuda; then echo "$deps/torch-$version-cuda"; else echo "$deps/torch-$version"; fi
 }
 
+# With --aloud it says why a LibTorch that the user named is passed over.
 find_libtorch() {
-  local candidate prefix
-  for candidate in "${ACCELERATE_TORCH_DIR:-}" "${Torch_DIR:+$Torch_DIR/../../..}"; do
-    [ -n "$candidate" ] && fits "$candidate" && { (cd "$candidate" && pwd); return 0; }
+  local candidate prefix name aloud=${1:-}
+  for name in ACCELERATE_TORCH_DIR Torch_DIR; do
+    [ -n "${!name:-}" ] || continue
+    candidate=${!name}
+    [ $name = Torch_DIR ] && candidate+=/../../..  # from share/cmake/Torch
+    fits "$candidate" && { (cd "$candidate" && pwd); return 0; }
+    [ -z "$aloud" ] || say "$name=${!name} is not used: $(misfit "$candidate")."
   done
   local IFS=':;'
   for prefix in ${CMAKE_PREFIX_PATH:-}; do
     for candidate in "$prefix" "$prefix/torch" "$prefix/libtorch" "$prefix/../.."; do
+      is_libtorch "$candidate" || continue  # a prefix may well be there for other libraries
       fits "$candidate" && { (cd "$candidate" && pwd); return 0; }
+      [ -z "$aloud" ] || say "$candidate of CMAKE_PREFIX_PATH is not used: $(misfit "$candidate")."
     done
   done
   unset IFS
@@ -140,6 +193,13 @@ find_libtorch() {
     fits "$candidate/torch" && { echo "$candidate/torch"; return 0; }
   done
   return 1
+}
+
+# Two clones that set up at once fetch one LibTorch: the second waits, and says so.
+take_lock() {  # descriptor that is open on the lock
+  flock -n "$1" && return 0
+  say "waiting for another set-up that fetches the same (its lock is in $deps)"
+  flock "$1"
 }
 
 needs_space() {  # megabytes, what for
@@ -206,10 +266,10 @@ install_libtorch() {
 }
 
 ensure_libtorch() {
-  find_libtorch >/dev/null && return 0
+  find_libtorch --aloud >/dev/null && return 0
   mkdir -p "$deps" 2>/dev/null || fail "cannot write to $deps." "Choose another place: ACCELERATE_DEPS=/some/folder make ..."
   exec 9>"$deps/.lock"
-  flock 9  # two clones that set up at once fetch one LibTorch
+  take_lock 9
   find_libtorch >/dev/null || install_libtorch
   flock -u 9
 }
@@ -221,12 +281,12 @@ ensure_python() {
   if [ ! -e "$target/complete" ]; then
     needs_space 9000 "the Python environment of the comparison"
     exec 8>"$deps/.python.lock"
-    flock 8
+    take_lock 8
     if [ ! -e "$target/complete" ]; then
       say "fetching Python Accelerate $accelerate_version and torch $pinned (about 2.5 GB, 2 minutes) into $target"
       rm -rf "$target"
       python3 -m venv "$target"
-      "$target/bin/python" -m pip install --disable-pip-version-check -q \
+      "$target/bin/python" -m pip install --disable-pip-version-check \
         "accelerate==$accelerate_version" "torch==$pinned" tqdm packaging pyyaml >&2 ||
         fail "Python Accelerate could not be fetched (pip's words are above)." "The C++ library does not need it: make test works without."
       touch "$target/complete"
@@ -237,15 +297,19 @@ ensure_python() {
 }
 
 case "${1:-}" in
-  "")
+  "" | --build)
+    check_wanted_version
     # shellcheck disable=SC2046 # one word per package
     install_packages $(wanted_packages)
     # shellcheck disable=SC2046
-    try_packages $(welcome_packages)
+    [ "${1:-}" = --build ] || try_packages $(welcome_packages)
     ensure_libtorch
     ;;
-  --where) find_libtorch || fail "LibTorch is not there yet." "Run: make setup" ;;
+  --where)
+    check_wanted_version
+    find_libtorch || fail "LibTorch is not there yet." "Run: make setup"
+    ;;
   --python) ensure_python ;;
   --packages) install_packages "${@:2}" ;;
-  *) fail "unknown argument '$1'." "Use --where, --python, --packages or none." ;;
+  *) fail "unknown argument '$1'." "Use --build, --where, --python, --packages or none." ;;
 esac

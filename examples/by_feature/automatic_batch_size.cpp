@@ -4,6 +4,7 @@
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/by_feature/automatic_batch_size
 //
 // Last line: "result: 98.5 % of 1000 test points right with batches of 92"
+// One process: "result: 99.3 % of 1000 test points right with batches of 92"
 #include <accelerate/accelerate.h>
 
 #include <cstdint>
@@ -18,7 +19,7 @@ void allocate(std::int64_t batch_size) {
   TORCH_CHECK_WITH(OutOfMemoryError, batch_size <= 100, "no room for ", batch_size, " points");
 }
 
-int main() {
+void run() {
   accelerate::Accelerator accelerator;
   accelerate::set_seed(42);
 
@@ -62,3 +63,5 @@ int main() {
   accelerator.print("result:", percent, "% of 1000 test points right with batches of",
                     train.batch_size());
 }
+
+int main() { return accelerate::record(run); }

@@ -5,6 +5,7 @@
 //     accelerate launch --cpu --num_processes 2 ./automatic_gradient_accumulation
 //
 // Last line: "result: 97.7 % of 1000 test points right with 2 batches of 64 per step"
+// One process: "result: 99 % of 1000 test points right with 2 batches of 64 per step"
 #include <accelerate/accelerate.h>
 
 #include <cstdint>
@@ -19,7 +20,7 @@ void allocate(std::int64_t batch_size) {
   TORCH_CHECK_WITH(OutOfMemoryError, batch_size <= 100, "no room for ", batch_size, " points");
 }
 
-int main() {
+void run() {
   accelerate::Accelerator accelerator;
   accelerate::set_seed(42);
 
@@ -72,3 +73,5 @@ int main() {
                     accelerator.gradient_accumulation_steps(), "batches of", train.batch_size(),
                     "per step");
 }
+
+int main() { return accelerate::record(run); }

@@ -4,6 +4,7 @@
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/by_feature/cross_validation
 //
 // Last line: "result: 97.7 % of 1000 test points right by vote, 98.3 % of the held-out points"
+// One process: "result: 98.7 % of 1000 test points right by vote, 99.4 % of the held-out points"
 #include <accelerate/accelerate.h>
 
 #include <cmath>
@@ -14,7 +15,7 @@
 
 namespace F = torch::nn::functional;
 
-int main() {
+void run() {
   accelerate::Accelerator accelerator;
   accelerate::set_seed(42);
 
@@ -73,3 +74,5 @@ int main() {
   accelerator.print("result:", right / 10, "% of 1000 test points right by vote,",
                     std::round(10 * held_out_percent) / 10, "% of the held-out points");
 }
+
+int main() { return accelerate::record(run); }

@@ -3,6 +3,7 @@
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/by_feature/ddp_comm_hook
 //
 // Last line: "result: 99.3 % of 1000 test points right"
+// One process: "result: 99.9 % of 1000 test points right"
 #include <accelerate/accelerate.h>
 
 #include <utility>
@@ -11,7 +12,7 @@
 
 namespace F = torch::nn::functional;
 
-int main() {
+void run() {
   using Hook = accelerate::DDPCommunicationHookType;  // also kFp16, kPowerSgd, kBatchedPowerSgd
   const accelerate::DistributedDataParallelKwargs halved{.comm_hook = Hook::kBf16};
   accelerate::Accelerator accelerator({.kwargs_handlers = {halved}});
@@ -44,3 +45,5 @@ int main() {
   }
   accelerator.print("result:", percent, "% of 1000 test points right");
 }
+
+int main() { return accelerate::record(run); }

@@ -3,6 +3,7 @@
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/by_feature/gradient_accumulation
 //
 // Last line: "result: 99.3 % of 1000 test points right with 2 batches per step"
+// One process: "result: 99.9 % of 1000 test points right with 2 batches per step"
 #include <accelerate/accelerate.h>
 
 #include <utility>
@@ -11,7 +12,7 @@
 
 namespace F = torch::nn::functional;
 
-int main() {
+void run() {
   accelerate::Accelerator accelerator({.gradient_accumulation_steps = 2});
   accelerate::set_seed(42);
 
@@ -46,3 +47,5 @@ int main() {
   accelerator.print("result:", percent, "% of 1000 test points right with",
                     accelerator.gradient_accumulation_steps(), "batches per step");
 }
+
+int main() { return accelerate::record(run); }

@@ -4,6 +4,7 @@
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/by_feature/local_sgd
 //
 // Last line: "result: 99.1 % of 1000 test points right"
+// One process: "result: 99.9 % of 1000 test points right"
 #include <accelerate/accelerate.h>
 
 #include <utility>
@@ -12,7 +13,7 @@
 
 namespace F = torch::nn::functional;
 
-int main() {
+void run() {
   accelerate::Accelerator accelerator;
   accelerate::set_seed(42);
 
@@ -47,3 +48,5 @@ int main() {
   }
   accelerator.print("result:", percent, "% of 1000 test points right");
 }
+
+int main() { return accelerate::record(run); }

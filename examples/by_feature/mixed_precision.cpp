@@ -5,6 +5,7 @@
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/by_feature/mixed_precision
 //
 // Last line: "result: 99.4 % of 1000 test points right, in bf16"
+// One process: "result: 99.9 % of 1000 test points right, in bf16"
 #include <accelerate/accelerate.h>
 
 #include <utility>
@@ -13,7 +14,7 @@
 
 namespace F = torch::nn::functional;
 
-int main() {
+void run() {
   accelerate::Accelerator accelerator({.mixed_precision = accelerate::PrecisionType::kBf16});
   accelerate::set_seed(42);
 
@@ -46,3 +47,5 @@ int main() {
   accelerator.print("result:", percent, "% of 1000 test points right, in",
                     accelerator.mixed_precision());
 }
+
+int main() { return accelerate::record(run); }

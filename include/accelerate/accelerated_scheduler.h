@@ -26,6 +26,9 @@ namespace detail {
 
 struct SchedulerCore;
 
+/// Throws `StateError`.
+[[noreturn]] ACCELERATE_API void refuse_empty_scheduler();
+
 /// A scheduler of ours or of LibTorch, as it is stepped.
 struct SchedulerParts {
   /// Keeps what the others point to.

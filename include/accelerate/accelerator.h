@@ -16,6 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -70,10 +71,10 @@ struct UnwrapModelOptions {
 class ACCELERATE_API Accelerator {
  public:
   /// Collective where several processes were started. The first one makes the `AcceleratorState`;
-  /// later ones attach to it and may not ask for another precision or device.
+  /// later ones attach to it and may not ask for another precision, device or engine.
   ///
   /// Throws `ConfigError` for options and variables that contradict each other, `UnsupportedError`
-  /// for what this build or device cannot do.
+  /// for what this build or device cannot do. Then no state is left that it has made itself.
   explicit Accelerator(const AcceleratorOptions& options = {});
   ~Accelerator();
   Accelerator(const Accelerator&) = delete;
@@ -103,7 +104,9 @@ class ACCELERATE_API Accelerator {
 
   /// Collective. Each is `prepare` of one object.
   template <class Model>
-  [[nodiscard]] auto prepare_model(const Model& model, const PrepareModelOptions& options = {}) {
+  [[nodiscard]] auto prepare_model(const Model& model, const PrepareModelOptions& options = {},
+                                   std::source_location where = std::source_location::current()) {
+    const detail::CalledFrom here(where);
     return detail::prepare_model(*core_, model, options.device_placement, options.evaluation_mode);
   }
   template <class Optimizer>
@@ -114,7 +117,9 @@ class ACCELERATE_API Accelerator {
   template <class Batch>
   [[nodiscard]] DataLoader<Batch> prepare_data_loader(
       const DataLoader<Batch>& loader, std::optional<bool> device_placement = std::nullopt,
-      std::type_identity_t<SliceFunction<Batch>> slice_fn_for_dispatch = {}) {
+      std::type_identity_t<SliceFunction<Batch>> slice_fn_for_dispatch = {},
+      std::source_location where = std::source_location::current()) {
+    const detail::CalledFrom here(where);
     return detail::prepare_loader(*core_, loader, device_placement,
                                   std::move(slice_fn_for_dispatch));
   }
@@ -167,8 +172,10 @@ class ACCELERATE_API Accelerator {
   template <class... Models>
   requires(detail::AnyModel<Models>&&...)
       [[nodiscard]] GradientSyncScope<sizeof...(Models)> accumulate(const Models&... models) {
+    std::array<std::shared_ptr<detail::ModelCore>, sizeof...(Models)> cores = {
+        detail::core_of(models)...};
     count_batch();
-    return {averages_this_batch(), {detail::core_of(models)...}};
+    return {averages_this_batch(), std::move(cores)};
   }
   /// The same around a function.
   template <class F, class... Models>
@@ -364,6 +371,9 @@ class ACCELERATE_API Accelerator {
   void set_even_batches(bool even);
   [[nodiscard]] bool use_seedable_sampler() const {
     return options().dataloader_config.use_seedable_sampler;
+  }
+  [[nodiscard]] const std::optional<std::int64_t>& data_seed() const {
+    return options().dataloader_config.data_seed;
   }
   [[nodiscard]] bool non_blocking() const { return options().dataloader_config.non_blocking; }
   [[nodiscard]] bool use_stateful_dataloader() const {

@@ -64,8 +64,8 @@ class ACCELERATE_API AcceleratorState : public PartialState {
   /// Attaches to the state of the `Accelerator`.
   ///
   /// Throws `StateError` when there is none yet, and `ConfigError` when the options ask for another
-  /// precision or for the CPU while the state has an accelerator: the first construction fixes
-  /// both.
+  /// precision, for the CPU while the state has an accelerator, or for a plugin or a
+  /// parallelism_config that the state does not have: the first construction fixes them.
   explicit AcceleratorState(const AcceleratorStateOptions& options = {});
   /// Collective when it makes the `PartialState`. Makes the state, or attaches to it. Nothing is
   /// left behind when it throws: `ConfigError` for options that contradict each other,

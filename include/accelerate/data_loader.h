@@ -36,6 +36,7 @@ namespace detail {
 /// The length, or `StateError`: an iterable dataset without size has none.
 [[nodiscard]] ACCELERATE_API std::int64_t known_length(const std::optional<std::int64_t>& length,
                                                        std::string_view what);
+[[noreturn]] ACCELERATE_API void throw_freed_loader();
 }  // namespace detail
 
 /// A range of batches. Copies are handles to one loader. Each loop is a pass of its own: passes may
@@ -79,64 +80,74 @@ class DataLoader {
 
   /// Begins a pass and loads its first batch. Throws `DataLoaderError` with the exception that a
   /// dataset, sampler or collate function threw nested, as does `++`.
-  [[nodiscard]] iterator begin() const { return iterator(core_); }
+  [[nodiscard]] iterator begin() const { return iterator(_core()); }
   [[nodiscard]] std::default_sentinel_t end() const { return {}; }
 
   /// Batches in a pass: Python's `len(loader)`. Throws `StateError` where that is not known.
   [[nodiscard]] std::int64_t size() const {
-    return detail::known_length(core_->size(), "This data loader");
+    return detail::known_length(_core()->size(), "This data loader");
   }
   /// Samples: Python's `len(loader.dataset)`. Throws `StateError` where that is not known.
   [[nodiscard]] std::int64_t dataset_size() const {
-    return detail::known_length(core_->recipe()->dataset_size, "The dataset of this data loader");
+    return detail::known_length(_core()->recipe()->dataset_size, "The dataset of this data loader");
   }
-  [[nodiscard]] const DataLoaderOptions& options() const { return core_->recipe()->options; }
+  [[nodiscard]] const DataLoaderOptions& options() const { return _core()->recipe()->options; }
   /// Unset with a batch sampler that has none, and where the dataset yields batches.
   [[nodiscard]] std::optional<std::int64_t> batch_size() const {
-    const auto& recipe = *core_->recipe();
+    const auto& recipe = *_core()->recipe();
     const bool asks = recipe.options.batch_size && recipe.batch_sampler;
     return asks ? recipe.batch_sampler->batch_size() : recipe.options.batch_size;
   }
 
   /// Complete passes so far, or what `set_epoch` said last. Seedable samplers, datasets with a
   /// `set_epoch` and `worker_generator` depend on it; a pass that is left early does not count.
-  [[nodiscard]] std::int64_t iteration() const { return core_->position().epoch(); }
-  void set_epoch(std::int64_t epoch) { core_->position().set_epoch(epoch); }
+  /// Throws `ArgumentError` for a negative epoch.
+  [[nodiscard]] std::int64_t iteration() const { return _core()->position().epoch(); }
+  void set_epoch(std::int64_t epoch) { _core()->position().set_epoch(epoch); }
 
   /// Where indices come from; null for iterable data, and for a batch sampler without one.
   [[nodiscard]] std::shared_ptr<Sampler> get_sampler() const {
-    const auto& batch_sampler = core_->recipe()->batch_sampler;
+    const auto& batch_sampler = _core()->recipe()->batch_sampler;
     return batch_sampler ? batch_sampler->sampler() : nullptr;
   }
   /// Takes another sampler for the passes to come. Throws `ArgumentError` where there is none.
-  void set_sampler(std::shared_ptr<Sampler> sampler) { core_->set_sampler(std::move(sampler)); }
+  void set_sampler(std::shared_ptr<Sampler> sampler) { _core()->set_sampler(std::move(sampler)); }
 
   /// Whether the batch handed out last is the final one of its pass.
-  [[nodiscard]] bool end_of_dataloader() const { return core_->end_of_dataloader(); }
+  [[nodiscard]] bool end_of_dataloader() const { return _core()->end_of_dataloader(); }
   /// With the final batch: how many samples of the final batches of all processes are genuine, 0
   /// when all are, -1 when that is not known.
-  [[nodiscard]] std::int64_t remainder() const { return core_->remainder(); }
+  [[nodiscard]] std::int64_t remainder() const { return _core()->remainder(); }
   /// Samples that all processes together are given at once, where batches have a common size.
   [[nodiscard]] std::optional<std::int64_t> total_batch_size() const {
     const auto size = batch_size();
-    return size && !core_->split_batches() ? std::optional(*size * core_->num_processes()) : size;
+    return size && !_core()->split_batches() ? std::optional(*size * _core()->num_processes())
+                                             : size;
   }
-  /// Samples of all processes together.
-  [[nodiscard]] std::int64_t total_dataset_length() const { return dataset_size(); }
+  /// Samples of all processes together, also where each of them has its own. Throws `StateError`
+  /// where that is not known.
+  [[nodiscard]] std::int64_t total_dataset_length() const {
+    return detail::known_length(_core()->total_samples(), "The data of all processes together");
+  }
 
   /// What the user has been given so far, at any time, also with workers that have loaded ahead.
   /// Not exact with `in_order` off.
-  [[nodiscard]] DataLoaderState state_dict() const { return core_->position().state(); }
+  [[nodiscard]] DataLoaderState state_dict() const { return _core()->position().state(); }
   /// The next pass, and no other one, goes on behind the batch that was held when the state was
   /// taken: the same samples in the same order, for any number of processes. Indices are looked up,
-  /// streams are read from their start. Throws `ArgumentError` for numbers that make no sense.
-  void load_state_dict(const DataLoaderState& state) { core_->position().load(state); }
+  /// streams are read from their start unless they keep a state of their own. Throws
+  /// `ArgumentError` for numbers that make no sense.
+  void load_state_dict(const DataLoaderState& state) { _core()->position().load(state); }
 
-  /// Lets go of the data. The loader can only be assigned to after that.
+  /// Lets go of the data. The loader can only be assigned to after that: other uses throw
+  /// `StateError`.
   void reset() noexcept { core_.reset(); }
 
-  /// For this library.
-  [[nodiscard]] const std::shared_ptr<detail::LoaderCore<Batch>>& _core() const { return core_; }
+  /// For this library. Throws `StateError` once the loader has let go of its data.
+  [[nodiscard]] const std::shared_ptr<detail::LoaderCore<Batch>>& _core() const {
+    if (!core_) detail::throw_freed_loader();
+    return core_;
+  }
 
  private:
   std::shared_ptr<detail::LoaderCore<Batch>> core_;

@@ -24,6 +24,9 @@ namespace accelerate::detail {
 [[nodiscard]] ACCELERATE_API std::shared_ptr<BatchIndexSampler> batches_of(
     const DataLoaderOptions& options, std::shared_ptr<Sampler> sampler);
 
+/// There is a null pointer where a dataset belongs: `ArgumentError`.
+[[noreturn]] ACCELERATE_API void throw_no_dataset();
+
 template <class T>
 struct Pointee {
   using type = T;
@@ -32,7 +35,10 @@ struct Pointee {
 template <class T>
 struct Pointee<std::shared_ptr<T>> {
   using type = T;
-  static std::shared_ptr<T> own(std::shared_ptr<T> dataset) { return dataset; }
+  static std::shared_ptr<T> own(std::shared_ptr<T> dataset) {
+    if (!dataset) throw_no_dataset();
+    return dataset;
+  }
 };
 template <class T>
 using PointeeOf = typename Pointee<T>::type;

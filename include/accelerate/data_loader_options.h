@@ -50,18 +50,23 @@ struct DataLoaderOptions {
 /// nested: `std::rethrow_if_nested` gives it back.
 class ACCELERATE_API DataLoaderError : public Error {
  public:
-  DataLoaderError(const std::string& message, std::int64_t batch, std::vector<std::int64_t> indices)
-      : Error(message), batch_(batch), indices_(std::move(indices)) {}
+  DataLoaderError(const std::string& message, std::int64_t batch, std::vector<std::int64_t> indices,
+                  std::optional<std::int64_t> sample = std::nullopt)
+      : Error(message), batch_(batch), indices_(std::move(indices)), sample_(sample) {}
   ~DataLoaderError() override;
 
   /// The number of the batch in its pass.
   [[nodiscard]] std::int64_t batch() const noexcept { return batch_; }
   /// The samples it was to hold: indices into the dataset, or positions in an iterable one.
   [[nodiscard]] const std::vector<std::int64_t>& indices() const noexcept { return indices_; }
+  /// The index that could not be read. Unset where it is not that of one sample: in a collate
+  /// function, a stream, a dataset that reads whole batches.
+  [[nodiscard]] const std::optional<std::int64_t>& sample() const noexcept { return sample_; }
 
  private:
   std::int64_t batch_;
   std::vector<std::int64_t> indices_;
+  std::optional<std::int64_t> sample_;
 };
 
 /// A batch did not come within `DataLoaderOptions::timeout`.

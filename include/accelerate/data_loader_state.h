@@ -41,6 +41,10 @@ struct DataLoaderState {
   at::Tensor generator = {};
   /// What the random numbers of the batches depend on.
   std::optional<std::uint64_t> base_seed = std::nullopt;
+  /// What `state_dict()` of an iterable dataset said behind the last batch, where it has one. Used
+  /// where one process reads the data by itself; processes that share out a stream, and others with
+  /// no such state, read it from its start.
+  std::optional<Value> dataset_state = std::nullopt;
 
   /// `to_value(state)`: the dictionary of `StatefulDataLoader` without workers, which Python can
   /// load; what only we know is under one more key.

@@ -64,6 +64,7 @@ class ACCELERATE_API DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
+  [[nodiscard]] bool is_static() const;
   /// Whether a loss depends on the module at all.
   [[nodiscard]] bool reached_by(const ReachedLeaves& leaves) const;
 

@@ -74,13 +74,16 @@ class DispatchPass final : public Pass<Batch> {
     throw_if_failed(message);
     if (message.kind == RoundMessage::Kind::kEnd) return std::nullopt;
     over_ = message.last;
+    auto dataset_state = round ? std::move(round->dataset_state) : std::nullopt;
     return LoadedBatch<Batch>{delivered(std::move(round), message),
                               message.last,
                               sequence_++,
                               message.last ? message.genuine : -1,
                               message.last ? message.padded : -1,
                               message.samples_after,
-                              message.batches_after};
+                              message.batches_after,
+                              std::move(dataset_state),
+                              nullptr};
   }
 
  private:

@@ -43,6 +43,7 @@ struct RoundMessage {
   std::string failure = {};
   std::int64_t failed_batch = 0;
   std::vector<std::int64_t> failed_indices = {};
+  std::optional<std::int64_t> failed_sample = std::nullopt;
 };
 
 /// Collective. What process 0 says.

@@ -41,6 +41,7 @@ struct Round {
   std::int64_t padded = 0;
   std::int64_t samples_after = 0;
   std::int64_t batches_after = 0;
+  std::optional<Value> dataset_state = std::nullopt;
 };
 
 /// The leaves can be sent, and cut. Throws `ArgumentError` that names the leaf.
@@ -77,6 +78,7 @@ class RoundReader {
     round.last = parts.final;
     round.samples_after = parts.samples_after;
     round.batches_after = parts.batches_after;
+    round.dataset_state = std::move(parts.dataset_state);
     prepare(round);
     return round;
   }
@@ -86,6 +88,7 @@ class RoundReader {
     std::vector<Batch> batches = {};
     std::int64_t samples_after = 0;
     std::int64_t batches_after = 0;
+    std::optional<Value> dataset_state = std::nullopt;
     bool final = false;
   };
 
@@ -97,6 +100,7 @@ class RoundReader {
       if (!loaded) break;
       parts.samples_after = loaded->samples_after;
       parts.batches_after = loaded->batches_after;
+      parts.dataset_state = std::move(loaded->dataset_state);
       parts.batches.push_back(std::move(loaded->batch));
     }
     return parts;

@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstdint>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <source_location>
 #include <type_traits>
@@ -28,6 +29,31 @@ struct GatherForMetricsOptions {
 };
 
 namespace detail {
+
+/// What each process holds of one batch, by rank: how many samples, and how many of them are no
+/// repeats.
+struct UnevenParts {
+  std::vector<std::int64_t> lengths = {};
+  std::vector<std::int64_t> genuine = {};
+};
+
+/// A loader of processes that have data of their own.
+class ACCELERATE_API UnevenLoader {
+ public:
+  virtual ~UnevenLoader();
+  /// Of the batch handed out last; null where all processes hold equally many genuine samples.
+  [[nodiscard]] virtual std::shared_ptr<const UnevenParts> uneven_parts() const = 0;
+};
+
+/// Those of the loader that is iterated; null where nothing is uneven.
+[[nodiscard]] ACCELERATE_API std::shared_ptr<const UnevenParts> uneven_parts();
+/// Collective. Gathers tensors with a row per sample, whatever their lengths, without repeats;
+/// others as they are.
+[[nodiscard]] ACCELERATE_API std::vector<at::Tensor> gather_uneven(std::vector<at::Tensor> leaves,
+                                                                   const UnevenParts& parts,
+                                                                   std::source_location where);
+/// Whether `length` gathered items are one per sample. Warns once where not.
+[[nodiscard]] ACCELERATE_API bool one_per_sample(std::int64_t length, const UnevenParts& parts);
 
 /// How many of the gathered samples are genuine, and how many there are if one was computed for
 /// each sample of each process.
@@ -51,6 +77,16 @@ struct MetricsCut {
 template <class T>
 std::vector<T> gather_list(const std::vector<T>& items, std::source_location where) {
   auto all = accelerate::gather_object(items, where);
+  if (const auto parts = uneven_parts()) {
+    if (!one_per_sample(std::ssize(all), *parts)) return all;
+    std::vector<T> kept;
+    auto from = all.begin();
+    for (std::size_t rank = 0; rank < parts->lengths.size(); ++rank) {
+      kept.insert(kept.end(), from, from + parts->genuine[rank]);
+      from += parts->lengths[rank];
+    }
+    return kept;
+  }
   if (const auto cut = metrics_cut()) {
     const auto kept = kept_of(std::ssize(all), *cut);
     all.erase(all.begin() + kept, all.end());
@@ -77,6 +113,8 @@ T gather_as_objects(const T& x, std::source_location where) {
 /// Collective. `gather` of a tree of tensors, `gather_object` of a `std::vector` of other things;
 /// with the last batches of a prepared loader without what was computed for samples that were
 /// repeated to even them out: over a whole pass each sample of the dataset comes once, in order.
+/// Processes with data of their own (`already_sharded`, datasets that shard themselves) may hold
+/// batches of other lengths: each sample comes once there too, rank by rank.
 ///
 /// Only what has one row, or item, per sample is cut; other results are returned whole, with one
 /// warning. Nothing is cut with drop_last, outside of a loop over a prepared loader, or where the
@@ -97,6 +135,10 @@ template <class T>
     bool as_objects = options.use_gather_object;
     if constexpr (std::same_as<Tree, Value>) as_objects |= !detail::holds_tensors_alone(x);
     if (as_objects) return detail::gather_as_objects<Tree>(x, where);
+    if (const auto parts = detail::uneven_parts()) {
+      auto leaves = detail::gather_uneven(tree::leaves(x), *parts, where);
+      return tree::unflatten(Tree(std::forward<T>(x)), leaves);
+    }
     auto gathered = gather(std::forward<T>(x), where);
     const auto cut = detail::metrics_cut();
     if (!cut) return gathered;

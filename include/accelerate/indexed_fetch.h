@@ -50,6 +50,19 @@ auto read_sample(D& dataset, std::int64_t index) {
   }
 }
 
+/// Remembers which sample this thread could not read, for the error that names it.
+ACCELERATE_API void note_failed_sample(std::int64_t index) noexcept;
+
+template <IndexedDataset D>
+auto read_noted(D& dataset, std::int64_t index) {
+  try {
+    return read_sample(dataset, index);
+  } catch (...) {
+    note_failed_sample(index);
+    throw;
+  }
+}
+
 /// The samples of a batch in a vector, or whatever the dataset makes of them itself.
 template <IndexedDataset D>
 auto read_samples(D& dataset, const IndexBatch& indices) {
@@ -59,7 +72,7 @@ auto read_samples(D& dataset, const IndexBatch& indices) {
   } else {
     std::vector<std::remove_cvref_t<decltype(read_sample(dataset, 0))>> samples;
     samples.reserve(indices.size());
-    for (const std::int64_t index : indices) samples.push_back(read_sample(dataset, index));
+    for (const std::int64_t index : indices) samples.push_back(read_noted(dataset, index));
     return samples;
   }
 }
@@ -70,7 +83,7 @@ auto read_samples(D& dataset, const IndexBatch& indices, RowsInPlace& in_place) 
   std::vector<std::remove_cvref_t<decltype(read_sample(dataset, 0))>> samples;
   samples.reserve(indices.size());
   for (const std::int64_t index : indices) {
-    samples.push_back(read_sample(dataset, index));
+    samples.push_back(read_noted(dataset, index));
     std::size_t leaf = 0;
     const auto move_in = [&](const TreePath&, at::Tensor& tensor) {
       in_place.move_in(leaf++, samples.size() - 1, tensor);

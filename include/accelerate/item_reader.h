@@ -3,12 +3,15 @@
 // Internal to accelerate/data_loader.h.
 #pragma once
 
+#include <ATen/core/Generator.h>
+
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <ranges>
 #include <type_traits>
@@ -16,6 +19,7 @@
 #include <vector>
 
 #include "accelerate/datasets.h"
+#include "accelerate/value.h"
 
 namespace accelerate::detail {
 
@@ -35,6 +39,36 @@ concept Generates = requires(D& dataset) {
 template <class D>
 concept IterableDataset = !IndexedDataset<D> && (Nexts<D> || GivesBatches<D> || Generates<D> ||
                                                  std::ranges::input_range<D>);
+
+/// A dataset that can be taken up in the middle. Only where items come one by one: a reader that
+/// asks for several would hold some that the state counts as read.
+template <class D>
+concept KeepsState = (Nexts<D> || Generates<D>)&&requires(D& dataset, const Value& state) {
+  { dataset.state_dict() } -> std::convertible_to<Value>;
+  dataset.load_state_dict(state);
+};
+
+/// The generator that a dataset owns, if it has one.
+template <class D>
+std::optional<at::Generator> generator_of(D& dataset) {
+  if constexpr (requires { std::optional<at::Generator>(dataset.generator()); }) {
+    return dataset.generator();
+  } else {
+    return std::nullopt;
+  }
+}
+
+/// Processes that share out a stream must all draw the same one: the epoch seeds the generator of a
+/// dataset that is not told the epoch. As Python's `IterableDatasetShard`.
+template <class D>
+void seed_generator(D& dataset, std::int64_t epoch) {
+  if constexpr (!requires { dataset.set_epoch(epoch); }) {
+    if (auto own = generator_of(dataset)) {
+      const std::lock_guard lock(own->mutex());
+      own->set_current_seed(static_cast<std::uint64_t>(epoch));
+    }
+  }
+}
 
 /// The items of an iterable dataset, in one pass. The dataset itself holds the position, except in
 /// ranges.

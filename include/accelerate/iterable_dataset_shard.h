@@ -28,7 +28,8 @@ struct IterableDatasetShardOptions {
 };
 
 namespace detail {
-/// Throws `ArgumentError` for a batch that the processes cannot share equally.
+/// Throws `ArgumentError` for a process that there is not, and for a batch that the processes
+/// cannot share equally.
 [[nodiscard]] ACCELERATE_API StreamCut shard_cut(const IterableDatasetShardOptions& options);
 }  // namespace detail
 
@@ -44,14 +45,18 @@ class IterableDatasetShard {
  public:
   using Item = detail::ItemOf<D>;
 
+  /// Throws `ArgumentError` for a process that there is not, and for a batch that the processes
+  /// cannot share equally.
   explicit IterableDatasetShard(D dataset, const IterableDatasetShardOptions& options = {})
       : dataset_(std::make_shared<D>(std::move(dataset))),
         options_(options),
         cut_(detail::shard_cut(options)) {}
 
   void set_epoch(std::int64_t epoch) { epoch_ = epoch; }
-  /// Begins a new pass.
+  /// Begins a new pass. The epoch seeds the generator of a dataset that has one and no
+  /// `set_epoch`.
   void reset() {
+    detail::seed_generator(*dataset_, epoch_);
     reader_.emplace(dataset_, static_cast<std::size_t>(options_.batch_size), epoch_);
     group_.clear();
     first_.clear();

@@ -63,7 +63,8 @@ struct NotebookLaunchOptions {
   std::string rdzv_backend = "static";
   /// "host:port" instead of `master_addr` and `use_port`.
   std::string rdzv_endpoint = {};
-  /// "timeout" (or "join_timeout"): for how many seconds the processes wait for each other.
+  /// "timeout" (or "join_timeout"): for how many seconds the processes wait for each other. Torch's
+  /// other keys have no effect, which is said once.
   std::map<std::string, std::string> rdzv_conf = {};
   std::string rdzv_id = "none";
   /// How often all processes are started again when one has failed; TORCHELASTIC_RESTART_COUNT says

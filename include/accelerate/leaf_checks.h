@@ -30,7 +30,8 @@ namespace accelerate::detail {
 /// The kind of a value for messages about leaves that are no tensors.
 [[nodiscard]] ACCELERATE_API std::string value_type_name(const Value& value);
 [[noreturn]] ACCELERATE_API void refuse_other_value(std::string_view operation,
-                                                    const std::string& path, const Value& value);
+                                                    const std::string& path, const Value& value,
+                                                    std::string_view expected = "kind tensor");
 
 /// Throws for each leaf that is not a `Leaf`. None counts as absent.
 template <class Leaf>
@@ -43,8 +44,12 @@ struct RefuseOthers {
     using Dynamic = tree::Dynamic<std::remove_const_t<T>>;
     if constexpr (Dynamic::kOpens) {
       const Value& value = Dynamic::other(x);
-      if (value.is_none() || tree::HeldInValue<Leaf>::get(value) != nullptr) return;
-      refuse_other_value(operation, path.str(), value);
+      if (value.is_none() || tree::HeldInValue<Leaf>::get(value)) return;
+      if constexpr (std::same_as<Leaf, at::Tensor>) {
+        refuse_other_value(operation, path.str(), value);
+      } else {
+        refuse_other_value(operation, path.str(), value, "type " + type_name(typeid(Leaf)));
+      }
     } else {
       refuse_other(operation, path.str(), typeid(T), type_name(typeid(Leaf)));
     }

@@ -8,12 +8,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "accelerate/api.h"
 #include "accelerate/data_loader_options.h"
+#include "accelerate/gather_for_metrics.h"
 #include "accelerate/loader_recipe.h"
+#include "accelerate/value.h"
 #include "accelerate/worker_generator.h"
 
 namespace accelerate::detail {
@@ -30,6 +33,9 @@ struct LoadedBatch {
   std::int64_t padded_size = -1;
   std::int64_t samples_after = 0;
   std::int64_t batches_after = 0;
+  std::optional<Value> dataset_state = std::nullopt;
+  /// Where the processes hold unequally many samples of this batch, or some repeat theirs.
+  std::shared_ptr<const UnevenParts> parts = nullptr;
 };
 
 /// Where a pass begins, and what it draws from there on: with the batch handed out last, all that
@@ -40,6 +46,8 @@ struct PassStart {
   std::optional<std::uint64_t> base_seed = std::nullopt;
   /// Where all processes were, and the generator state that repeats their order.
   PlanPosition from = {};
+  /// Of a stream that keeps one.
+  std::optional<Value> dataset_state = std::nullopt;
   /// Batches of this process to leave out from there on.
   std::int64_t skip = 0;
   /// The number of the first batch: batches that are left out count.

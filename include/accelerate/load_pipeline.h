@@ -44,7 +44,7 @@ class DirectPass final : public Pass<Batch> {
   }
 
  private:
-  LoadedBatch<Batch> make_batch(const PlannedLoad<Batch>& load, std::int64_t sequence) {
+  LoadedBatch<Batch> make_batch(PlannedLoad<Batch>& load, std::int64_t sequence) {
     const BatchSeedScope seeded(seed_.of_batch(sequence));
     return {load.make(load.indices, context_),
             load.last,
@@ -52,7 +52,9 @@ class DirectPass final : public Pass<Batch> {
             load.remainder,
             load.padded_size,
             load.samples_after,
-            load.batches_after};
+            load.batches_after,
+            std::move(load.dataset_state),
+            nullptr};
   }
 
   LoadContext context_;
@@ -94,7 +96,9 @@ class WorkerPass final : public Pass<Batch> {
                               taken->last ? shared_->remainder : -1,
                               taken->last ? shared_->padded_size : -1,
                               slot.load.samples_after,
-                              slot.load.batches_after};
+                              slot.load.batches_after,
+                              std::move(slot.load.dataset_state),
+                              nullptr};
     slot = {};
     shared_->window.release(taken->ticket);
     shared_->load_ahead();

@@ -117,7 +117,8 @@ class ACCELERATE_API LoadWindow {
   bool cancelled_ = false;
 };
 
-/// The exception being handled, nested into a `DataLoaderError` that names batch and samples.
+/// The exception being handled, nested into a `DataLoaderError` that names batch and samples, and
+/// the one that this thread could not read, if it was that.
 [[nodiscard]] ACCELERATE_API std::exception_ptr load_failure(std::int64_t sequence,
                                                              const IndexBatch& indices);
 

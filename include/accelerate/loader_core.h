@@ -11,10 +11,13 @@
 #include <optional>
 #include <utility>
 
+#include "accelerate/data_loader_state.h"
+#include "accelerate/gather_for_metrics.h"
 #include "accelerate/gradient_state.h"
 #include "accelerate/load_pipeline.h"
 #include "accelerate/loader_position.h"
 #include "accelerate/loader_recipe.h"
+#include "accelerate/sampler_adaptors_detail.h"
 
 namespace accelerate::detail {
 
@@ -42,6 +45,7 @@ class StreamSource final : public LoadSource<Batch> {
 /// A loader as it is before `prepare`: one process, all batches. Prepared loaders derive from it.
 template <class Batch>
 class LoaderCore : public DataLoaderStateMixin,
+                   public UnevenLoader,
                    public std::enable_shared_from_this<LoaderCore<Batch>> {
  public:
   explicit LoaderCore(std::shared_ptr<const LoaderRecipe<Batch>> recipe)
@@ -52,6 +56,7 @@ class LoaderCore : public DataLoaderStateMixin,
     end_of_dataloader_ = false;
     remainder_ = -1;
     padded_size_ = -1;
+    set_parts(nullptr);
     auto start = position_.next_start();
     auto pass = make_pass(start);
     pass->set_start(std::move(start));
@@ -71,11 +76,13 @@ class LoaderCore : public DataLoaderStateMixin,
       padded_size_ = loaded->padded_size;
       end_of_dataloader_ = true;
     }
+    set_parts(std::move(loaded->parts));
     position_.remember(pass.start(), {.batches_yielded = loaded->sequence + 1,
                                       .samples_yielded = loaded->samples_after,
                                       .sampler_batches = loaded->batches_after,
                                       .finished = loaded->last,
-                                      .num_processes = num_processes()});
+                                      .num_processes = num_processes(),
+                                      .dataset_state = std::move(loaded->dataset_state)});
     return loaded;
   }
 
@@ -102,10 +109,18 @@ class LoaderCore : public DataLoaderStateMixin,
   /// How many processes share the data, and whether they cut each batch into parts.
   [[nodiscard]] virtual int num_processes() const { return 1; }
   [[nodiscard]] virtual bool split_batches() const { return false; }
+  /// Samples of all processes together, where that is known.
+  [[nodiscard]] virtual std::optional<std::int64_t> total_samples() const {
+    return recipe_->dataset_size;
+  }
 
   [[nodiscard]] bool end_of_dataloader() const override { return end_of_dataloader_; }
   [[nodiscard]] std::int64_t remainder() const override { return remainder_; }
   [[nodiscard]] std::int64_t padded_size() const override { return padded_size_; }
+  [[nodiscard]] std::shared_ptr<const UnevenParts> uneven_parts() const override {
+    const std::lock_guard lock(parts_mutex_);
+    return parts_;
+  }
   [[nodiscard]] const std::shared_ptr<const LoaderRecipe<Batch>>& recipe() const { return recipe_; }
 
  protected:
@@ -117,6 +132,8 @@ class LoaderCore : public DataLoaderStateMixin,
   [[nodiscard]] virtual std::shared_ptr<LoaderCore> like_this() const {
     return std::make_shared<LoaderCore>(recipe_);
   }
+  /// While it lives, all processes draw their order from one state of the default generator.
+  [[nodiscard]] virtual std::unique_ptr<DefaultGeneratorAt> agree_on_order() { return nullptr; }
   /// Batches of this process in a pass of which none are left out, where that is known.
   [[nodiscard]] virtual std::optional<std::int64_t> whole_size() const {
     return shared_size(PlanOptions(), StreamShard());
@@ -143,10 +160,16 @@ class LoaderCore : public DataLoaderStateMixin,
                                                           StreamShard shard) {
     if (recipe_->stream) {
       shard.skip_samples = start.from.samples + start.skip * stream_group(recipe_->options, shard);
-      if (start.from.samples > 0) warn_about_reading_again();
+      shard.skip_groups = start.from.batches + start.skip;
+      // Processes that share out a stream need its start, to fill up their last batches.
+      if (shard.num_processes == 1 && recipe_->stream->keeps_state()) {
+        shard.dataset_state = start.dataset_state;
+      }
+      if (start.from.samples > 0 && !shard.dataset_state) warn_about_reading_again();
       return std::make_unique<StreamSource<Batch>>(recipe_->stream, shard, start.epoch);
     }
     tell_dataset(start.epoch);
+    const auto agreed = agree_on_order();
     BatchPlan batches(recipe_->batch_sampler, plan, start.epoch, start.from);
     batches.skip(start.skip);
     start.from.generator_state = batches.generator_state();
@@ -174,6 +197,11 @@ class LoaderCore : public DataLoaderStateMixin,
   }
 
  private:
+  void set_parts(std::shared_ptr<const UnevenParts> parts) {
+    const std::lock_guard lock(parts_mutex_);
+    parts_ = std::move(parts);
+  }
+
   std::shared_ptr<WorkerPool> workers() {
     const std::lock_guard lock(workers_mutex_);
     if (!workers_) workers_ = std::make_shared<WorkerPool>(recipe_->options.num_workers);
@@ -186,6 +214,8 @@ class LoaderCore : public DataLoaderStateMixin,
   std::atomic<std::int64_t> remainder_ = -1;
   std::atomic<std::int64_t> padded_size_ = -1;
   std::shared_ptr<ReusedMemory> memory_ = std::make_shared<ReusedMemory>();
+  mutable std::mutex parts_mutex_ = {};
+  std::shared_ptr<const UnevenParts> parts_ = nullptr;  // of the batch handed out last
   std::mutex workers_mutex_ = {};
   std::shared_ptr<WorkerPool> workers_ = nullptr;
 };

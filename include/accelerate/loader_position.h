@@ -17,6 +17,7 @@ namespace accelerate::detail {
 class ACCELERATE_API LoaderPosition {
  public:
   [[nodiscard]] std::int64_t epoch() const;
+  /// Throws `ArgumentError` for a negative one.
   void set_epoch(std::int64_t epoch);
   /// A pass is complete.
   void end_epoch();

@@ -16,6 +16,7 @@
 #include "accelerate/batch_samplers.h"
 #include "accelerate/batch_tensors.h"
 #include "accelerate/data_loader_options.h"
+#include "accelerate/value.h"
 
 namespace accelerate::detail {
 
@@ -38,6 +39,8 @@ struct PlannedLoad {
   /// As in `PlannedBatch`: where all processes are at the end of this round.
   std::int64_t samples_after = 0;
   std::int64_t batches_after = 0;
+  /// What a stream that keeps a state says of itself behind this batch.
+  std::optional<Value> dataset_state = std::nullopt;
 };
 
 /// The batches of one pass on one process, in order.
@@ -55,8 +58,11 @@ struct StreamShard {
   int process_index = 0;
   /// A group is one batch of the loader, cut into equal parts.
   bool split_batches = false;
-  /// Samples to read and pass over, of all processes together.
+  /// Samples to read and pass over, of all processes together, and the groups they were in.
   std::int64_t skip_samples = 0;
+  std::int64_t skip_groups = 0;
+  /// Where the dataset goes on by itself: then nothing is passed over.
+  std::optional<Value> dataset_state = std::nullopt;
 };
 
 /// Iterable data.
@@ -67,6 +73,8 @@ class StreamFactory {
   /// Starts a pass.
   virtual std::unique_ptr<LoadSource<Batch>> begin(const StreamShard& shard,
                                                    std::int64_t epoch) const = 0;
+  /// Whether the dataset has `state_dict()` and `load_state_dict(state)`.
+  [[nodiscard]] virtual bool keeps_state() const { return false; }
   /// The generator that the dataset owns, if it has one.
   [[nodiscard]] virtual std::optional<at::Generator> generator() const { return std::nullopt; }
   /// Whether there are samples to deal out. False where the dataset yields whole batches, and where

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <ranges>
@@ -158,6 +159,11 @@ template <class F>
 [[nodiscard]] ACCELERATE_API std::string convert_bytes(double size);
 template <std::integral T>
 [[nodiscard]] std::string convert_bytes(T size) {
+  if constexpr (std::unsigned_integral<T> && sizeof(T) >= sizeof(std::int64_t)) {
+    if (size > static_cast<T>(std::numeric_limits<std::int64_t>::max())) {
+      return convert_bytes(static_cast<double>(size));
+    }
+  }
   return convert_bytes(static_cast<std::int64_t>(size));
 }
 

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -58,6 +59,14 @@ struct ExtractModelOptions {
   bool recursive = false;
 };
 
+namespace detail {
+
+/// Throws `ArgumentError`.
+[[noreturn]] ACCELERATE_API void refuse_extracted(const torch::nn::Module& model,
+                                                  const std::type_info& wanted);
+
+}  // namespace detail
+
 /// Takes the parallel wrappers off a model. A model without any comes back as it is.
 ///
 /// A compiled shell that is kept holds the extracted model afterwards, as in Python. `recursive`
@@ -65,10 +74,29 @@ struct ExtractModelOptions {
 /// or another container that keeps its entries to itself throws `UnsupportedError` naming it.
 [[nodiscard]] ACCELERATE_API std::shared_ptr<torch::nn::Module> extract_model_from_parallel(
     std::shared_ptr<torch::nn::Module> model, const ExtractModelOptions& options = {});
+/// The same as the class `M` that the model has inside; another class is an `ArgumentError`.
+///
+///     auto net = extract_model_from_parallel<NetImpl>(wrapped);
+template <std::derived_from<torch::nn::Module> M>
+[[nodiscard]] std::shared_ptr<M> extract_model_from_parallel(
+    const std::shared_ptr<torch::nn::Module>& model, const ExtractModelOptions& options = {}) {
+  const auto extracted = extract_model_from_parallel(model, options);
+  auto typed = std::dynamic_pointer_cast<M>(extracted);
+  if (typed == nullptr) detail::refuse_extracted(*extracted, typeid(M));
+  return typed;
+}
+/// A model whose class is known and is no wrapper keeps its class.
+template <std::derived_from<torch::nn::Module> M>
+requires(!std::derived_from<M, ModuleWrapper> && !std::same_as<M, torch::nn::Module>)
+    [[nodiscard]] std::shared_ptr<M> extract_model_from_parallel(
+        const std::shared_ptr<M>& model, const ExtractModelOptions& options = {}) {
+  return std::static_pointer_cast<M>(
+      extract_model_from_parallel(std::shared_ptr<torch::nn::Module>(model), options));
+}
 template <class Contained>
-[[nodiscard]] std::shared_ptr<torch::nn::Module> extract_model_from_parallel(
-    const torch::nn::ModuleHolder<Contained>& model, const ExtractModelOptions& options = {}) {
-  return extract_model_from_parallel(std::shared_ptr<torch::nn::Module>(model.ptr()), options);
+[[nodiscard]] auto extract_model_from_parallel(const torch::nn::ModuleHolder<Contained>& model,
+                                               const ExtractModelOptions& options = {}) {
+  return extract_model_from_parallel(model ? model.ptr() : std::shared_ptr<Contained>(), options);
 }
 
 [[nodiscard]] ACCELERATE_API bool is_compiled_module(const torch::nn::Module& module);

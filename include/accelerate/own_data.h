@@ -9,14 +9,18 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <utility>
 #include <vector>
 
 #include "accelerate/api.h"
 #include "accelerate/batch_samplers.h"
+#include "accelerate/gather_for_metrics.h"
 #include "accelerate/load_pipeline.h"
+#include "accelerate/tensor_operations.h"
 
 namespace accelerate::detail {
 
@@ -34,13 +38,33 @@ struct Agreement {
   bool over = false;      ///< nothing new follows on any process
   bool repeated = false;  ///< some process repeats what it handed out before
   bool nothing = false;   ///< no process has any data
+  /// Null where all hold equally many samples that are no repeats, and where somebody does not know
+  /// how many.
+  std::shared_ptr<const UnevenParts> parts = nullptr;
 };
 
-/// Collective. Throws `CommError` that names the rank where loading failed on another process, and
-/// `ArgumentError` where some processes have data and others have none.
-[[nodiscard]] ACCELERATE_API Agreement agree_on_supply(Supply mine);
-/// Collective. Whether all processes know how many batches they have, and have equally many.
-[[nodiscard]] ACCELERATE_API bool equally_many(const std::optional<std::int64_t>& batches);
+/// Collective. The numbers of all processes, as many each: [processes, numbers] on the CPU.
+[[nodiscard]] ACCELERATE_API at::Tensor gather_numbers(
+    const std::vector<std::int64_t>& mine,
+    std::source_location where = std::source_location::current());
+/// Collective. `length` is how many samples the batch has, -1 if not known. Throws `CommError` that
+/// names the rank where loading failed on another process, and `ArgumentError` where some processes
+/// have data and others have none.
+[[nodiscard]] ACCELERATE_API Agreement agree_on_supply(Supply mine, std::int64_t length);
+/// Collective. Whether all processes know how many batches and samples they have, and have equally
+/// many.
+[[nodiscard]] ACCELERATE_API bool equally_many(const std::optional<std::int64_t>& batches,
+                                               const std::optional<std::int64_t>& samples);
+
+/// Samples of a batch, -1 if it does not say.
+template <class Batch>
+std::int64_t batch_length(const Batch& batch) {
+  if constexpr (tree::detail::kIs<Batch, std::vector> && !TensorTree<Batch>) {
+    return std::ssize(batch);
+  } else {
+    return ignorant_find_batch_size(batch).value_or(-1);
+  }
+}
 
 /// Puts the generator of a sampler, if it has one, back to where it was.
 class ACCELERATE_API KeptGenerator {
@@ -79,13 +103,14 @@ class OwnDataPass final : public Pass<Batch> {
     } catch (...) {
       failure = std::current_exception();
     }
-    const auto agreement = agree_on_supply(supply);
+    auto agreement = agree_on_supply(supply, loaded ? batch_length(loaded->batch) : -1);
     if (failure) std::rethrow_exception(failure);
     if (agreement.nothing) return std::nullopt;
     over_ = agreement.over;
     loaded->last = agreement.over;
     loaded->remainder = agreement.over && !agreement.repeated ? 0 : -1;
     loaded->padded_size = -1;
+    loaded->parts = std::move(agreement.parts);
     return loaded;
   }
 
@@ -106,6 +131,7 @@ class OwnDataPass final : public Pass<Batch> {
       supply = spent_ ? Supply::kLast : Supply::kMore;
       samples_after_ = loaded->samples_after;
       batches_after_ = loaded->batches_after;
+      dataset_state_ = loaded->dataset_state;
       sequence_ = loaded->sequence;
       return loaded;
     }
@@ -121,6 +147,7 @@ class OwnDataPass final : public Pass<Batch> {
     loaded->sequence = ++sequence_;
     loaded->samples_after = samples_after_;
     loaded->batches_after = batches_after_;
+    loaded->dataset_state = dataset_state_;
     return loaded;
   }
 
@@ -133,6 +160,7 @@ class OwnDataPass final : public Pass<Batch> {
   std::int64_t sequence_ = -1;
   std::int64_t samples_after_ = 0;
   std::int64_t batches_after_ = 0;
+  std::optional<Value> dataset_state_ = std::nullopt;
 };
 
 }  // namespace accelerate::detail

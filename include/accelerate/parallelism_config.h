@@ -93,7 +93,7 @@ struct ACCELERATE_API ParallelismConfig {
   std::optional<TorchContextParallelConfig> cp_handler = std::nullopt;
   std::optional<DeepSpeedSequenceParallelConfig> sp_handler = std::nullopt;
 
-  // A size that is unset counts as 1 in all of these.
+  // A size that is unset counts as 1 in all of these. Throw `ConfigError` beyond 64 bits.
   [[nodiscard]] std::int64_t total_size() const;
   [[nodiscard]] std::int64_t data_parallel_size() const;
   [[nodiscard]] std::int64_t non_data_parallel_size() const;
@@ -120,7 +120,7 @@ struct ACCELERATE_API ParallelismConfig {
   /// is enabled.
   [[nodiscard]] std::optional<MeshLayout> mesh() const;
 
-  /// JSON that `from_json` reads again.
+  /// JSON that `from_json` reads again. That throws `ConfigError` for a key that is not known.
   [[nodiscard]] std::string to_json() const;
   [[nodiscard]] static ParallelismConfig from_json(std::string_view text);
 

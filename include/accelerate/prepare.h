@@ -11,6 +11,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -23,6 +24,18 @@
 #include "accelerate/prepared_loader.h"
 #include "accelerate/prepared_model.h"
 #include "accelerate/training_scopes.h"
+
+// Named here only to be refused.
+namespace torch::data {
+template <class Dataset, class Batch, class BatchRequest>
+class DataLoaderBase;
+}
+namespace torch::jit {
+struct Module;
+}
+namespace torch::nn {
+class AnyModule;
+}
 
 namespace accelerate {
 
@@ -50,6 +63,19 @@ concept BeginsWithPlacement = kBeginsWithPlacement<Ts...>;
 
 /// What an accelerator knows and has prepared.
 struct AcceleratorCore;
+class AtCallSite;
+
+/// While it lives collectives of this thread are called from the user's line.
+class ACCELERATE_API CalledFrom {
+ public:
+  explicit CalledFrom(const std::source_location& where);
+  ~CalledFrom();
+  CalledFrom(const CalledFrom&) = delete;
+  CalledFrom& operator=(const CalledFrom&) = delete;
+
+ private:
+  std::unique_ptr<AtCallSite> here_;
+};
 
 /// Throws `StateError` when the state was reset, and `ArgumentError` for another number of flags.
 ACCELERATE_API void check_prepare(const DevicePlacement* placement, std::size_t objects);
@@ -98,6 +124,20 @@ template <class T>
 inline constexpr bool kIsDataLoader = false;
 template <class Batch>
 inline constexpr bool kIsDataLoader<DataLoader<Batch>> = true;
+/// A model in a form that cannot be taken over: by value, or owned by one pointer alone.
+template <class T>
+concept BareModel = (std::is_pointer_v<T> && std::convertible_to<T, const torch::nn::Module*>) ||
+                    std::derived_from<typename Target<T>::type, torch::nn::Module> ||
+                    std::same_as<typename Target<T>::type, torch::jit::Module> ||
+                    std::same_as<typename Target<T>::type, torch::nn::AnyModule>;
+
+template <class Dataset, class Batch, class Request>
+std::true_type is_torch_loader(const torch::data::DataLoaderBase<Dataset, Batch, Request>*);
+std::false_type is_torch_loader(...);
+template <class T>
+concept TorchLoader = std::is_class_v<typename Target<T>::type> &&
+    decltype(is_torch_loader(static_cast<typename Target<T>::type*>(nullptr)))::value;
+
 template <class T>
 concept IsScheduler = SchedulerArgument<T> || std::same_as<T, AcceleratedScheduler>;
 
@@ -138,6 +178,7 @@ AcceleratedOptimizer prepare_optimizer(AcceleratorCore& core, Arg&& optimizer,
                                        std::optional<bool> placement) {
   using T = std::remove_cvref_t<Arg>;
   if constexpr (std::same_as<T, AcceleratedOptimizer>) {
+    if (!optimizer) refuse_empty_optimizer();
     register_prepared(core, optimizer._core());
     return optimizer;
   } else {
@@ -146,8 +187,19 @@ AcceleratedOptimizer prepare_optimizer(AcceleratorCore& core, Arg&& optimizer,
     if constexpr (std::same_as<typename Target<T>::type, T> && !std::is_lvalue_reference_v<Arg>) {
       moved_from = std::addressof(optimizer);
     }
-    return AcceleratedOptimizer(prepare_optimizer_core(
-        core, taken<torch::optim::Optimizer>(std::forward<Arg>(optimizer)), moved_from, placement));
+    auto made = prepare_optimizer_core(
+        core, taken<torch::optim::Optimizer>(std::forward<Arg>(optimizer)), moved_from, placement);
+    using O = typename Target<T>::type;
+    if constexpr (requires(O & own) {
+                    own.train();
+                    own.eval();
+                  }) {
+      set_modes(*made, [](torch::optim::Optimizer& own, bool training) {
+        auto& it = dynamic_cast<O&>(own);
+        training ? static_cast<void>(it.train()) : static_cast<void>(it.eval());
+      });
+    }
+    return AcceleratedOptimizer(std::move(made));
   }
 }
 
@@ -155,6 +207,7 @@ template <class Arg>
 AcceleratedScheduler prepare_scheduler(AcceleratorCore& core, Arg&& scheduler) {
   using T = std::remove_cvref_t<Arg>;
   if constexpr (std::same_as<T, AcceleratedScheduler>) {
+    if (!scheduler) refuse_empty_scheduler();
     register_prepared(core, scheduler._core());
     return scheduler;
   } else {
@@ -195,6 +248,15 @@ auto prepare_one(AcceleratorCore& core, Arg&& object, std::optional<bool> placem
   } else if constexpr (IsScheduler<T>) {
     return std::tuple(prepare_scheduler(core, std::forward<Arg>(object)));
   } else {
+    static_assert(!BareModel<T>,
+                  "accelerate: prepare takes a model as a module holder (TORCH_MODULE) or as a "
+                  "std::shared_ptr to the module, which it shares with the program. A module by "
+                  "value, a pointer to it, a std::unique_ptr, torch::nn::AnyModule and "
+                  "torch::jit::Module would come back as they are and train each process alone.");
+    static_assert(!TorchLoader<T>,
+                  "accelerate: a loader of torch::data cannot be shared between processes: each "
+                  "would read all of the data. Make it with accelerate::make_data_loader, which "
+                  "takes any dataset with size() and get(i).");
     return std::tuple<PassedOn<Arg>>(std::forward<Arg>(object));
   }
 }

@@ -17,6 +17,7 @@
 #include "accelerate/batch_plan.h"
 #include "accelerate/enums.h"
 #include "accelerate/parallelism_config.h"
+#include "accelerate/sampler_adaptors_detail.h"
 
 namespace accelerate {
 
@@ -34,7 +35,8 @@ struct PrepareDataLoaderOptions {
   bool split_batches = false;
   bool put_on_device = false;
   /// Which random states all processes take from process 0 before each pass. `kGenerator` is that
-  /// of the sampler or the iterable dataset, and left out where there is none.
+  /// of the sampler or the iterable dataset, and left out where there is none; a generator that you
+  /// gave a sampler is among them in any case.
   std::vector<RNGType> rng_types = {};
   /// Read on process 0 and send the others their part; needs `put_on_device`. Unset: for iterable
   /// datasets that are put on a device.
@@ -50,7 +52,8 @@ struct PrepareDataLoaderOptions {
   bool use_stateful_dataloader = false;
   /// Ranks along "tp" and "cp" are given the same data.
   std::optional<MeshLayout> device_mesh = std::nullopt;
-  /// Ours: the dataset of each process already holds its part alone. Nothing is dealt out.
+  /// Ours: the dataset of each process already holds its part alone. Nothing is dealt out, and
+  /// `split_batches` and `dispatch_batches` are refused.
   bool already_sharded = false;
 };
 
@@ -91,6 +94,11 @@ struct Preparation {
   int process_index = 0;
   bool split_batches = false;
   bool even_batches = true;
+  bool already_sharded = false;
+  /// With `already_sharded`: of all processes, where they know and can be asked.
+  std::optional<std::int64_t> total_samples = std::nullopt;
+  /// The processes can be asked for the state of their default generators before each pass.
+  bool agrees_on_order = false;
   /// Each process may see another number of batches, unless they agree.
   bool may_end_apart = false;
   /// With the seedable sampler in it, if that was asked for.
@@ -107,9 +115,16 @@ struct Preparation {
 };
 
 /// Collective where several processes share out samples by index: they agree on the seed of a
-/// random order, and a suspicion that each of them has other data is warned about once.
+/// random order, and a suspicion that each of them has other data is warned about once. Also where
+/// each of them has its own: they count them together.
 [[nodiscard]] ACCELERATE_API Preparation prepare(const LoaderTraits& loader,
                                                  const PrepareDataLoaderOptions& options);
+
+/// Collective where the order may be drawn from the default generator: on a process whose own is in
+/// another state than that of process 0, the default generator has the latter for as long as the
+/// result lives.
+[[nodiscard]] ACCELERATE_API std::unique_ptr<DefaultGeneratorAt> agree_on_order(
+    const BatchIndexSampler& batch_sampler);
 
 }  // namespace detail
 }  // namespace accelerate

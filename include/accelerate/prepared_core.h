@@ -16,6 +16,7 @@
 #include "accelerate/own_data.h"
 #include "accelerate/prepare_options.h"
 #include "accelerate/random.h"
+#include "accelerate/samplers.h"
 
 namespace accelerate::detail {
 
@@ -58,6 +59,10 @@ class PreparedCore : public LoaderCore<Batch>, public AnyPreparedLoader {
 
   [[nodiscard]] int num_processes() const override { return preparation_.num_processes; }
   [[nodiscard]] bool split_batches() const override { return preparation_.split_batches; }
+  [[nodiscard]] std::optional<std::int64_t> total_samples() const override {
+    return preparation_.already_sharded ? preparation_.total_samples
+                                        : LoaderCore<Batch>::total_samples();
+  }
   std::optional<bool> exchange_even_batches(bool even) override {
     if (preparation_.sharing != Sharing::kDeal || !this->recipe()->batch_sampler) {
       return std::nullopt;
@@ -107,6 +112,10 @@ class ShardCore final : public PreparedCore<Batch> {
     if (how.device) pass = move_ahead(std::move(pass), *how.device, how.non_blocking);
     return this->observed(std::move(pass));
   }
+  [[nodiscard]] std::unique_ptr<DefaultGeneratorAt> agree_on_order() override {
+    if (!this->preparation().agrees_on_order) return nullptr;
+    return accelerate::detail::agree_on_order(*this->recipe()->batch_sampler);
+  }
   [[nodiscard]] std::shared_ptr<LoaderCore<Batch>> like_this() const override {
     return std::make_shared<ShardCore>(this->recipe(), this->preparation());
   }
@@ -125,11 +134,19 @@ class ShardCore final : public PreparedCore<Batch> {
             .split_batches = how.split_batches};
   }
 
+  /// What decides how long the last batch is; nothing where that is not known.
+  [[nodiscard]] std::optional<std::int64_t> samples_of_pass() const {
+    const auto& recipe = *this->recipe();
+    if (recipe.stream) return recipe.dataset_size;
+    const auto sampler = recipe.batch_sampler->sampler();
+    return sampler ? sampler->size() : std::nullopt;
+  }
+
   [[nodiscard]] std::unique_ptr<Pass<Batch>> of_own_data(std::unique_ptr<Pass<Batch>> pass,
                                                          const PassStart& start,
                                                          bool began_before) {
     typename OwnDataPass<Batch>::Again again;
-    if (this->preparation().even_batches && !equally_many(this->size())) {
+    if (this->preparation().even_batches && !equally_many(this->size(), samples_of_pass())) {
       again = [this, start] { return this->load_again(start); };
     }
     return std::make_unique<OwnDataPass<Batch>>(std::move(pass), std::move(again), began_before);

@@ -12,6 +12,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <atomic>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -29,6 +30,7 @@
 #include "accelerate/autocast.h"
 #include "accelerate/data_parallel.h"
 #include "accelerate/kwargs.h"
+#include "accelerate/modeling.h"
 #include "accelerate/state_dict.h"
 #include "accelerate/tensor_operations.h"
 
@@ -53,6 +55,7 @@ struct ReplaceParameterOptions {
 namespace detail {
 
 struct OptimizerCore;
+class GradientWatch;
 
 /// How the forward pass of a model is cast.
 struct CastSettings {
@@ -72,6 +75,11 @@ struct ACCELERATE_API ModelCore {
   std::unique_ptr<DataParallel> parallel = nullptr;
   /// Whether backward averages; off under `no_sync`.
   bool averages = true;
+  /// An error ended a backward in the middle of averaging.
+  bool unfinished = false;
+  /// Got gradients that stay with the process, and nobody asked for that; see `watch`.
+  std::atomic<bool> strayed = false;
+  std::shared_ptr<GradientWatch> watch = nullptr;
   /// The optimizers of the accelerator, for parameters that are replaced.
   std::function<std::vector<std::shared_ptr<OptimizerCore>>()> optimizers = {};
 
@@ -226,5 +234,18 @@ class PreparedModel {
   std::optional<Holder> holder_ = std::nullopt;
   std::shared_ptr<detail::ModelCore> core_ = nullptr;
 };
+
+/// The holder that was prepared. What `prepare` adds stands beside the module, so there is nothing
+/// to take off; options act on wrappers of the model's own.
+template <class Holder>
+[[nodiscard]] Holder extract_model_from_parallel(const PreparedModel<Holder>& model,
+                                                 const ExtractModelOptions& options = {}) {
+  auto extracted = extract_model_from_parallel(model.holder(), options);
+  if constexpr (std::constructible_from<Holder, decltype(extracted)>) {
+    return Holder(std::move(extracted));
+  } else {
+    return model.holder();  // a holder of a wrapper's class cannot hold what is inside
+  }
+}
 
 }  // namespace accelerate

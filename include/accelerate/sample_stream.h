@@ -12,7 +12,6 @@
 #include <exception>
 #include <iterator>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -40,15 +39,17 @@ class SampleStream final : public LoadSource<Batch> {
   using Item = ItemOf<D>;
 
  public:
-  SampleStream(ItemReader<D> reader, std::shared_ptr<Collate> collate,
-               const DataLoaderOptions& options, const StreamCut& cut, std::int64_t skip)
-      : reader_(std::move(reader)),
+  SampleStream(std::shared_ptr<D> dataset, std::shared_ptr<Collate> collate,
+               const DataLoaderOptions& options, const StreamShard& shard, std::int64_t epoch)
+      : dataset_(std::move(dataset)),
+        reader_(dataset_, static_cast<std::size_t>(options.batch_size.value_or(1)), epoch),
         collate_(std::move(collate)),
         singly_(!options.batch_size || yields_whole_batches<D>()),
         drop_last_(options.drop_last),
-        cut_(cut) {
-    while (position_ < skip && read()) {
-    }
+        samples_per_item_(yields_whole_batches<D>() ? options.batch_size.value_or(1) : 1),
+        cut_(options, shard, yields_whole_batches<D>()),
+        groups_(shard.skip_groups) {
+    go_to(shard);
     look_ahead();
   }
 
@@ -69,8 +70,9 @@ class SampleStream final : public LoadSource<Batch> {
       load.remainder = group.genuine == cut_.group ? 0 : group.genuine;
       load.padded_size = cut_.group;
     }
-    load.samples_after = group.end;
+    load.samples_after = group.end * samples_per_item_;
     load.batches_after = ++groups_;
+    load.dataset_state = std::move(group.dataset_state);
     return load;
   }
 
@@ -80,6 +82,7 @@ class SampleStream final : public LoadSource<Batch> {
     IndexBatch positions = {};
     std::int64_t genuine = 0;
     std::int64_t end = 0;
+    std::optional<Value> dataset_state = std::nullopt;
   };
 
   static Batch make(Collate& collate, std::vector<Item> samples, bool singly,
@@ -88,6 +91,20 @@ class SampleStream final : public LoadSource<Batch> {
       return make_batch(collate, std::move(samples.front()), context);
     } else {
       return Batching<Collate, Item>::make(collate, std::move(samples), singly, context);
+    }
+  }
+
+  /// Whole batches count as full ones: how many samples are in them only the dataset knows.
+  void go_to(const StreamShard& shard) {
+    const auto items = shard.skip_samples / samples_per_item_;
+    if constexpr (KeepsState<D>) {
+      if (shard.dataset_state) {
+        dataset_->load_state_dict(*shard.dataset_state);
+        position_ = items;
+        return;
+      }
+    }
+    while (position_ < items && read()) {
     }
   }
 
@@ -123,6 +140,7 @@ class SampleStream final : public LoadSource<Batch> {
     }
     ended_ = group.genuine < cut_.group;
     group.end = position_;
+    if constexpr (KeepsState<D>) group.dataset_state = dataset_->state_dict();
     if (group.genuine == 0 || (ended_ && drop_last_)) return std::nullopt;
     if (ended_) fill_up(group);
     return group;
@@ -139,14 +157,16 @@ class SampleStream final : public LoadSource<Batch> {
     }
   }
 
+  std::shared_ptr<D> dataset_;
   ItemReader<D> reader_;
   std::shared_ptr<Collate> collate_;
   bool singly_;
   bool drop_last_;
+  std::int64_t samples_per_item_;
   StreamCut cut_;
   std::vector<Item> first_ = {};
   std::int64_t position_ = 0;
-  std::int64_t groups_ = 0;
+  std::int64_t groups_;
   bool ended_ = false;
   std::optional<Group> ahead_ = std::nullopt;
   std::exception_ptr failure_ = nullptr;
@@ -180,18 +200,12 @@ class IterableSource final
 
   std::unique_ptr<LoadSource<Batch>> begin(const StreamShard& shard,
                                            std::int64_t epoch) const override {
-    if (shard.num_processes > 1) seed_generator(epoch);
-    const StreamCut cut(options_, shard, yields_whole_batches<D>());
-    const auto batch_size = static_cast<std::size_t>(options_.batch_size.value_or(1));
-    return std::make_unique<SampleStream<D, Collate, Batch>>(
-        ItemReader<D>(dataset_, batch_size, epoch), collate_, options_, cut, shard.skip_samples);
+    if (shard.num_processes > 1) seed_generator(*dataset_, epoch);
+    return std::make_unique<SampleStream<D, Collate, Batch>>(dataset_, collate_, options_, shard,
+                                                             epoch);
   }
-  std::optional<at::Generator> generator() const override {
-    if constexpr (requires { std::optional<at::Generator>(dataset_->generator()); }) {
-      return dataset_->generator();
-    }
-    return std::nullopt;
-  }
+  bool keeps_state() const override { return KeepsState<D>; }
+  std::optional<at::Generator> generator() const override { return generator_of(*dataset_); }
   bool deals_samples() const override {
     return options_.batch_size && !yields_whole_batches<D>() && std::copy_constructible<ItemOf<D>>;
   }
@@ -209,16 +223,6 @@ class IterableSource final
   }
 
  private:
-  /// Every process must draw the same stream. As Python's `IterableDatasetShard`.
-  void seed_generator([[maybe_unused]] std::int64_t epoch) const {
-    if constexpr (!requires { dataset_->set_epoch(epoch); }) {
-      if (auto own = generator()) {
-        const std::lock_guard lock(own->mutex());
-        own->set_current_seed(static_cast<std::uint64_t>(epoch));
-      }
-    }
-  }
-
   static constexpr bool kShards = requires(D & dataset, std::int64_t n) {
     static_cast<std::int64_t>(dataset.num_shards());
     D(dataset.shard(n, n));

@@ -61,10 +61,12 @@ concept SamplerLike =
 template <class S>
 concept BatchSamplerLike = std::derived_from<S, BatchIndexSampler> || UserBatchSampler<S>;
 
-/// A sampler of ours, of LibTorch's or of your own, or a list of indices, as a `Sampler`.
+/// A sampler of ours, of LibTorch's or of your own, or a list of indices, as a `Sampler`. Throws
+/// `ArgumentError` for a null pointer, as does `as_batch_sampler`.
 template <class S>
 requires SamplerLike<S>
 [[nodiscard]] std::shared_ptr<Sampler> as_sampler(std::shared_ptr<S> sampler) {
+  if (!sampler) detail::throw_no_sampler();
   if constexpr (std::derived_from<S, Sampler>) {
     return sampler;
   } else if constexpr (TorchSampler<S>) {
@@ -86,6 +88,7 @@ requires SamplerLike<std::remove_cvref_t<S>>
 template <class S>
 requires BatchSamplerLike<S>
 [[nodiscard]] std::shared_ptr<BatchIndexSampler> as_batch_sampler(std::shared_ptr<S> sampler) {
+  if (!sampler) detail::throw_no_sampler();
   if constexpr (std::derived_from<S, BatchIndexSampler>) {
     return sampler;
   } else {

@@ -23,6 +23,7 @@ namespace accelerate::detail {
 /// A sampler that holds its position itself can be walked by one pass at a time: a newer pass puts
 /// an end to the older one.
 [[noreturn]] ACCELERATE_API void throw_overtaken();
+[[noreturn]] ACCELERATE_API void throw_no_sampler();
 
 template <class S>
 struct SharedByPasses {

@@ -60,6 +60,9 @@ class ACCELERATE_API Sampler {
   /// Processes that share out one order must hold equal ones.
   [[nodiscard]] virtual bool can_own_generator() const { return false; }
   [[nodiscard]] virtual std::optional<at::Generator> generator() const { return std::nullopt; }
+  /// Whether `begin` may draw from Torch's default generator. Then processes that share out one
+  /// order agree on the state of that before each pass.
+  [[nodiscard]] virtual bool draws_from_default_generator() const { return true; }
   /// Throws `UnsupportedError` where there can be none.
   virtual void set_generator(at::Generator generator);
 };
@@ -72,6 +75,7 @@ class ACCELERATE_API SequentialSampler : public Sampler {
   [[nodiscard]] std::unique_ptr<IndexStream> begin(std::int64_t epoch,
                                                    const at::Tensor& generator_state = {}) override;
   [[nodiscard]] std::optional<std::int64_t> size() const override { return size_; }
+  [[nodiscard]] bool draws_from_default_generator() const override { return false; }
 
  private:
   std::int64_t size_;
@@ -85,6 +89,7 @@ class ACCELERATE_API ListSampler : public Sampler {
   [[nodiscard]] std::unique_ptr<IndexStream> begin(std::int64_t epoch,
                                                    const at::Tensor& generator_state = {}) override;
   [[nodiscard]] std::optional<std::int64_t> size() const override { return indices_.numel(); }
+  [[nodiscard]] bool draws_from_default_generator() const override { return false; }
 
  private:
   at::Tensor indices_;  // [size], int64
@@ -95,6 +100,7 @@ class ACCELERATE_API DrawingSampler : public Sampler {
  public:
   [[nodiscard]] bool can_own_generator() const override { return true; }
   [[nodiscard]] std::optional<at::Generator> generator() const override { return generator_; }
+  [[nodiscard]] bool draws_from_default_generator() const override { return !generator_; }
   void set_generator(at::Generator generator) override { generator_ = std::move(generator); }
 
  protected:
@@ -150,6 +156,8 @@ class ACCELERATE_API SeedableRandomSampler : public RandomSampler {
 
   [[nodiscard]] std::unique_ptr<IndexStream> begin(std::int64_t epoch,
                                                    const at::Tensor& generator_state = {}) override;
+
+  [[nodiscard]] bool draws_from_default_generator() const override { return false; }
 
   [[nodiscard]] std::uint64_t initial_seed() const { return initial_seed_; }
   void set_initial_seed(std::uint64_t seed) { initial_seed_ = seed; }

@@ -7,6 +7,7 @@
 
 #include <c10/core/Device.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -28,10 +29,17 @@ template <class T>
   return tree::detail::node_of<T, at::Tensor>() == tree::Node::kRecord;
 }
 
-/// A container of the type of `like` made from the items of `range`.
+/// A container of the type of `like` made from the items of `range`. Tuples, pairs, arrays and
+/// structs that name their members take one item per member, and `ArgumentError` is thrown for more
+/// or fewer.
 template <class T, class Range>
 [[nodiscard]] T honor_type([[maybe_unused]] const T& like, const Range& range) {
-  if constexpr (std::is_constructible_v<T, const Range&>) {
+  constexpr auto kind = tree::detail::node_of<T, at::Tensor>();
+  if constexpr (std::same_as<T, Range>) {
+    return range;
+  } else if constexpr (kind == tree::Node::kFixed || kind == tree::Node::kRecord) {
+    return detail::with_members(like, range);
+  } else if constexpr (std::is_constructible_v<T, const Range&>) {
     return T(range);
   } else {
     return T(range.begin(), range.end());
@@ -39,8 +47,9 @@ template <class T, class Range>
 }
 
 /// The tree with `f(leaf)` in place of each leaf, by default each tensor. `f` may return another
-/// type, see `tree::transform`. With `error_on_other_type` a leaf of another type throws
-/// `ArgumentError` that names the type, `f`, the expected type and the leaf.
+/// type, see `tree::transform`. A `Value` holds leaves of the types at::Tensor, TensorInformation,
+/// bool, std::int64_t, double and std::string. With `error_on_other_type` a leaf of another type
+/// throws `ArgumentError` that names the type, `f`, the expected type and the leaf.
 template <class Leaf = at::Tensor, class F, class T>
 auto recursively_apply(F&& f, T&& tree, ApplyOptions options = {}) {
   using Tree = std::remove_cvref_t<T>;
@@ -59,7 +68,8 @@ auto recursively_apply(F&& f, T&& tree, ApplyOptions options = {}) {
 /// members named in `skip_keys` stay where they are with all that is in them, at any depth.
 ///
 /// Other objects move too if they have a member `to(device, non_blocking)` or `to(device)`, or a
-/// function `send_to_device(T, at::Device, const SendOptions&)` beside their type.
+/// function `send_to_device(T, at::Device, const SendOptions&)` beside their type. Modules move as
+/// in Python: the module itself, which all holders and pointers of it share.
 template <detail::Sendable T>
 [[nodiscard]] std::remove_cvref_t<T> send_to_device(T&& tree, at::Device device,
                                                     const SendOptions& options = {}) {
@@ -118,9 +128,13 @@ template <class T>
 }
 
 /// The tree as lists of numbers, tensors of no dimension as numbers. bfloat16 and half are read as
-/// float, so that the number printed is the number held.
+/// float, so that the number printed is the number held; complex numbers are tuples (re, im).
+/// Throws `ArgumentError` for tensors that are sparse, nested or without data, and for unsigned
+/// numbers beyond what a `Value` holds.
 template <class T>
 [[nodiscard]] Value listify(const T& tree) {
+  tree::detail::LeafVisitor<decltype(detail::check_listable)> check{detail::check_listable};
+  tree::detail::walk<at::Tensor>(tree, check, TreePath());
   return to_value(tree::transform<Value>(detail::listify, tree));
 }
 
@@ -160,13 +174,20 @@ template <class T>
   return recursively_apply(detail::to_fp32, std::forward<T>(tree));
 }
 
-/// A callable that passes what `forward` returns through `convert_to_fp32`.
+/// A callable that passes what `forward` returns through `convert_to_fp32`. It can be called where
+/// `forward` can: a module holder, or a lambda that is `mutable`, not through a const object.
 template <class F>
 class ConvertOutputsToFp32 {
  public:
   explicit ConvertOutputsToFp32(F forward) : forward_(std::move(forward)) {}
 
   template <class... Args>
+  requires std::invocable<F&, Args...>
+  auto operator()(Args&&... args) {
+    return convert_to_fp32(std::invoke(forward_, std::forward<Args>(args)...));
+  }
+  template <class... Args>
+  requires std::invocable<const F&, Args...>
   auto operator()(Args&&... args) const {
     return convert_to_fp32(std::invoke(forward_, std::forward<Args>(args)...));
   }
@@ -184,13 +205,14 @@ template <class F>
 
 /// Pads each tensor along `dim` to the smallest multiple of `num_processes` that is not below
 /// `batch_size`; one that is that long already is returned as it is. Throws `ArgumentError` for one
-/// that is longer, or has no such dimension.
-template <class T>
+/// that is longer, or has no such dimension, and for leaves of a `Value` that are no tensors.
+template <PureTensorTree T>
 [[nodiscard]] std::remove_cvref_t<T> pad_input_tensors(T&& tree, std::int64_t batch_size,
                                                        std::int64_t num_processes,
                                                        std::int64_t dim = 0,
                                                        PadFill fill = PadFill::kZeros) {
   const detail::InputPadding padding(batch_size, num_processes, dim, fill);
+  detail::refuse_others<at::Tensor>("pad_input_tensors", std::as_const(tree));
   return tree::map(
       [&](const TreePath& path, const at::Tensor& leaf) { return padding.apply(path, leaf); },
       std::forward<T>(tree));

@@ -3,11 +3,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -42,13 +47,43 @@ enum class PadFill : std::uint8_t { kZeros, kRepeatLast };
 
 namespace detail {
 
+/// Throws `ArgumentError` unless as many items came as the type has members.
+ACCELERATE_API void check_item_count(std::size_t given, std::size_t members,
+                                     const std::type_info& type);
+
+/// A tuple, pair, array or struct with named members, filled in order.
+template <class T, class Range>
+T with_members(const T& like, const Range& range) {
+  T result = like;
+  const auto fill = [&range](auto&... members) {
+    check_item_count(static_cast<std::size_t>(std::distance(range.begin(), range.end())),
+                     sizeof...(members), typeid(T));
+    [[maybe_unused]] auto item = range.begin();
+    ((members = static_cast<std::remove_reference_t<decltype(members)>>(*item++)), ...);
+  };
+  if constexpr (tree::detail::node_of<T, at::Tensor>() == tree::Node::kRecord) {
+    std::apply([&](const auto&... fields) { fill(result.*fields.member...); },
+               tree::detail::fields<T>());
+  } else {
+    std::apply(fill, result);
+  }
+  return result;
+}
+
 template <class T>
 concept HasTo = requires(T& x, at::Device device) {
   x.to(device);
 }
 || requires(T& x, at::Device device) { x.to(device, true); };
+/// Holders and pointers of what moves itself in place: modules.
 template <class T>
-concept Sendable = TensorTree<T> || HasTo<std::remove_cvref_t<T>>;
+concept LeadsToMover = requires(T& x, at::Device device) {
+  { x->to(device, true) } -> std::same_as<void>;
+  static_cast<bool>(x);
+};
+template <class T>
+concept Sendable =
+    TensorTree<T> || HasTo<std::remove_cvref_t<T>> || LeadsToMover<std::remove_cvref_t<T>>;
 // Finds functions beside a user's type only: the one of this library does not take such types.
 template <class T>
 concept HasSendHook = !Sendable<T> && requires(T x, at::Device device, const SendOptions& options) {
@@ -77,6 +112,8 @@ struct SendVisitor {
       x.to(device, options.non_blocking);
     } else if constexpr (requires { x.to(device); }) {
       x.to(device);
+    } else if constexpr (LeadsToMover<T>) {
+      if (x) x->to(device, options.non_blocking);
     } else if constexpr (HasSendHook<T>) {
       x = send_to_device(std::move(x), device, options);
     }
@@ -94,6 +131,8 @@ struct SendVisitor {
 [[nodiscard]] ACCELERATE_API std::vector<std::int64_t> shape(const at::Tensor& tensor);
 [[nodiscard]] ACCELERATE_API at::Tensor empty_tensor(const TensorInformation& information);
 [[nodiscard]] ACCELERATE_API Value listify(const at::Tensor& tensor);
+/// Throws `ArgumentError` for a tensor whose numbers cannot be listed.
+ACCELERATE_API void check_listable(const TreePath& path, const at::Tensor& tensor);
 [[nodiscard]] ACCELERATE_API at::Tensor to_fp32(const at::Tensor& tensor);
 [[nodiscard]] ACCELERATE_API at::Tensor slice(const TreePath& path, const at::Tensor& tensor,
                                               const Slice& slice);

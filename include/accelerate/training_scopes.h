@@ -56,9 +56,11 @@ inline constexpr bool kIsPreparedModel<PreparedModel<Holder>> = true;
 template <class T>
 concept AnyModel = kIsPreparedModel<std::remove_cvref_t<T>> || ModelHolder<std::remove_cvref_t<T>>;
 
+/// Throws `StateError` for a prepared model that is empty.
 template <AnyModel Model>
 std::shared_ptr<ModelCore> core_of(const Model& model) {
   if constexpr (kIsPreparedModel<Model>) {
+    if (!model) refuse_empty_model();
     return model._core();
   } else {
     return nullptr;

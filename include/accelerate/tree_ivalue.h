@@ -1,7 +1,9 @@
 // accelerate/tree_ivalue.h - makes `c10::IValue`, what TorchScript modules take and give, a tree.
 //
 // Not part of accelerate/tree.h, because <ATen/core/ivalue.h> takes long to compile. Lists, tuples
-// and dictionaries are opened; they are copied first, since copies of an IValue share them.
+// and dictionaries are opened; they are copied first, since copies of an IValue share them. Keys
+// are strings, ints and bools, also mixed: a dictionary with tensors under other keys is an
+// `ArgumentError`, since a path could not name them.
 #pragma once
 
 #include <ATen/core/Dict.h>
@@ -12,9 +14,39 @@
 #include <utility>
 #include <vector>
 
+#include "accelerate/errors.h"
 #include "accelerate/tree.h"
 
 namespace accelerate::tree {
+namespace detail {
+
+/// The entries of a dictionary, in order, as a mapping.
+struct IValueEntries {
+  class Entry {
+   public:
+    Entry(ValueKey key, c10::IValue value) : key_(std::move(key)), value_(std::move(value)) {}
+    [[nodiscard]] const ValueKey& key() const noexcept { return key_; }
+    [[nodiscard]] const c10::IValue& value() const noexcept { return value_; }
+    [[nodiscard]] c10::IValue& value() noexcept { return value_; }
+
+   private:
+    ValueKey key_;
+    c10::IValue value_;
+  };
+
+  std::vector<Entry> items = {};
+  [[nodiscard]] auto begin() { return items.begin(); }
+  [[nodiscard]] auto end() { return items.end(); }
+  [[nodiscard]] auto begin() const { return items.begin(); }
+  [[nodiscard]] auto end() const { return items.end(); }
+};
+
+template <class V>
+struct WithMapped<IValueEntries, V> {
+  using type = ValueDict;
+};
+
+}  // namespace detail
 
 template <>
 struct Dynamic<c10::IValue> {
@@ -25,10 +57,7 @@ struct Dynamic<c10::IValue> {
     if (value.isTensor()) return open_tensor(value, f);
     if (value.isTuple()) return open_items(value, value.toTuple()->elements().vec(), f);
     if (value.isList()) return open_items(value, value.toList().vec(), f);
-    if (value.isGenericDict() &&
-        value.toGenericDict().keyType()->kind() == c10::TypeKind::StringType) {
-      return open_dict(value, f);
-    }
+    if (value.isGenericDict() && can_open(value.toGenericDict())) return open_dict(value, f);
     f(std::as_const(value));
   }
 
@@ -68,27 +97,47 @@ struct Dynamic<c10::IValue> {
   template <class V, class F>
   static void open_dict(V& value, F& f) {
     const auto dict = value.toGenericDict();
-    Entries entries;
-    for (const auto& entry : dict)
-      entries.items.push_back({entry.key().toStringRef(), entry.value()});
+    detail::IValueEntries entries;
+    for (const auto& entry : dict) entries.items.emplace_back(key_of(entry.key()), entry.value());
     f(entries);
     if constexpr (!std::is_const_v<V>) {
       c10::impl::GenericDict copy(dict.keyType(), dict.valueType());
-      for (auto& [key, item] : entries.items) copy.insert(key, std::move(item));
+      auto item = entries.begin();
+      for (const auto& entry : dict) copy.insert(entry.key(), std::move((item++)->value()));
       value = std::move(copy);
     }
   }
 
-  /// The entries of a dictionary, in order, as a mapping.
-  struct Entries {
-    using key_type = std::string;
-    using mapped_type = c10::IValue;
-    std::vector<std::pair<std::string, c10::IValue>> items = {};
-    [[nodiscard]] auto begin() { return items.begin(); }
-    [[nodiscard]] auto end() { return items.end(); }
-    [[nodiscard]] auto begin() const { return items.begin(); }
-    [[nodiscard]] auto end() const { return items.end(); }
-  };
+  /// Whether every key can be part of a path. Throws `ArgumentError` when one cannot and tensors
+  /// are in the dictionary: they would be passed over without a word.
+  static bool can_open(const c10::impl::GenericDict& dict) {
+    for (const auto& entry : dict) {
+      const c10::IValue& key = entry.key();
+      if (key.isString() || key.isInt() || key.isBool()) continue;
+      if (holds_tensor(dict)) {
+        throw ArgumentError("A dictionary of TorchScript has tensors under keys of kind " +
+                            key.tagKind() +
+                            ". Only those under strings, ints and bools can be reached: use one "
+                            "of these as keys.");
+      }
+      return false;
+    }
+    return true;
+  }
+
+  static bool holds_tensor(const c10::impl::GenericDict& dict) {
+    bool found = false;
+    for (const auto& entry : dict) {
+      entry.value().visit(
+          [&](const c10::IValue& part) { return found = found || part.isTensor(); });
+    }
+    return found;
+  }
+
+  static ValueKey key_of(const c10::IValue& key) {
+    if (key.isString()) return ValueKey(key.toStringRef());
+    return key.isInt() ? ValueKey(key.toInt()) : ValueKey(key.toBool());
+  }
 };
 
 }  // namespace accelerate::tree

@@ -108,14 +108,13 @@ RebindOf<T, R, Leaf> rebuild_mapping(F& f, const T& node) {
 /// A value is rebuilt kind by kind: lists stay lists and tuples tuples.
 template <class R, class Leaf, class F, class V>
 Value rebuild_dynamic(F& f, const V& node) {
-  if constexpr (std::same_as<V, Value>) {
-    if (const Leaf* leaf = HeldInValue<Leaf>::get(node)) return to_value(R(std::invoke(f, *leaf)));
-  }
   Value result;
   Dynamic<V>::open(node, [&](const auto& content) {
     using Content = std::remove_cvref_t<decltype(content)>;
     if constexpr (std::same_as<Content, V>) {
-      result = Dynamic<V>::other(content);
+      const Value& other = Dynamic<V>::other(content);
+      const auto leaf = HeldInValue<Leaf>::get(other);
+      result = leaf ? to_value(R(std::invoke(f, *leaf))) : other;
     } else {
       result = to_value(rebuild<R, Leaf>(f, content));
     }

@@ -4,6 +4,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -56,10 +59,35 @@ struct Dynamic<Value> {
   }
 };
 
-/// Leaves that a `Value` can hold as they are; null where it holds something else.
+/// Leaves that a `Value` can hold as they are: a pointer or an optional, empty where it holds
+/// something else.
 template <class Leaf>
 struct HeldInValue {
   static const Leaf* get(const Value&) { return nullptr; }
+};
+template <>
+struct HeldInValue<bool> {
+  static std::optional<bool> get(const Value& value) {
+    return value.is_bool() ? std::optional(value.as_bool()) : std::nullopt;
+  }
+};
+template <>
+struct HeldInValue<std::int64_t> {
+  static std::optional<std::int64_t> get(const Value& value) {
+    return value.is_int() ? std::optional(value.as_int()) : std::nullopt;
+  }
+};
+template <>
+struct HeldInValue<double> {
+  static std::optional<double> get(const Value& value) {
+    return value.is_double() ? std::optional(value.as_double()) : std::nullopt;
+  }
+};
+template <>
+struct HeldInValue<std::string> {
+  static const std::string* get(const Value& value) {
+    return value.is_string() ? &value.as_string() : nullptr;
+  }
 };
 template <>
 struct HeldInValue<at::Tensor> {

@@ -13,6 +13,8 @@
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "training/gradient_watch.h"
+#include "training/living_models.h"
 
 namespace accelerate {
 
@@ -30,9 +32,6 @@ void Accelerator::forget_prepared() {
   core_->optimizers.clear();
   core_->schedulers.clear();
   core_->loaders.clear();
-  core_->averaged.clear();
-  core_->unfinished.clear();
-  core_->unseen.clear();
   core_->step = 0;
   clear_device_cache(/*garbage_collection=*/true);
 }
@@ -107,53 +106,104 @@ detail::GradientMark mark_of(const at::Tensor& parameter) {
 
 /// Where an error ended a backward some processes may wait for what others have never sent.
 void check_finished(const detail::AcceleratorCore& core) {
-  const bool any = std::ranges::any_of(core.averaged, [&](const auto* parallel) {
-    return std::ranges::find(core.unfinished, parallel) != core.unfinished.end();
-  });
+  const bool any =
+      std::ranges::any_of(core.reached, [](const auto* one) { return one->unfinished; });
   if (!any) return;
   throw StateError(
       "backward: an error ended the last one in the middle of averaging gradients, which cannot be "
       "taken up again. Give the model back (free_memory) and prepare it anew.");
 }
 
-/// The models whose gradients the next backward averages, armed for it.
+bool is_own(const detail::AcceleratorCore& core, const detail::ModelCore* model) {
+  return std::ranges::any_of(core.models, [&](const auto& own) { return own.get() == model; });
+}
+
+/// A module that was prepared several times is averaged once: as this accelerator has prepared it,
+/// or else as it was last.
+bool is_superseded(const detail::AcceleratorCore& core, std::size_t index) {
+  const auto* const model = core.living[index].get();
+  for (std::size_t i = 0; i < core.living.size(); ++i) {
+    const auto* const other = core.living[i].get();
+    if (i == index || other->module != model->module) continue;
+    const bool own = is_own(core, model);
+    if (own == is_own(core, other) ? index < i : !own) return true;
+  }
+  return false;
+}
+
+/// Recomputed parts hide their parameters, but all steps of a static graph are of the same model:
+/// the only one, or null.
+detail::ModelCore* only_static(const detail::AcceleratorCore& core) {
+  detail::ModelCore* only = nullptr;
+  const bool any_own =
+      std::ranges::any_of(core.candidates, [&](const auto* one) { return is_own(core, one); });
+  for (auto* model : core.candidates) {
+    if (any_own && !is_own(core, model)) continue;
+    if (only != nullptr) return nullptr;
+    only = model;
+  }
+  return only != nullptr && only->parallel->is_static() ? only : nullptr;
+}
+
+/// The models whose gradients the next backward averages, armed for it: any of the process, since
+/// all that counts is whether the loss depends on it.
 void arm(detail::AcceleratorCore& core, const at::Tensor& loss,
          const std::vector<at::Tensor>& inputs) {
-  core.averaged.clear();
-  core.unseen.clear();
-  const auto candidates = std::ranges::count_if(
-      core.models, [](const auto& model) { return model->parallel && model->averages; });
-  if (candidates == 0) return;
+  detail::living_models(core.living);
+  for (std::size_t i = 0; i < core.living.size(); ++i) {
+    auto* const model = core.living[i].get();
+    if (model->averages && !is_superseded(core, i)) core.candidates.push_back(model);
+  }
+  if (core.candidates.empty()) return;
   auto& leaves = core.leaves;
   leaves.walk(loss);
-  // Recomputed parts hide their parameters; all steps of a static graph are of the same model.
-  const bool is_known = candidates == 1 && core.ddp.static_graph;
-  for (const auto& model : core.models) {
-    if (!model->parallel || !model->averages) continue;
-    if (is_known || model->parallel->reached_by(leaves)) {
-      if (is_asked_for(*model, inputs)) core.averaged.push_back(model->parallel.get());
-      continue;
-    }
+  for (auto* model : core.candidates) {
+    if (model->parallel->reached_by(leaves)) core.reached.push_back(model);
+  }
+  if (core.reached.empty()) {
+    if (auto* model = only_static(core)) core.reached.push_back(model);
+  }
+  for (const auto* model : core.candidates) {
+    if (std::ranges::find(core.reached, model) != core.reached.end()) continue;
     for (auto& parameter : model->module->parameters()) {
       const auto mark = mark_of(parameter);
       core.unseen.emplace_back(std::move(parameter), mark);
     }
   }
+  std::erase_if(core.reached, [&](const auto* model) { return !is_asked_for(*model, inputs); });
   check_finished(core);
+  for (auto* model : core.reached) core.averaged.push_back(model->parallel.get());
   if (core.join != nullptr) core.join->announce(core.averaged, leaves);
   for (auto* parallel : core.averaged) parallel->before_backward(loss, leaves);
 }
 
+/// What a backward knows of models, which it keeps alive, is forgotten with it.
+class BackwardScope {
+ public:
+  explicit BackwardScope(detail::AcceleratorCore& core) : core_(core) { clear(); }
+  ~BackwardScope() { clear(); }
+  BackwardScope(const BackwardScope&) = delete;
+  BackwardScope& operator=(const BackwardScope&) = delete;
+
+ private:
+  void clear() {
+    core_.averaged.clear();
+    core_.reached.clear();
+    core_.candidates.clear();
+    core_.unseen.clear();
+    core_.living.clear();
+  }
+  detail::AcceleratorCore& core_;
+};
+
 /// Models that the loss was not seen to depend on must have got no gradient.
-void check_unseen(detail::AcceleratorCore& core) {
+void check_unseen(const detail::AcceleratorCore& core) {
   const auto changed = std::ranges::find_if(
       core.unseen, [](const auto& one) { return mark_of(one.first) != one.second; });
-  const auto which = changed == core.unseen.end() ? at::Tensor() : changed->first;
-  core.unseen.clear();
-  if (!which.defined()) return;
+  if (changed == core.unseen.end()) return;
   throw ArgumentError(detail::str(
       "backward: a prepared model got gradients that were not averaged (a parameter of shape ",
-      which.sizes(),
+      changed->first.sizes(),
       "), since the graph of the loss does not show its parameters: parts that are computed "
       "again in backward hide them. Set static_graph of DistributedDataParallelKwargs and "
       "prepare one model, or let one part be computed in the plain way."));
@@ -168,14 +218,20 @@ void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& option
   at::Tensor scaled = loss;
   if (const auto steps = gradient_state_.num_steps(); steps > 1) scaled = scaled / steps;
   if (core_->scaling) scaled = core_->scaling->scale(scaled);
+  const BackwardScope scope(*core_);
   arm(*core_, scaled, options.inputs);
   try {
+    const detail::OwnBackward own;
     run_autograd(scaled, options);
   } catch (...) {
-    core_->unfinished = core_->averaged;
+    for (auto* model : core_->reached) model->unfinished = true;
     throw;
   }
-  for (auto* parallel : core_->averaged) parallel->after_backward();
+  for (auto* model : core_->reached) {
+    model->parallel->after_backward();
+    // What came before was averaged along with it.
+    model->strayed = false;
+  }
   check_unseen(*core_);
 }
 
@@ -185,6 +241,7 @@ void Accelerator::unscale_gradients() {
 }
 
 void Accelerator::unscale_gradients(const AcceleratedOptimizer& optimizer) {
+  if (!optimizer) detail::refuse_empty_optimizer();
   if (core_->scaling) core_->scaling->unscale(*optimizer._core());
 }
 
@@ -295,9 +352,11 @@ void Accelerator::join(std::span<const std::shared_ptr<detail::ModelCore>> model
   }
   // In the order in which backward takes them.
   std::vector<detail::DataParallel*> joined;
-  for (const auto& model : core_->models) {
+  std::vector<std::shared_ptr<detail::ModelCore>> living;
+  detail::living_models(living);
+  for (const auto& model : living) {
     const bool wanted = std::ranges::find(models, model) != models.end();
-    if (wanted && model->parallel) joined.push_back(model->parallel.get());
+    if (wanted) joined.push_back(model->parallel.get());
   }
   if (joined.empty()) {
     detail::warn(

@@ -46,9 +46,10 @@ struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   /// While uneven inputs are joined.
   JoinScope* join = nullptr;
   // Of a backward, kept for their memory.
+  std::vector<std::shared_ptr<ModelCore>> living = {};
+  std::vector<ModelCore*> candidates = {};
+  std::vector<ModelCore*> reached = {};
   std::vector<DataParallel*> averaged = {};
-  /// Those that an error left in the middle of it.
-  std::vector<DataParallel*> unfinished = {};
   ReachedLeaves leaves = {};
   /// Parameters of models that a loss is not seen to reach, and their gradients before it.
   std::vector<std::pair<at::Tensor, GradientMark>> unseen = {};

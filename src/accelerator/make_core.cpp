@@ -1,5 +1,6 @@
 // From the options of an accelerator, and the environment, to what it will do.
 #include <algorithm>
+#include <mutex>
 
 #include "accelerate/checks.h"
 #include "accelerate/environment.h"
@@ -8,6 +9,7 @@
 #include "core/log.h"
 #include "core/supported.h"
 #include "core/text.h"
+#include "state/partial_facts.h"
 
 namespace accelerate::detail {
 namespace {
@@ -43,6 +45,25 @@ void check_supported(const AcceleratorOptions& options, const Environment& envir
     throw UnsupportedError(str("log_with asks for ", to_string(options.log_with.front()),
                                ", but this version has no trackers yet. Leave it out."));
   }
+  if (options.project_config && options.project_config->save_on_preemption) {
+    throw UnsupportedError(
+        "save_on_preemption of project_config is true, but this version has no checkpoints yet: "
+        "nothing would be saved. Leave it out.");
+  }
+}
+
+/// Also those that have no effect on this run: what is wrong with them shall not come out later.
+void check_plugins(const AcceleratorOptions& options, const Environment& environment) {
+  const auto check = [&](const auto& plugin) {
+    if (plugin) validate(*plugin, environment);
+  };
+  check(options.deepspeed_plugin);
+  for (const auto& [name, plugin] : options.deepspeed_plugins) validate(plugin, environment);
+  check(options.fsdp_plugin);
+  check(options.torch_tp_plugin);
+  check(options.megatron_lm_plugin);
+  check(options.gradient_accumulation_plugin);
+  validate(options.dataloader_config, environment);
 }
 
 TorchDynamoPlugin dynamo_plugin(const AcceleratorOptions& options, const Environment& environment) {
@@ -84,7 +105,8 @@ void require_replication_alone(const ParallelismConfig& config) {
   refuse("sp_size", config.sp_size);
 }
 
-AcceleratorState make_state(const AcceleratorOptions& options, const Environment& environment) {
+AcceleratorStateOptions state_options(const AcceleratorOptions& options,
+                                      const Environment& environment) {
   AcceleratorStateOptions wanted;
   wanted.mixed_precision = options.mixed_precision;
   wanted.cpu = options.cpu;
@@ -113,45 +135,52 @@ AcceleratorState make_state(const AcceleratorOptions& options, const Environment
     wanted.process_group = PartialStateOptions::from(*init);
   }
   wanted.process_group.process_group = options.process_group;
-  AcceleratorState state(wanted, FromAccelerator{});
-  if (const auto config = state.parallelism_config()) {
-    *config = validated_for(
-        *config, {.num_processes = state.num_processes(), .distributed = state.use_distributed()});
-  }
-  return state;
+  return wanted;
 }
 
 /// What only one who asks for fp8 may bring along.
 void check_fp8_recipes(const AcceleratorOptions& options) {
   const auto& handlers = options.kwargs_handlers;
-  if (find_handler<AORecipeKwargs>(handlers) || find_handler<FP8RecipeKwargs>(handlers)) {
-    throw ConfigError(
-        "A recipe for fp8 is in kwargs_handlers, but mixed_precision is not fp8. Take it out.");
+  if (!find_handler<AORecipeKwargs>(handlers) && !find_handler<FP8RecipeKwargs>(handlers)) return;
+  const auto precision =
+      options.mixed_precision ? *options.mixed_precision : precision_from_environment();
+  if (precision == PrecisionType::kFp8) return;
+  throw ConfigError(str("A recipe for fp8 is in kwargs_handlers, but mixed_precision is '",
+                        precision, "', not fp8. Take it out."));
+}
+
+ProjectConfiguration project_of(const AcceleratorOptions& options, const Environment& environment) {
+  ProjectConfiguration project = options.project_config.value_or(ProjectConfiguration{});
+  if (options.project_dir && !project.project_dir) project.set_directories(options.project_dir);
+  return resolved(project, environment);
+}
+
+/// The batches of a step that the variable or the options ask for; nothing where a plugin speaks,
+/// or nobody.
+std::optional<std::int64_t> accumulation_steps(const AcceleratorOptions& options,
+                                               const Environment& environment) {
+  if (options.gradient_accumulation_plugin) return std::nullopt;
+  if (const auto text = environment.get(kStepsVariable)) {
+    const auto steps = environment.integer({kStepsVariable}, -1);
+    if (steps >= 1) return steps;
+    throw ConfigError(str(kStepsVariable, " is '", *text,
+                          "', but a step takes one batch at least. Set it to 1 or more."));
   }
+  if (options.gradient_accumulation_steps == 1) return std::nullopt;
+  return options.gradient_accumulation_steps;
 }
 
 /// Settings that were given go into the gradient state; a second accelerator without any leaves it
 /// as the first one made it.
-void set_accumulation(const AcceleratorOptions& options, const Environment& environment) {
-  const bool existed = GradientState::initialized();
-  if (options.gradient_accumulation_plugin) {
-    const std::int64_t before = existed ? GradientState().num_steps() : 1;
-    const GradientState changed(*options.gradient_accumulation_plugin);
-    if (existed && changed.num_steps() != before) {
-      info(str("gradient_accumulation_steps is now ", changed.num_steps(), ", it was ", before,
-               ": all accelerators of a process share it."));
-    }
-    return;
-  }
-  const auto steps = environment.integer({kStepsVariable}, options.gradient_accumulation_steps);
+void set_accumulation(const std::optional<GradientAccumulationPlugin>& plugin,
+                      std::optional<std::int64_t> steps) {
   GradientState state;
-  const bool given = environment.contains(kStepsVariable) || steps != 1;
-  if (!given || steps == state.num_steps()) return;
-  if (existed && state.num_steps() != 1) {
-    info(str("gradient_accumulation_steps is now ", steps, ", it was ", state.num_steps(),
-             ": all accelerators of a process share it."));
-  }
-  state.set_num_steps(steps);
+  const std::int64_t before = state.num_steps();
+  if (plugin) state = GradientState(*plugin);
+  if (steps) state.set_num_steps(*steps);
+  if (before == 1 || state.num_steps() == before) return;
+  info(str("gradient_accumulation_steps is now ", state.num_steps(), ", it was ", before,
+           ": all accelerators of a process share it."));
 }
 
 /// Float16 needs a factor on the loss; bfloat16 has the range of float32.
@@ -186,30 +215,57 @@ void set_precision(AcceleratorCore& core) {
   }
 }
 
+/// Which states of the process there were before a construction.
+class StatesBefore {
+ public:
+  /// Forgets the others.
+  void restore() const {
+    if (!accelerator_) AcceleratorState::_reset_state();
+    if (!partial_) PartialState::_reset_state();
+    if (!gradient_) GradientState::_reset_state();
+  }
+
+ private:
+  bool accelerator_ = AcceleratorState::initialized();
+  bool partial_ = PartialState::initialized();
+  bool gradient_ = GradientState::initialized();
+};
+
 }  // namespace
 
-std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions& options) {
+std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions& given) {
+  static std::mutex mutex;  // one construction must not take back the states of another
+  const std::lock_guard lock(mutex);
   const Environment environment = Environment::process();
-  check_given_once(options);
-  check_supported(options, environment);
-  check_fp8_recipes(options);
-  auto core = std::make_shared<AcceleratorCore>(options, make_state(options, environment));
-  if (options.split_batches) {
-    core->options.dataloader_config.split_batches = *options.split_batches;
+  check_given_once(given);
+  check_supported(given, environment);
+  check_fp8_recipes(given);
+  AcceleratorOptions options = given;
+  if (options.split_batches) options.dataloader_config.split_batches = *options.split_batches;
+  check_plugins(options, environment);
+  const auto project = project_of(options, environment);
+  const auto steps = accumulation_steps(options, environment);
+  DistributedDataParallelKwargs ddp;
+  if (const auto* kwargs = find_handler<DistributedDataParallelKwargs>(options.kwargs_handlers)) {
+    ddp = resolved(*kwargs, environment);
   }
-  validate(core->options.dataloader_config, environment);
-  core->project = options.project_config.value_or(ProjectConfiguration{});
-  if (options.project_dir && !core->project.project_dir) {
-    core->project.set_directories(options.project_dir);
+  const auto wanted = state_options(options, environment);
+
+  // Some things are wrong with the device or the number of processes only.
+  const StatesBefore before;
+  try {
+    auto core =
+        std::make_shared<AcceleratorCore>(options, AcceleratorState(wanted, FromAccelerator{}));
+    core->project = project;
+    core->ddp = ddp;
+    set_precision(*core);
+    set_accumulation(options.gradient_accumulation_plugin, steps);
+    if (core->state.is_main_process()) check_os_kernel();
+    return core;
+  } catch (...) {
+    before.restore();
+    throw;
   }
-  core->project = resolved(core->project, environment);
-  if (const auto* ddp = find_handler<DistributedDataParallelKwargs>(options.kwargs_handlers)) {
-    core->ddp = resolved(*ddp, environment);
-  }
-  set_accumulation(options, environment);
-  core->gradient_state = GradientState();
-  set_precision(*core);
-  return core;
 }
 
 }  // namespace accelerate::detail

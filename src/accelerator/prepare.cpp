@@ -8,8 +8,11 @@
 #include "accelerate/errors.h"
 #include "accelerate/optimizer_state.h"
 #include "accelerator/accelerator_core.h"
+#include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "training/gradient_watch.h"
+#include "training/living_models.h"
 
 namespace accelerate::detail {
 namespace {
@@ -42,14 +45,23 @@ std::shared_ptr<OptimizerCore> optimizer_of(const AcceleratorCore& core,
   return nullptr;
 }
 
+/// Once, and where it is seen: a schedule that ends after a part of its steps is hard to trace
+/// back.
 void explain_steps(int processes) {
-  info(str("Each step of this scheduler is ", processes,
-           " steps of its schedule, one for each process, since each process sees one batch of ",
-           processes,
-           ". For one step only set step_scheduler_per_process = false of AcceleratorOptions."));
+  warn_once(str("Each step of a prepared scheduler is ", processes,
+                " steps of its schedule, one for each process, since each process sees one batch "
+                "of ",
+                processes,
+                ": count the steps of a schedule as one process would. For one step only set "
+                "step_scheduler_per_process = false of AcceleratorOptions."));
 }
 
 }  // namespace
+
+CalledFrom::CalledFrom(const std::source_location& where)
+    : here_(std::make_unique<AtCallSite>(where)) {}
+
+CalledFrom::~CalledFrom() = default;
 
 void check_prepare(const DevicePlacement* placement, std::size_t objects) {
   if (!AcceleratorState::initialized() || !PartialState::initialized()) {
@@ -85,6 +97,8 @@ std::shared_ptr<ModelCore> prepare_module(AcceleratorCore& core,
     model->parallel =
         std::make_unique<DataParallel>(*model->module, core.state.process_group(), core.ddp);
     model->moves_inputs = !model->device.is_cpu();
+    model->watch = std::make_shared<GradientWatch>(model);
+    add_living_model(model);
   }
   register_prepared(core, model);
   return model;

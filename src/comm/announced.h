@@ -40,7 +40,7 @@ class Announced : public Base {
   }
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& options) override {
-    return announced(facts("all_reduce of several", tensors, number(options.reduceOp)),
+    return announced(several("all_reduce of several", tensors, number(options.reduceOp)).all(),
                      [&] { return Base::allreduce_coalesced(tensors, options); });
   }
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
@@ -60,9 +60,9 @@ class Announced : public Base {
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override {
-    return announced(facts("reduce_scatter of several", inputs, number(options.reduceOp)), [&] {
-      return Base::reduce_scatter_tensor_coalesced(outputs, inputs, options);
-    });
+    return announced(
+        several("reduce_scatter of several", inputs, number(options.reduceOp)).all(),
+        [&] { return Base::reduce_scatter_tensor_coalesced(outputs, inputs, options); });
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& options) override {
@@ -76,12 +76,12 @@ class Announced : public Base {
   }
   WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& options) override {
-    return announced(facts("all_gather of several", inputs),
+    return announced(several("all_gathers to lists", inputs).all(),
                      [&] { return Base::allgather_coalesced(outputs, inputs, options); });
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override {
-    return announced(facts("all_gather of several", inputs), [&] {
+    return announced(several("all_gather of several", inputs).all(), [&] {
       return Base::allgather_into_tensor_coalesced(outputs, inputs, options);
     });
   }
@@ -125,6 +125,12 @@ class Announced : public Base {
                          int root = -1) {
     if (!tensors.empty()) return facts_of(kind, tensors.front(), reduction, root);
     return {.kind = kind, .reduction = reduction, .root = root};
+  }
+  /// What all of `tensors` are, and how many.
+  static GatheredFacts several(const char* kind, const Tensors& tensors, int reduction = -1) {
+    GatheredFacts all{.kind = kind, .reduction = reduction};
+    for (const auto& tensor : tensors) all.about(tensor);
+    return all;
   }
 
  private:

@@ -9,6 +9,8 @@
 #include "accelerate/memory.h"
 #include "accelerate/operations.h"
 #include "accelerate/state.h"
+#include "core/call_site.h"
+#include "core/exception_text.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
@@ -36,6 +38,18 @@ Outcome worst_outcome(Outcome mine, std::int64_t batch_size, std::source_locatio
                     rank);
   }
   return static_cast<Outcome>(*worst);
+}
+
+/// In one line. "" for what the others know already.
+std::string text_of(const std::exception_ptr& error) {
+  if (error == nullptr) return "";
+  try {
+    std::rethrow_exception(error);
+  } catch (const CommError&) {
+    return "";
+  } catch (...) {
+    return split(current_exception_text().text(), '\n').front();
+  }
 }
 
 std::int64_t smaller(const BatchSizeOptions& options, std::int64_t failed) {
@@ -71,6 +85,9 @@ void BatchSizeSearch::run(const std::function<void(std::int64_t)>& attempt,
                    : should_reduce_batch_size(error) ? Outcome::kTooLarge
                                                      : Outcome::kFailed;
     if (agree) {
+      // The others may be in a collective of the attempt: their report then says what became of it.
+      const auto remark = text_of(error);
+      const AfterRemark after(remark.c_str());
       try {
         outcome = worst_outcome(outcome, batch_size_, where);
       } catch (...) {

@@ -19,6 +19,14 @@ void copy_text(char (&to)[N], const char* from) noexcept {
   to[length] = '\0';
 }
 
+/// Of a text that may be gone when somebody asks.
+template <std::size_t N>
+void keep_text(std::array<char, N>& to, const char* from) noexcept {
+  const auto length = std::min(std::strlen(from), N - 1);
+  std::memcpy(to.data(), from, length);
+  to[length] = '\0';
+}
+
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
   hash ^= value + 0x9e3779b97f4a7c15ULL + (hash << 6) + (hash >> 2);
   return hash * 0xff51afd7ed558ccdULL;
@@ -40,6 +48,7 @@ std::uint64_t signature_of(const CallFacts& facts, const CallSite& site) {
   hash = mix(hash, facts.sizes.size());
   hash = mix(hash, static_cast<std::uint64_t>(facts.reduction + 1));
   hash = mix(hash, static_cast<std::uint64_t>(facts.root + 1));
+  hash = mix(hash, facts.content);
   if (site.call != nullptr) hash = mix(mix(hash, site.call->operation), site.call->content);
   if (site.name != nullptr) {
     hash = mix(hash, site.name);
@@ -61,10 +70,12 @@ std::string CallPage::text() const {
     result += dimensions > shown ? ",...]" : "]";
     if (tensors > 1) result += str(" and ", tensors - 1, " more");
   }
+  result += more;
   if (root >= 0) result += str(" with root ", root);
   if (name[0] != '\0') result += str(" named '", name, "'");
-  if (file[0] == '\0') return result;
-  return str(result, " at ", file, ":", line);
+  if (file[0] != '\0') result += str(" at ", file, ":", line);
+  if (remark[0] != '\0') result += str(", after ", remark);
+  return result;
 }
 
 ToldCall read_page(const CallPage& page) {
@@ -77,8 +88,8 @@ ToldCall read_page(const CallPage& page) {
     if (before % 2 == 0 && page.version.load(std::memory_order_acquire) == before) break;
   }
   // The writer may have died in the middle of a text.
-  for (char* end :
-       {std::end(copy.kind), std::end(copy.dtype), std::end(copy.file), std::end(copy.name)}) {
+  for (char* end : {std::end(copy.kind), std::end(copy.dtype), std::end(copy.file),
+                    std::end(copy.name), std::end(copy.more), std::end(copy.remark)}) {
     end[-1] = '\0';
   }
   return {.sequence = copy.sequence,
@@ -107,12 +118,9 @@ Ticket CallLog::enter(const CallFacts& facts, const CallSite& site) {
   next.root = facts.root;
   next.site = site;
   next.site.call = nullptr;  // gone when somebody asks
-  next.name[0] = '\0';
-  if (site.name != nullptr) {  // the scope may be gone when somebody asks
-    const auto length = std::min(std::strlen(site.name), next.name.size() - 1);
-    std::memcpy(next.name.data(), site.name, length);
-    next.name[length] = '\0';
-  }
+  keep_text(next.name, site.name != nullptr ? site.name : "");
+  keep_text(next.more, call == nullptr ? facts.more : "");
+  keep_text(next.remark, site.remark != nullptr ? site.remark : "");
   next.complete = false;
   next.since = Clock::now();
   publish(next);
@@ -148,6 +156,8 @@ void CallLog::publish(const Entry& entry) noexcept {
   copy_text(page.dtype, entry.dtype);
   copy_text(page.file, entry.site.file);
   copy_text(page.name, entry.name.data());
+  copy_text(page.more, entry.more.data());
+  copy_text(page.remark, entry.remark.data());
   page.version.fetch_add(1, std::memory_order_release);
 }
 
@@ -163,6 +173,8 @@ ToldCall CallLog::told(const Entry& entry) const {
   copy_text(page.dtype, entry.dtype);
   copy_text(page.file, entry.site.file);
   copy_text(page.name, entry.name.data());
+  copy_text(page.more, entry.more.data());
+  copy_text(page.remark, entry.remark.data());
   return {.sequence = entry.sequence,
           .signature = entry.signature,
           .text = page.text(),
@@ -183,6 +195,13 @@ ToldCall CallLog::tell(std::uint64_t sequence) const {
   const Entry& asked = entry(sequence);
   if (sequence > 0 && asked.sequence == sequence) return told(asked);
   return last_ == 0 ? ToldCall{} : told(entry(last_));
+}
+
+ToldCall CallLog::last_completed() const {
+  const std::scoped_lock lock(mutex_);
+  const Entry& last = entry(oldest_open_ - 1);
+  const bool known = oldest_open_ > 1 && last.sequence == oldest_open_ - 1;
+  return known ? told(last) : ToldCall{};
 }
 
 ToldCall CallLog::latest() const {

@@ -36,6 +36,8 @@ struct CallPage {
   char dtype[16] = {};
   char file[48] = {};
   char name[48] = {};
+  char more[112] = {};
+  char remark[112] = {};
 
   /// "all_reduce sum float32[256] at train.cpp:31".
   [[nodiscard]] std::string text() const;
@@ -59,6 +61,8 @@ class CallLog {
   /// What happened in call `sequence`; the latest one where it has not come so far or is forgotten.
   [[nodiscard]] ToldCall tell(std::uint64_t sequence) const;
   [[nodiscard]] ToldCall latest() const;
+  /// The last one before all that are under way; `sequence` is 0 where there is none.
+  [[nodiscard]] ToldCall last_completed() const;
 
  private:
   static constexpr std::size_t kSize = 1024;
@@ -74,6 +78,8 @@ class CallLog {
     int tensors = 1;
     CallSite site = {};
     std::array<char, 48> name = {};
+    std::array<char, 112> more = {};
+    std::array<char, 112> remark = {};
     bool complete = true;
     Clock::time_point since = {};
   };

@@ -100,9 +100,23 @@ void broadcast_packed(const Peers& peers, Tensors& leaves, const Packing& packin
   }
 }
 
+bool is_expanded(const at::Tensor& leaf) {
+  return at::has_internal_overlap(leaf) == at::MemOverlap::Yes;
+}
+
+/// Why a broadcast cannot write a tensor; "" when it can.
+std::string not_writable(const at::Tensor& leaf) {
+  auto problem = not_dense(leaf);
+  if (problem.empty() && is_expanded(leaf)) problem = "expanded";
+  return problem;
+}
+
+/// Why a tensor cannot be padded. Nested ones are left as they are.
+std::string not_paddable(const at::Tensor& leaf) { return leaf.is_nested() ? "" : not_dense(leaf); }
+
 void check_writable(const Tensors& leaves, const TreeView& view) {
   for (std::size_t i = 0; i < leaves.size(); ++i) {
-    if (at::has_internal_overlap(leaves[i]) != at::MemOverlap::Yes) continue;
+    if (!is_expanded(leaves[i])) continue;
     throw ArgumentError(str("broadcast: the tensor", leaf_place(view, i),
                             " is expanded: several of its elements are one place in memory, so it "
                             "cannot be written. Pass tensor.clone()."));
@@ -190,10 +204,11 @@ void check_agreement(const Peers& peers, const std::vector<Shapes>& all, const T
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       lines += str("\n  - Process ", rank, ": ", to_value(all[rank]).repr());
     }
+    const auto paths = join(view.paths());
     throw CommError(str(peers.call_site(),
                         ": the processes pass different numbers of tensors or "
-                        "dimensions, so that the tensors cannot be padded to one size. Leaves: ",
-                        join(view.paths()), ". Shapes:", lines),
+                        "dimensions, so that the tensors cannot be padded to one size. ",
+                        paths.empty() ? "" : str("Leaves: ", paths, ". "), "Shapes:", lines),
                     static_cast<int>(r));
   }
 }
@@ -234,9 +249,10 @@ void gather(Tensors& leaves, const TreeView& view, const Call& call) {
 void broadcast(Tensors& leaves, const TreeView& view, int from_process, const Call& call) {
   const Peers peers("broadcast", call);
   // In debug mode first of all: a process that threw alone would leave the others waiting.
-  verify(peers, leaves, view, {.operation = "broadcast", .arguments = [=] {
-                                 return str("from_process=", from_process);
-                               }});
+  verify(peers, leaves, view,
+         {.operation = "broadcast",
+          .arguments = [=] { return str("from_process=", from_process); },
+          .problem = &not_writable});
   view.refuse_others(peers.operation());
   peers.check_rank(from_process, "from_process");
   if (peers.alone()) return;
@@ -265,7 +281,8 @@ void pad_across_processes(Tensors& leaves, const TreeView& view, const Padding& 
                   return detail::str("dim=", padding.dim, ", pad_index=", padding.pad_index,
                                      ", pad_first=", padding.pad_first ? "true" : "false");
                 },
-            .of = &size_shape});
+            .of = &size_shape,
+            .problem = &not_paddable});
   } catch (const DistributedOperationException& inner) {
     std::throw_with_nested(DistributedOperationException(
         "`accelerate.utils.operations.pad_across_processes` could not exchange the sizes of its "

@@ -57,6 +57,19 @@ std::string dotted(std::string_view operation) {
   return str("accelerate.utils.operations.", operation);
 }
 
+/// The tensors that cannot take part: "the tensor at ['mask'] is of layout Sparse".
+Value problems_of(const Tensors& leaves, const TreeView& view, const DebugFacts& facts) {
+  const auto problem_of = facts.problem != nullptr ? facts.problem : &not_dense;
+  Value::List problems;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const auto problem = problem_of(leaves[i]);
+    if (!problem.empty()) {
+      problems.push_back(Value(str("the tensor", leaf_place(view, i), " is ", problem)));
+    }
+  }
+  return Value(std::move(problems));
+}
+
 /// What one process says. Dicts, so that the report can show each part as it came.
 Value facts_of(const Peers& peers, const Tensors& leaves, const TreeView& view,
                const DebugFacts& facts) {
@@ -70,7 +83,9 @@ Value facts_of(const Peers& peers, const Tensors& leaves, const TreeView& view,
                   {"where", Value(str(peers.where().file_name(), ":", peers.where().line()))},
                   {"shapes", view.described(of)},
                   {"dtypes", view.described(&dtype_of)},
+                  {"devices", view.described(&device_type_of)},
                   {"device", leaves.empty() ? Value() : device_type_of(leaves.front())},
+                  {"problems", problems_of(leaves, view, facts)},
                   {"expected_device", Value(expected)}});
 }
 
@@ -113,14 +128,45 @@ std::string call_and_place(const Value& one) {
       rank);
 }
 
-[[noreturn]] void refuse_devices(const Facts& all, const DebugFacts& facts, std::size_t rank) {
+std::string device_block(const Facts& all) {
+  return block("Devices", all, [](const Value& one) { return one.at("devices").repr(); });
+}
+
+/// The first tensor decides, as in Python.
+[[noreturn]] void refuse_device(const Facts& all, const DebugFacts& facts, std::size_t rank) {
   const auto& wanted = all[rank].at("expected_device").as_string();
   throw DistributedOperationException(
       str("Process ", rank, " passes a tensor on ", all[rank].at("device").as_string(), " to `",
           dotted(facts.operation), "`, but its state is configured for ", wanted, ". Move it to ",
-          wanted, " before the call.\n",
-          block("Devices", all, [](const Value& one) { return one.at("device").repr(); })),
+          wanted, " before the call.\n", device_block(all)),
       static_cast<int>(rank));
+}
+
+/// Tensors that differ in device are sent in different messages, or not at all.
+[[noreturn]] void refuse_devices(const Facts& all, const DebugFacts& facts) {
+  const int rank = first_astray(all, "devices");
+  throw DistributedOperationException(
+      str("The operation cannot be applied because of device mismatches. Move the tensors of rank ",
+          rank, " to the devices of rank 0 before the call.\n\nOperation: `",
+          dotted(facts.operation), "`", device_block(all)),
+      rank);
+}
+
+[[noreturn]] void refuse_problems(const Facts& all, const DebugFacts& facts) {
+  const auto list = [](const Value& one) {
+    std::vector<std::string> problems;
+    for (const auto& problem : one.at("problems").as_list())
+      problems.push_back(problem.as_string());
+    return problems.empty() ? std::string("none") : join(problems);
+  };
+  const auto rank = std::find_if(all.begin(), all.end(), [](const Value& one) {
+    return !one.at("problems").as_list().empty();
+  });
+  throw DistributedOperationException(
+      str("The operation cannot be applied because some processes pass tensors that cannot be ",
+          "used. Pass dense tensors that are not expanded.\n\nOperation: `",
+          dotted(facts.operation), "`", block("Tensors that cannot be used", all, list)),
+      static_cast<int>(rank - all.begin()));
 }
 
 /// Throws unless the facts fit together. Depends on nothing but the facts, which are the same on
@@ -130,11 +176,16 @@ void compare(const Facts& all, const DebugFacts& facts) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const auto& device = all[rank].at("device");
     if (!device.is_none() && device != all[rank].at("expected_device")) {
-      refuse_devices(all, facts, rank);
+      refuse_device(all, facts, rank);
     }
   }
   const bool same_shapes = agree(all, "shapes");
-  if (same_shapes && agree(all, "dtypes")) return;
+  if (same_shapes && agree(all, "dtypes")) {
+    // What is wrong on all processes alike is refused by each of them after this.
+    if (!agree(all, "devices")) refuse_devices(all, facts);
+    if (!agree(all, "problems")) refuse_problems(all, facts);
+    return;
+  }
   const auto shapes =
       block("Input shapes", all, [](const Value& one) { return one.at("shapes").repr(); });
   const auto dtypes =

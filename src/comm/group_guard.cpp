@@ -89,6 +89,12 @@ void GroupGuard::leave(const Ticket& ticket) noexcept {
   under_way_.erase(ticket.sequence);
 }
 
+Ticket GroupGuard::message() noexcept {
+  // Collectives never count so far.
+  constexpr std::uint64_t kFirst = std::uint64_t{1} << 63;
+  return {.sequence = kFirst + ++messages_, .signature = 1};
+}
+
 void GroupGuard::on_failure(const Ticket& ticket, std::function<void()> cancel) {
   {
     const std::scoped_lock lock(mutex_);
@@ -132,9 +138,12 @@ void GroupGuard::end_with(const Ticket& ticket) {
 }
 
 CommError GroupGuard::error_of(const Ticket& ticket) const {
+  return error_in(watch_->log().tell(ticket.sequence).text);
+}
+
+CommError GroupGuard::error_in(const std::string& own_call) const {
   const auto finding = watch_->finding(std::chrono::milliseconds(0)).value_or(Finding{});
-  const auto own = watch_->log().tell(ticket.sequence);
-  return CommError(str(finding.text, "\n  this is rank ", rank_, ", in ", own.text), finding.rank);
+  return CommError(str(finding.text, "\n  this is rank ", rank_, ", in ", own_call), finding.rank);
 }
 
 std::exception_ptr GroupGuard::verdict(const Ticket& ticket) const {
@@ -153,7 +162,17 @@ void GroupGuard::fail(const Ticket& ticket, const std::string& suspicion, int ra
   tell(explain(ticket, suspicion, rank));
 }
 
-void GroupGuard::tell(const std::exception_ptr& error) {
+std::exception_ptr GroupGuard::failure_of(const std::string& message, const std::string& suspicion,
+                                          int rank) {
+  watch_->transport_failed(Ticket{}, str(message, ": ", suspicion));
+  const bool found = watch_->finding(kTimeForTheJury).has_value();
+  program_is_told();
+  return std::make_exception_ptr(
+      found ? error_in(message)
+            : CommError(str(message, " failed on rank ", rank_, ": ", suspicion), rank));
+}
+
+void GroupGuard::program_is_told() {
   *told_ = true;
   std::vector<std::function<void()>> when_told;
   {
@@ -161,6 +180,10 @@ void GroupGuard::tell(const std::exception_ptr& error) {
     when_told.swap(when_told_);
   }
   for (const auto& f : when_told) f();
+}
+
+void GroupGuard::tell(const std::exception_ptr& error) {
+  program_is_told();
   std::rethrow_exception(error);
 }
 

@@ -30,8 +30,12 @@ class GroupGuard : public DeviceCallGuard {
   [[nodiscard]] Ticket enter(const CallFacts& facts) override;
   void leave(const Ticket& ticket) noexcept override;
   [[noreturn]] void fail(const Ticket& ticket, const std::string& suspicion, int rank) override;
+  [[nodiscard]] std::exception_ptr failure_of(const std::string& message,
+                                              const std::string& suspicion, int rank) override;
   [[nodiscard]] bool failed() const noexcept override { return watch_->failed(); }
 
+  /// For `on_failure` and `leave` of a message from rank to rank, of which the log knows nothing.
+  [[nodiscard]] Ticket message() noexcept;
   /// `cancel` is called, on the side thread, when the group fails before the call is complete; at
   /// once when it has failed already. Once or never.
   void on_failure(const Ticket& ticket, std::function<void()> cancel);
@@ -57,7 +61,10 @@ class GroupGuard : public DeviceCallGuard {
 
  private:
   [[nodiscard]] CommError error_of(const Ticket& ticket) const;
+  [[nodiscard]] CommError error_in(const std::string& own_call) const;
   void cancel_all();
+  /// The program is about to learn of it by an exception.
+  void program_is_told();
   /// Throws to the program.
   [[noreturn]] void tell(const std::exception_ptr& error);
 
@@ -69,6 +76,7 @@ class GroupGuard : public DeviceCallGuard {
   // Whether the program has been told by an exception.
   std::shared_ptr<std::atomic<bool>> told_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> ends_{false};
+  std::atomic<std::uint64_t> messages_{0};
   std::shared_ptr<Watch> watch_;
 };
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <span>
 #include <string>
@@ -18,6 +19,9 @@ struct CallFacts {
   std::span<const std::int64_t> sizes = {};
   int reduction = -1;  ///< c10d's number, -1 where nothing is reduced
   int root = -1;       ///< -1 where all ranks are alike
+  // Of a call on several tensors, what is behind the first one.
+  std::uint64_t content = 0;  ///< the same exactly if number, dtypes and sizes are; 0: nothing
+  const char* more = "";      ///< for people, e.g. ", float32[2]"
 };
 
 /// An announced collective.
@@ -38,6 +42,17 @@ class CallGuard {
   /// The backend found that `rank` is in another call, has left or died, or does not come. Throws
   /// `CommError` with the verdict that all ranks share, or with `suspicion` when none is reached.
   [[noreturn]] virtual void fail(const Ticket& ticket, const std::string& suspicion, int rank) = 0;
+  /// The same for a message from rank to rank, which nobody has announced: the exception to throw.
+  /// `message` says what it is, e.g. "recv float32[4] from rank 1".
+  [[nodiscard]] virtual std::exception_ptr failure_of(const std::string& message,
+                                                      const std::string& suspicion, int rank) {
+    try {
+      fail(Ticket{}, message + ": " + suspicion, rank);
+    } catch (...) {
+      return std::current_exception();
+    }
+    return nullptr;  // never
+  }
 
   /// Whether a verdict is there; a backend that waits looks at it now and then and calls `fail`.
   [[nodiscard]] virtual bool failed() const noexcept = 0;

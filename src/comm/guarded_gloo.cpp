@@ -144,6 +144,48 @@ class DoneWork : public c10d::Work {
   c10::intrusive_ptr<Future> future_;
 };
 
+/// A message from rank to rank. The others know nothing of it, so it is not announced; but it fails
+/// when the group does, and a broken connection is explained as that of a collective is.
+class MessageWork : public c10d::Work {
+ public:
+  MessageWork(WorkPtr inner, std::shared_ptr<GroupGuard> guard, at::Tensor tensor, int peer)
+      : Work(-1, inner->retrieveOpType()),
+        inner_(std::move(inner)),
+        guard_(std::move(guard)),
+        tensor_(std::move(tensor)),
+        peer_(peer),
+        ticket_(guard_->message()) {
+    guard_->on_failure(ticket_, [inner = inner_] { inner->abort(); });
+  }
+  ~MessageWork() override { guard_->leave(ticket_); }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    std::string problem;
+    try {
+      const bool done = inner_->wait(timeout);
+      if (done || !guard_->failed()) return done;
+    } catch (const std::exception&) {
+      problem = message_of(std::current_exception());
+    }
+    const bool sends = retrieveOpType() == c10d::OpType::SEND;
+    std::rethrow_exception(guard_->failure_of(message_text(sends, tensor_, peer_), problem, peer_));
+  }
+  void abort() override { inner_->abort(); }
+  bool isCompleted() override { return inner_->isCompleted(); }
+  bool isSuccess() const override { return inner_->isSuccess(); }
+  int sourceRank() const override { return inner_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return inner_->result(); }
+  c10::intrusive_ptr<Future> getFuture() override { return inner_->getFuture(); }
+  uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
+
+ private:
+  WorkPtr inner_;
+  std::shared_ptr<GroupGuard> guard_;
+  at::Tensor tensor_;
+  int peer_;
+  Ticket ticket_;
+};
+
 class GuardedGloo : public Announced<Gloo> {
  public:
   GuardedGloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
@@ -169,8 +211,8 @@ class GuardedGloo : public Announced<Gloo> {
                                           const c10d::ReduceScatterOptions& options) override {
     Tensors copies;
     for (const auto& input : inputs) copies.push_back(dense_copy(input));
-    return reduce_and_take(facts("reduce_scatter of several", inputs, number(options.reduceOp)),
-                           outputs, copies, options);
+    const auto call = several("reduce_scatter of several", inputs, number(options.reduceOp));
+    return reduce_and_take(call.all(), outputs, copies, options);
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& options) override {
@@ -180,7 +222,47 @@ class GuardedGloo : public Announced<Gloo> {
     return exchange(facts_of("all_gather", input), output, input);
   }
 
+  WorkPtr send(Tensors& tensors, int receiver, int tag) override {
+    return message(true, tensors, receiver, [&] { return Gloo::send(tensors, receiver, tag); });
+  }
+  WorkPtr recv(Tensors& tensors, int sender, int tag) override {
+    return message(false, tensors, sender, [&] { return Gloo::recv(tensors, sender, tag); });
+  }
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    return message(false, tensors, -1, [&] { return Gloo::recvAnysource(tensors, tag); });
+  }
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_for_all) override {
+    const Inside inside(this);  // it explains by itself what becomes of its messages
+    Gloo::monitoredBarrier(options, wait_for_all);
+  }
+
  private:
+  /// What Gloo is called for meanwhile is part of a call that is known already.
+  class Inside {
+   public:
+    explicit Inside(const GuardedGloo* group) { inside_ = group; }
+    ~Inside() { inside_ = nullptr; }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+  };
+
+  template <class F>
+  WorkPtr message(bool sends, const Tensors& tensors, int peer, F&& start) {
+    if (inside_ == this || tensors.size() != 1) return start();
+    const auto& tensor = tensors.front();
+    const auto failure = [&](const std::string& problem) {
+      return guard_->failure_of(message_text(sends, tensor, peer), problem, peer);
+    };
+    if (guard_->failed()) std::rethrow_exception(failure("the group has failed"));
+    try {
+      return c10::make_intrusive<MessageWork>(start(), guard_, tensor, peer);
+    } catch (const c10::Error&) {  // a call that cannot be: Gloo says why
+      throw;
+    } catch (const std::exception&) {
+      std::rethrow_exception(failure(message_of(std::current_exception())));
+    }
+  }
+
   WorkPtr announced(const CallFacts& call, c10::function_ref<WorkPtr()> start) override {
     // Gloo carries some collectives out by others, which are the same call.
     if (inside_ == this) return start();
@@ -194,12 +276,10 @@ class GuardedGloo : public Announced<Gloo> {
     const auto ticket = guard_->enter(call);
     collectiveCounter_ = tag_of(ticket);  // Gloo pairs collectives by it
     UnderWay under_way;
-    inside_ = this;
     try {
+      const Inside inside(this);
       under_way = start();
-      inside_ = nullptr;
     } catch (...) {  // Gloo refused it: nothing is under way
-      inside_ = nullptr;
       guard_->leave(ticket);
       throw;
     }
@@ -259,7 +339,10 @@ class GuardedGloo : public Announced<Gloo> {
       leaving.push_back({(getRank() + step) % getSize(), own});
     }
     parts[getRank()].copy_(own);
-    messages_.exchange(ticket, arriving, leaving);
+    {
+      const Inside inside(this);
+      messages_.exchange(ticket, arriving, leaving);
+    }
     guard_->leave(ticket);
     return c10::make_intrusive<DoneWork>(c10d::OpType::_ALLGATHER_BASE, Tensors{output},
                                          ticket.sequence);

@@ -77,6 +77,8 @@ class Jury {
   /// Its state as the system of its host tells it, e.g. "stopped", and its exact last call.
   void seen(int rank, const std::string& state, const ToldCall& last);
 
+  /// The latest call that a rank told of.
+  [[nodiscard]] const ToldCall& latest(int rank) const { return ranks_.at(rank).latest; }
   /// The collective that somebody waits in and all are to tell about; 0: none.
   [[nodiscard]] std::uint64_t disputed() const;
   /// Who has not said a word for half of the time that it is given: its host should be asked.

@@ -135,6 +135,8 @@ struct DebugFacts {
   std::function<std::string()> arguments = nullptr;
   /// What stands for a tensor in the report; by default its shape.
   Value (*of)(const at::Tensor&) = nullptr;
+  /// Why a tensor cannot take part; by default `not_dense`.
+  std::string (*problem)(const at::Tensor&) = nullptr;
 };
 
 /// Collective in debug mode, else nothing. Compares the inputs of all processes; throws the same

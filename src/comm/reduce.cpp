@@ -22,8 +22,10 @@ void check_dtype(const at::Tensor& leaf, std::size_t index, const TreeView& view
                  Reduction reduction) {
   const auto dtype = leaf.scalar_type();
   const auto refuse = [&](const char* remedy) {
+    const auto place = leaf_place(view, index);
     throw ArgumentError(str("reduce: the ", to_string(reduction), " of ", dtype_name(dtype),
-                            " is not defined (the tensor", leaf_place(view, index), "). ", remedy));
+                            " is not defined", place.empty() ? "" : str(" (the tensor", place, ")"),
+                            ". ", remedy));
   };
   if (c10::isFloat8Type(dtype)) refuse("Convert it to bfloat16 or float first.");
   if (c10::isComplexType(dtype)) {

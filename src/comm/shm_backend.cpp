@@ -56,22 +56,20 @@ std::vector<Part> rows_of(const char* kind, const Whole& whole, const at::Tensor
 }
 
 // What has become of a message; null when it has arrived.
-std::exception_ptr message_failure(const char* kind, const ShmMessage& message, CallGuard& guard,
-                                   const ShmSegment& segment) {
+std::exception_ptr message_failure(bool sends, const at::Tensor& tensor, const ShmMessage& message,
+                                   CallGuard& guard, const ShmSegment& segment) {
+  const char* kind = sends ? "send" : "recv";
   if (!message.problem.empty()) {
     return std::make_exception_ptr(
         CommError(str(kind, ": ", message.problem, "."), message.source));
   }
   if (message.outcome.fault == ShmFault::kNone) return nullptr;
-  const auto what = str(kind, ": ", segment.describe(message.outcome), ".");
-  if (message.outcome.fault == ShmFault::kClosed) return std::make_exception_ptr(CommError(what));
-  std::exception_ptr error;
-  try {
-    guard.fail(Ticket{}, what, message.outcome.rank);
-  } catch (...) {
-    error = std::current_exception();
+  const auto why = segment.describe(message.outcome);
+  if (message.outcome.fault == ShmFault::kClosed) {
+    return std::make_exception_ptr(CommError(str(kind, ": ", why, ".")));
   }
-  return error;
+  return guard.failure_of(message_text(sends, tensor, message.peer), str(why, "."),
+                          message.outcome.rank);
 }
 
 }  // namespace
@@ -495,9 +493,9 @@ ShmBackend::WorkPtr ShmBackend::post(Tensors& tensors, int peer, int tag, OpType
   }
   const auto work = c10::make_intrusive<ShmMessageWork>(
       ShmWork::About{rank_, type, kind, tensors, 0}, mailbox_, message);
-  message->on_done = [work, kind, guard = guard_, segment = segment_,
+  message->on_done = [work, sends, tensor, guard = guard_, segment = segment_,
                       copy_back = std::move(memory).copy_back()](ShmMessage& ended) {
-    auto error = message_failure(kind, ended, *guard, *segment);
+    auto error = message_failure(sends, tensor, ended, *guard, *segment);
     if (!error && copy_back) copy_back();
     work->settle(error);
   };

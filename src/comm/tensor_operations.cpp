@@ -111,10 +111,11 @@ void refuse_other(std::string_view operation, const std::string& path, const std
                           ". Only leaves of type ", expected, " can be used here."));
 }
 
-void refuse_other_value(std::string_view operation, const std::string& path, const Value& value) {
+void refuse_other_value(std::string_view operation, const std::string& path, const Value& value,
+                        std::string_view expected) {
   throw ArgumentError(str(operation, " got a leaf", place(path), " of kind ",
-                          value_type_name(value), ": ", value.repr(),
-                          ". Only leaves of kind tensor can be used here."));
+                          value_type_name(value), ": ", value.repr(), ". Only leaves of ", expected,
+                          " can be used here."));
 }
 
 void refuse_empty(const TreePath& path, const std::type_info& container) {
@@ -177,6 +178,29 @@ Value listify(const at::Tensor& tensor) {
   }
 }
 
+void check_listable(const TreePath& path, const at::Tensor& tensor) {
+  const auto refuse = [&](const auto&... why) {
+    throw ArgumentError(detail::str("listify: the tensor", place(path.str()), " ", why...));
+  };
+  if (tensor.is_nested()) refuse("is nested. Pass its parts: tensor.unbind().");
+  if (tensor.layout() != at::kStrided) {
+    refuse("is of layout ", tensor.layout(), ". Pass tensor.to_dense().");
+  }
+  if (tensor.is_meta()) refuse("is on meta and holds no numbers.");
+  if (tensor.scalar_type() != at::kUInt64) return;
+  // The highest bit is the sign of the same bits as a signed number.
+  if (tensor.detach().view(at::kLong).lt(0).any().item<bool>()) {
+    refuse("holds a number of 2^63 or more, which does not fit the 64 bits of a Value. Convert it ",
+           "to double first.");
+  }
+}
+
+void check_item_count(std::size_t given, std::size_t members, const std::type_info& type) {
+  if (given == members) return;
+  throw ArgumentError(str("honor_type got ", given, " items for a ", type_name(type),
+                          ", which has ", members, " members. Pass one item per member."));
+}
+
 at::Tensor to_fp32(const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   return dtype == at::kHalf || dtype == at::kBFloat16 ? tensor.to(at::kFloat) : tensor;
@@ -222,9 +246,10 @@ std::vector<at::Tensor> concatenate(std::span<const tree::Flat> parts, std::int6
     // The sorted lists tell whose the extra leaf is.
     const bool missing =
         mine != first.paths.end() && std::find(paths.begin(), paths.end(), *mine) == paths.end();
+    const auto& where = missing ? *mine : *theirs;
     throw ArgumentError(str("concatenate: batch ", p,
                             missing ? " has no tensor at " : " has a tensor at ",
-                            missing ? *mine : *theirs,
+                            where.empty() ? "its root" : where,
                             missing ? ", which batch 0 has." : ", which batch 0 does not have."));
   }
   std::vector<at::Tensor> result;

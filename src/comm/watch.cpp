@@ -105,16 +105,17 @@ class Watch::Loop {
       const auto password = random_password();
       const auto address = options_.address.empty() ? this_host_name() : options_.address;
       blackboard.set("watch", str(address, " ", port_of(*door), " ", password, " ", host_identity(),
-                                  " ", ::getpid(), " ", page_.path()));
+                                  " ", ::getpid(), " ", this_host_name(), " ", page_.path()));
       hub_.emplace(std::move(*door), password, options_.size, options_.times, options_.beat, now);
       link_.emplace(hub_->own_channel(now));
       return say_hello(password);
     }
     const auto words = split(blackboard.get("watch"), ' ');
-    if (words.size() != 6) throw CommError("the watch of rank 0 gave no address.", 0);
+    if (words.size() != 7) throw CommError("the watch of rank 0 gave no address.", 0);
     hub_is_here_ = words[3] == host_identity();
     hub_pid_ = std::stoi(words[4]);
-    if (hub_is_here_) hub_page_ = open_page(words[5]);
+    hub_name_ = str("rank 0 (", words[5], ")");
+    if (hub_is_here_) hub_page_ = open_page(words[6]);
     link_.emplace(reach(words[0], std::stoi(words[1])), now);
     say_hello(words[2]);
   }
@@ -245,6 +246,9 @@ class Watch::Loop {
       }
       case Kind::kFinding:
         return decide({note.rank, note.text});
+      case Kind::kBeat:
+        if (note.call.sequence > 0) hub_told_ = note.call;
+        return;
       case Kind::kLeft:
         hub_left_ = note.call;
         return;
@@ -261,26 +265,26 @@ class Watch::Loop {
       if (!call) return;
       const bool same = call->sequence == hub_left_->sequence;
       if (same && call->signature != hub_left_->signature) {
-        return decide({-1, str("the ranks are in different collectives:\n  rank 0: ",
-                               hub_left_->text, "\n  rank ", options_.rank, ": ", call->text)});
+        return decide({-1, str("the ranks are in different collectives:\n  ", hub_name_, ": ",
+                               hub_left_->text, "\n  ", own_name(), ": ", call->text)});
       }
       // Where rank 0 has completed it, somebody else may be late for it. If there is nobody else,
       // calls of different sizes have met on a device.
       const bool completed = call->sequence < hub_left_->open && !transport_broken_;
       const bool misfit = options_.size == 2 && log_.waiting(now - options_.times.silence);
       if (completed && !misfit) return;
-      return decide({0, str("rank 0 has ended", where(*hub_left_), ", and rank ", options_.rank,
+      return decide({0, str(hub_name_, " has ended", where(*hub_left_), ", and ", own_name(),
                             " waits in ", call->text)});
     }
     if (link_->closed()) {
-      if (hub_is_missed(now)) decide({0, str("rank 0 died", where_hub_is())});
+      if (hub_is_missed(now)) decide({0, str(hub_name_, " died", where_hub_is())});
       return;
     }
     const auto silence = now - link_->last_heard();
     if (silence <= options_.times.silence) return;
     const auto state = hub_is_here_ ? str(" (the process is ", process_state(hub_pid_), ")") : "";
-    decide({0, str("rank 0 has given no sign of life for ",
-                   std::chrono::duration_cast<std::chrono::seconds>(silence).count(), " s", state,
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(silence).count();
+    decide({0, str(hub_name_, " has given no sign of life for ", seconds, " s", state, ",",
                    where_hub_is())});
   }
 
@@ -298,8 +302,18 @@ class Watch::Loop {
     return str(last.complete ? " after " : " in ", last.text);
   }
 
+  [[nodiscard]] std::string own_name() const {
+    return str("rank ", options_.rank, " (", this_host_name(), ")");
+  }
+
+  /// Exact on the host of rank 0. Elsewhere it is what rank 0 said with its last beat, or the last
+  /// call that this rank has completed: rank 0 had come to it as well.
   [[nodiscard]] std::string where_hub_is() const {
-    return hub_page_ ? where(read_page(*hub_page_)) : "";
+    if (hub_page_) return where(read_page(*hub_page_));
+    const auto completed = log_.last_completed();
+    const auto told = hub_told_.sequence + (hub_told_.complete ? 1 : 0);
+    if (completed.sequence == 0 || completed.sequence < told) return where(hub_told_);
+    return str(" in or after ", completed.text);
   }
 
   void decide(const Finding& finding) {
@@ -352,6 +366,8 @@ class Watch::Loop {
   // Rank 0 as seen by the others.
   bool hub_is_here_ = false;
   int hub_pid_ = 0;
+  std::string hub_name_;
+  ToldCall hub_told_;
   std::shared_ptr<const CallPage> hub_page_;
   std::optional<ToldCall> hub_left_;
 

@@ -56,7 +56,7 @@ std::optional<std::string> WatchHub::work(Clock::time_point now) {
   std::erase_if(members_, [](const auto& member) { return member->channel.closed(); });
   for (auto& member : members_) {
     if (now - member->channel.last_said() >= beat_) {
-      member->channel.send(to_line({.kind = Kind::kBeat}));
+      member->channel.send(to_line({.kind = Kind::kBeat, .call = jury_.latest(0)}));
     }
   }
   if (found_) return std::nullopt;

@@ -13,7 +13,7 @@ namespace accelerate::detail {
 
 struct Note {
   enum class Kind : std::uint8_t {
-    kBeat,       ///< I live; `call` is my latest one
+    kBeat,       ///< I live; `call` is my latest one; from rank 0 its own
     kHello,      ///< `rank`, `pid`, `host`, `name`, `page`, and `text`, the password of the group
     kWaits,      ///< I have been waiting in `call`
     kMovesOn,    ///< I wait no more

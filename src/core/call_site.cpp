@@ -12,6 +12,7 @@ namespace {
 thread_local CallSite here;
 thread_local bool is_here = false;
 thread_local const char* scope_name = nullptr;
+thread_local const char* remark_here = nullptr;
 thread_local const UserCall* user_call = nullptr;
 
 const char* without_folders(const char* path) {
@@ -24,6 +25,7 @@ const char* without_folders(const char* path) {
 CallSite current_call_site() noexcept {
   CallSite site = is_here ? here : CallSite{};
   site.name = scope_name;
+  site.remark = remark_here;
   site.call = user_call;
   return site;
 }
@@ -37,6 +39,10 @@ AtCallSite::AtCallSite(const std::source_location& where) noexcept : outermost_(
 AtCallSite::~AtCallSite() {
   if (outermost_) is_here = false;
 }
+
+AfterRemark::AfterRemark(const char* remark) noexcept { remark_here = remark; }
+
+AfterRemark::~AfterRemark() { remark_here = nullptr; }
 
 AsUserCall::AsUserCall(const UserCall& call) noexcept : before_(user_call) { user_call = &call; }
 

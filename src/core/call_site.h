@@ -24,6 +24,8 @@ struct CallSite {
   std::uint32_t line = 0;
   /// The scope of `name_collectives`, nullptr outside of one. Then the place does not count.
   const char* name = nullptr;
+  /// What happened just before, for people: it is shown and not compared. nullptr: nothing.
+  const char* remark = nullptr;
   /// nullptr where the backend knows it all.
   const UserCall* call = nullptr;
 };
@@ -42,6 +44,15 @@ class AtCallSite {
 
  private:
   bool outermost_;
+};
+
+/// Collectives of this thread are made after `remark`, which must outlive this.
+class AfterRemark {
+ public:
+  explicit AfterRemark(const char* remark) noexcept;
+  ~AfterRemark();
+  AfterRemark(const AfterRemark&) = delete;
+  AfterRemark& operator=(const AfterRemark&) = delete;
 };
 
 /// Collectives of this thread carry out `call`, which must outlive this.

@@ -4,10 +4,10 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-#include <cstdlib>
 #include <regex>
 
 #include "accelerate/plugins.h"
+#include "core/process_variables.h"
 #include "core/record.h"
 
 namespace accelerate {
@@ -320,12 +320,13 @@ const MixedPrecisionPolicy* FullyShardedDataParallelPlugin::policy() const {
 }
 
 void enable_fsdp_ram_efficient_loading() {
-  ::setenv("ACCELERATE_USE_FSDP", "True", /*overwrite=*/0);
-  ::setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "True", /*overwrite=*/1);
+  const std::string use_fsdp = "ACCELERATE_USE_FSDP";
+  if (!Environment::process().contains(use_fsdp)) detail::set_process_variable(use_fsdp, "True");
+  detail::set_process_variable("FSDP_CPU_RAM_EFFICIENT_LOADING", "True");
 }
 
 void disable_fsdp_ram_efficient_loading() {
-  ::setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "False", /*overwrite=*/1);
+  detail::set_process_variable("FSDP_CPU_RAM_EFFICIENT_LOADING", "False");
 }
 
 }  // namespace accelerate

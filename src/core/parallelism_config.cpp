@@ -24,6 +24,33 @@ Sizes sizes_of(const ParallelismConfig& config) {
           {"tp", config.tp_size.value_or(1)}};
 }
 
+/// "dp_replicate_size 1, dp_shard_size 2, ...", for messages.
+std::string factors_of(const ParallelismConfig& config) {
+  std::vector<std::string> factors;
+  for (const auto& [name, size] : sizes_of(config)) factors.push_back(str(name, "_size ", size));
+  return join(factors);
+}
+
+/// The product of the sizes of `names`; nothing where 64 bits do not hold it.
+std::optional<std::int64_t> product_of(const ParallelismConfig& config,
+                                       const std::vector<std::string>& names) {
+  std::int64_t product = 1;
+  for (const auto& [name, size] : sizes_of(config)) {
+    if (std::ranges::find(names, name) == names.end()) continue;
+    if (__builtin_mul_overflow(product, size, &product)) return std::nullopt;
+  }
+  return product;
+}
+
+const std::vector<std::string> kAllNames = {"dp_replicate", "dp_shard", "cp", "sp", "tp"};
+
+std::int64_t size_of(const ParallelismConfig& config, const std::vector<std::string>& names) {
+  if (const auto product = product_of(config, names)) return *product;
+  throw ConfigError(str("The sizes of the ParallelismConfig (", factors_of(config),
+                        ") multiply to a number beyond 64 bits. Together they must be the number ",
+                        "of processes."));
+}
+
 /// Those of `names` whose size is above 1, in the given order.
 std::vector<std::string> enabled(const ParallelismConfig& config,
                                  const std::vector<std::string>& names) {
@@ -34,46 +61,6 @@ std::vector<std::string> enabled(const ParallelismConfig& config,
     if (found->second > 1) result.push_back(name);
   }
   return result;
-}
-
-const Value* entry_of(const Value::Dict& dict, std::string_view key) {
-  const Value* value = dict.get(key);
-  return value == nullptr || value->is_none() ? nullptr : value;
-}
-
-template <class T>
-void take(const Value::Dict& dict, std::string_view key, std::optional<T>& field) {
-  const Value* value = entry_of(dict, key);
-  if (value == nullptr) return;
-  if constexpr (std::is_same_v<T, bool>) field = value->as_bool();
-  if constexpr (std::is_same_v<T, std::int64_t>) field = value->as_int();
-  if constexpr (std::is_same_v<T, std::string>) field = value->as_string();
-}
-
-ParallelismConfig config_from(const Value::Dict& dict) {
-  ParallelismConfig config;
-  take(dict, "dp_replicate_size", config.dp_replicate_size);
-  take(dict, "dp_shard_size", config.dp_shard_size);
-  take(dict, "tp_size", config.tp_size);
-  take(dict, "cp_size", config.cp_size);
-  take(dict, "cp_backend", config.cp_backend);
-  take(dict, "sp_size", config.sp_size);
-  take(dict, "sp_backend", config.sp_backend);
-  if (const Value* handler = entry_of(dict, "tp_handler")) {
-    std::optional<bool> asynchronous;
-    take(handler->as_dict(), "enable_async_tp", asynchronous);
-    config.tp_handler = TorchTensorParallelConfig{asynchronous.value_or(false)};
-  }
-  if (const Value* handler = entry_of(dict, "cp_handler")) {
-    take(handler->as_dict(), "cp_comm_strategy", config.cp_handler.emplace().cp_comm_strategy);
-  }
-  if (const Value* handler = entry_of(dict, "sp_handler")) {
-    auto& sequence = config.sp_handler.emplace();
-    take(handler->as_dict(), "sp_seq_length", sequence.sp_seq_length);
-    take(handler->as_dict(), "sp_seq_length_is_variable", sequence.sp_seq_length_is_variable);
-    take(handler->as_dict(), "sp_attn_implementation", sequence.sp_attn_implementation);
-  }
-  return config;
 }
 
 template <class Handler>
@@ -183,6 +170,7 @@ struct RecordTraits<ParallelismConfig> {
     require_one_of({"torch"}, "cp_backend", *config.cp_backend);
     require_at_least(1, "sp_size", *config.sp_size);
     require_one_of({"deepspeed"}, "sp_backend", *config.sp_backend);
+    static_cast<void>(config.total_size());  // says so if there is none
     if (config.cp_enabled() && config.sp_enabled()) {
       throw ConfigError(str("cp_size is ", *config.cp_size, " and sp_size is ", *config.sp_size,
                             ": context and sequence parallelism exclude each other. Set one of ",
@@ -202,6 +190,70 @@ struct RecordTraits<ParallelismConfig> {
   }
 };
 
+namespace {
+
+const Value* entry_of(const Value::Dict& dict, std::string_view key) {
+  const Value* value = dict.get(key);
+  return value == nullptr || value->is_none() ? nullptr : value;
+}
+
+template <class T>
+void take(const Value::Dict& dict, std::string_view key, std::optional<T>& field) {
+  const Value* value = entry_of(dict, key);
+  if (value == nullptr) return;
+  if constexpr (std::is_same_v<T, bool>) field = value->as_bool();
+  if constexpr (std::is_same_v<T, std::int64_t>) field = value->as_int();
+  if constexpr (std::is_same_v<T, std::string>) field = value->as_string();
+}
+
+/// A key that nobody reads would be a setting without effect.
+void check_keys(const Value::Dict& dict, const Value::Dict& known, const std::string& owner) {
+  for (const auto& [key, value] : dict) {
+    if (known.contains(key)) continue;
+    std::vector<std::string> names;
+    for (const auto& [name, unset] : known) names.push_back(name.to_string());
+    throw ConfigError(
+        str(owner, " has the unknown key ", key.repr(), ". Choose among: ", join(names), "."));
+  }
+}
+
+/// The entry of a handler, or nothing.
+template <class Handler>
+const Value::Dict* handler_entry(const Value::Dict& dict, const std::string& key) {
+  const Value* entry = entry_of(dict, key);
+  if (entry == nullptr) return nullptr;
+  check_keys(entry->as_dict(), dict_of(Handler{}), str("The parallelism configuration's ", key));
+  return &entry->as_dict();
+}
+
+ParallelismConfig config_from(const Value::Dict& dict) {
+  check_keys(dict, dict_of(ParallelismConfig{}), "The parallelism configuration");
+  ParallelismConfig config;
+  take(dict, "dp_replicate_size", config.dp_replicate_size);
+  take(dict, "dp_shard_size", config.dp_shard_size);
+  take(dict, "tp_size", config.tp_size);
+  take(dict, "cp_size", config.cp_size);
+  take(dict, "cp_backend", config.cp_backend);
+  take(dict, "sp_size", config.sp_size);
+  take(dict, "sp_backend", config.sp_backend);
+  if (const auto* handler = handler_entry<TorchTensorParallelConfig>(dict, "tp_handler")) {
+    std::optional<bool> asynchronous;
+    take(*handler, "enable_async_tp", asynchronous);
+    config.tp_handler = TorchTensorParallelConfig{asynchronous.value_or(false)};
+  }
+  if (const auto* handler = handler_entry<TorchContextParallelConfig>(dict, "cp_handler")) {
+    take(*handler, "cp_comm_strategy", config.cp_handler.emplace().cp_comm_strategy);
+  }
+  if (const auto* handler = handler_entry<DeepSpeedSequenceParallelConfig>(dict, "sp_handler")) {
+    auto& sequence = config.sp_handler.emplace();
+    take(*handler, "sp_seq_length", sequence.sp_seq_length);
+    take(*handler, "sp_seq_length_is_variable", sequence.sp_seq_length_is_variable);
+    take(*handler, "sp_attn_implementation", sequence.sp_attn_implementation);
+  }
+  return config;
+}
+
+}  // namespace
 }  // namespace detail
 
 ACCELERATE_RECORD(TorchTensorParallelPlugin);
@@ -211,15 +263,15 @@ ACCELERATE_RECORD(DeepSpeedSequenceParallelConfig);
 ACCELERATE_RECORD(ParallelismConfig);
 
 std::int64_t ParallelismConfig::total_size() const {
-  return data_parallel_size() * non_data_parallel_size();
+  return detail::size_of(*this, detail::kAllNames);
 }
 
 std::int64_t ParallelismConfig::data_parallel_size() const {
-  return dp_replicate_size.value_or(1) * dp_shard_size.value_or(1);
+  return detail::size_of(*this, {"dp_replicate", "dp_shard"});
 }
 
 std::int64_t ParallelismConfig::non_data_parallel_size() const {
-  return tp_size.value_or(1) * cp_size.value_or(1) * sp_size.value_or(1);
+  return detail::size_of(*this, {"tp", "cp", "sp"});
 }
 
 std::vector<std::string> ParallelismConfig::dp_dim_names() const {
@@ -274,12 +326,6 @@ std::string ParallelismConfig::to_json() const {
 ParallelismConfig ParallelismConfig::from_json(std::string_view text) {
   const Value tree = detail::json_loads(text, "The parallelism configuration");
   try {
-    const auto known = detail::dict_of(ParallelismConfig{});
-    for (const auto& [key, value] : tree.as_dict()) {
-      if (known.contains(key)) continue;
-      throw ConfigError(
-          detail::str("The parallelism configuration has the unknown key ", key.repr(), "."));
-    }
     return detail::config_from(tree.as_dict());
   } catch (const ArgumentError& wrong_kind) {
     throw ConfigError(
@@ -292,11 +338,8 @@ ParallelismConfig validated_for(const ParallelismConfig& config, const Paralleli
   if (!facts.distributed && config.total_size() == 1) return result;
   if (config.total_size() == 1) result.dp_replicate_size = facts.num_processes;
   if (result.total_size() != facts.num_processes) {
-    const auto sizes = detail::sizes_of(result);
-    std::vector<std::string> factors;
-    for (const auto& [name, size] : sizes) factors.push_back(detail::str(name, "_size ", size));
     throw ConfigError(detail::str("The sizes of the ParallelismConfig multiply to ",
-                                  result.total_size(), " (", detail::join(factors),
+                                  result.total_size(), " (", detail::factors_of(result),
                                   "), but the run has ", facts.num_processes, " processes."));
   }
   if (result.cp_enabled() && !facts.allow_cp_standalone) {
@@ -332,7 +375,9 @@ std::ostream& operator<<(std::ostream& out, const ParallelismConfig& config) {
   for (const auto& [key, value] : detail::dict_of(config)) {
     out << key.to_string() << "=" << value.repr() << ", ";
   }
-  return out << "total_size=" << config.total_size() << ")";
+  out << "total_size=";
+  if (const auto total = detail::product_of(config, detail::kAllNames)) return out << *total << ")";
+  return out << "beyond 64 bits)";
 }
 
 }  // namespace accelerate

@@ -407,6 +407,7 @@ std::size_t ProcessSet::start(const SpawnOptions& options, const std::function<i
   std::fflush(nullptr);
   children_.reserve(children_.size() + 1);
   const pid_t parent = ::getpid();
+  const auto started = Clock::now();
   const pid_t pid = ::fork();
   if (pid == 0) {
     set_up_child(options, prepared, output.theirs(), error.theirs(), parent);
@@ -424,7 +425,7 @@ std::size_t ProcessSet::start(const SpawnOptions& options, const std::function<i
   Child child;
   child.pid = pid;
   child.pidfd = open_pidfd(pid);
-  child.started = Clock::now();
+  child.started = started;
   child.output.fd = output.release_ours();
   child.output.terminal = options.output == StreamTarget::kTerminal;
   child.error.fd = error.release_ours();

@@ -11,6 +11,7 @@
 #include <array>
 #include <climits>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "accelerate/errors.h"
@@ -355,8 +356,12 @@ bool is_loopback(std::string_view address) {
 }
 
 bool threads_are_chosen(const Environment& environment) {
-  const auto text = environment.get("OMP_NUM_THREADS");
-  return text && *text != "0";
+  const std::string name = "OMP_NUM_THREADS";
+  const auto text = environment.get(name);
+  if (!text) return false;
+  // Of a number per level, the outermost counts.
+  const std::map<std::string, std::string> outermost{{name, split(*text, ',').front()}};
+  return Environment(outermost).integer({name}, 0) >= 1;
 }
 
 int threads_per_process(int cores, int local_size) {

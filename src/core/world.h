@@ -91,7 +91,8 @@ struct Locality {
 /// "NodeAddr=" of what `scontrol show node` prints.
 [[nodiscard]] std::optional<std::string> node_addr_from(std::string_view scontrol_output);
 
-/// Whether OMP_NUM_THREADS says how many threads to use. "4,2", a number per level, is legal too.
+/// Whether OMP_NUM_THREADS says how many threads to use: 1 or more. "4,2", a number per level, is
+/// legal too. Throws `ConfigError` for what is no number.
 [[nodiscard]] bool threads_are_chosen(const Environment& environment);
 
 /// How many threads each process of a host takes: the cores shared out, at least one.

@@ -104,6 +104,16 @@ std::int64_t known_length(const std::optional<std::int64_t>& length, std::string
                        "samples there are."));
 }
 
+void throw_freed_loader() {
+  throw StateError(
+      "This data loader has let go of its data: it was freed or reset. Assign another loader to it "
+      "before it is used again.");
+}
+
+void throw_no_dataset() {
+  throw ArgumentError("The dataset is a null pointer. Pass one that points to a dataset.");
+}
+
 std::shared_ptr<BatchIndexSampler> batches_of(const DataLoaderOptions& options,
                                               std::shared_ptr<Sampler> sampler) {
   return std::make_shared<BatchSampler>(std::move(sampler), options.batch_size.value_or(1),

@@ -93,12 +93,13 @@ DataLoaderState::operator Value() const {
   const auto samples = samples_yielded.value_or(0);
   Value sampler;
   if (num_processes == 1 && samples_yielded && batches_yielded > 0) {
-    Value iterator;
+    Value::Dict state{{"samples_yielded", samples}};
+    // Where the key is there, torchdata insists on a sampler that has a state, and that is a random
+    // one.
     if (generator.defined()) {
-      iterator = Value::Dict{{"yielded", samples}, {"generator", generator}};
+      state.set("sampler_iter_state", Value::Dict{{"yielded", samples}, {"generator", generator}});
     }
-    sampler =
-        Value::Dict{{"samples_yielded", samples}, {"sampler_iter_state", std::move(iterator)}};
+    sampler = std::move(state);
   }
   Value::Dict dict{{"_index_sampler_state", nullptr},
                    {"_sampler_iter_state", std::move(sampler)},
@@ -107,7 +108,7 @@ DataLoaderState::operator Value() const {
                    {"_IterableDataset_len_called", nullptr},
                    {"_shared_seed", nullptr},
                    {"fetcher_state", nullptr},
-                   {"dataset_state", nullptr},
+                   {"dataset_state", dataset_state.value_or(Value())},
                    {"_iterator_finished", finished}};
   if (samples_yielded) {
     Value seed;
@@ -139,6 +140,8 @@ DataLoaderState from_value(std::type_identity<DataLoaderState>, const Value& val
   state.samples_yielded = std::nullopt;
   if (dict.contains("_iterator_finished")) state.finished = truth(dict, "_iterator_finished");
   if (main != nullptr) {
+    const auto* dataset = main->get("dataset_state");
+    if (dataset != nullptr && !dataset->is_none()) state.dataset_state = *dataset;
     // Older files have it under the other key.
     for (const auto* key : {"_index_sampler_state", "_sampler_iter_state"}) {
       const auto* sampler = inner(*main, key);

@@ -13,11 +13,13 @@
 namespace accelerate::detail {
 
 RoundMessage announce(RoundMessage message) {
-  auto fields = std::tie(message.kind, message.last, message.genuine, message.padded,
-                         message.samples_after, message.batches_after, message.structure,
-                         message.failure, message.failed_batch, message.failed_indices);
+  auto fields =
+      std::tie(message.kind, message.last, message.genuine, message.padded, message.samples_after,
+               message.batches_after, message.structure, message.failure, message.failed_batch,
+               message.failed_indices, message.failed_sample);
   std::tuple<RoundMessage::Kind, bool, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-             std::optional<std::string>, std::string, std::int64_t, std::vector<std::int64_t>>
+             std::optional<std::string>, std::string, std::int64_t, std::vector<std::int64_t>,
+             std::optional<std::int64_t>>
       sent = fields;
   const auto named = name_collectives(kDispatcherName);
   broadcast_object_list(sent);
@@ -34,6 +36,7 @@ RoundMessage failure_message(const std::exception_ptr& failure) {
     message.failure = error.what();
     message.failed_batch = error.batch();
     message.failed_indices = error.indices();
+    message.failed_sample = error.sample();
   } catch (const c10::Error& error) {
     message.failure = error.what_without_backtrace();
   } catch (const std::exception& error) {
@@ -46,7 +49,8 @@ RoundMessage failure_message(const std::exception_ptr& failure) {
 
 void throw_if_failed(const RoundMessage& message) {
   if (message.kind != RoundMessage::Kind::kFailure) return;
-  throw DataLoaderError(message.failure, message.failed_batch, message.failed_indices);
+  throw DataLoaderError(message.failure, message.failed_batch, message.failed_indices,
+                        message.failed_sample);
 }
 
 void share_start(PassStart& start, const std::function<void()>& begin) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "accelerate/data_loader_options.h"
+#include "accelerate/indexed_fetch.h"
 #include "core/exception_text.h"
 #include "core/text.h"
 
@@ -40,6 +41,8 @@ class SignalsBlocked {
  private:
   sigset_t before_;
 };
+
+thread_local std::optional<std::int64_t> failed_sample;
 
 constexpr std::size_t kMostIndicesShown = 16;
 
@@ -212,11 +215,16 @@ bool LoadWindow::cancelled() const {
   return cancelled_;
 }
 
+void note_failed_sample(std::int64_t index) noexcept { failed_sample = index; }
+
 std::exception_ptr load_failure(std::int64_t sequence, const IndexBatch& indices) {
+  auto sample = std::exchange(failed_sample, std::nullopt);
+  if (sample && std::ranges::find(indices, *sample) == indices.end()) sample.reset();
+  const auto where = sample && indices.size() > 1 ? str(" at sample ", *sample) : "";
   const auto text = str("Batch ", sequence, " of the data loader", show_samples(indices),
-                        " could not be loaded: ", current_exception_text().text());
+                        " could not be loaded", where, ": ", current_exception_text().text());
   try {
-    std::throw_with_nested(DataLoaderError(text, sequence, indices));
+    std::throw_with_nested(DataLoaderError(text, sequence, indices, sample));
   } catch (...) {
     return std::current_exception();
   }

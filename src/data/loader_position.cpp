@@ -29,6 +29,9 @@ std::int64_t LoaderPosition::epoch() const {
 }
 
 void LoaderPosition::set_epoch(std::int64_t epoch) {
+  if (epoch < 0) {
+    throw ArgumentError(str("The epoch is ", epoch, ", but epochs count from 0."));
+  }
   const std::lock_guard lock(mutex_);
   epoch_ = epoch;
   given_.reset();
@@ -69,6 +72,7 @@ PassStart LoaderPosition::next_start() {
   if (state.epoch.value_or(epoch_) == epoch_) {
     start.from.generator_state = state.generator;
     start.base_seed = state.base_seed;
+    start.dataset_state = state.dataset_state;
   }
   return start;
 }

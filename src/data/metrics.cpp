@@ -1,12 +1,26 @@
 #include <ATen/Functions.h>
 
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
 #include "accelerate/errors.h"
 #include "accelerate/gather_for_metrics.h"
 #include "accelerate/gradient_state.h"
+#include "accelerate/own_data.h"
 #include "core/log.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
+namespace {
+
+std::int64_t rows_of(const std::vector<at::Tensor>& parts) {
+  std::int64_t rows = 0;
+  for (const auto& part : parts) rows += part.size(0);
+  return rows;
+}
+
+}  // namespace
 
 std::optional<MetricsCut> metrics_cut() {
   if (is_alone(nullptr)) return std::nullopt;
@@ -20,6 +34,53 @@ std::optional<MetricsCut> metrics_cut() {
   }
   const bool cuts = cut.genuine > 0 && cut.genuine != cut.padded;
   return cuts ? std::optional(cut) : std::nullopt;
+}
+
+UnevenLoader::~UnevenLoader() = default;
+
+std::shared_ptr<const UnevenParts> uneven_parts() {
+  if (is_alone(nullptr)) return nullptr;
+  const auto loader = GradientState().active_dataloader();
+  const auto* own = dynamic_cast<const UnevenLoader*>(loader.get());
+  return own == nullptr ? nullptr : own->uneven_parts();
+}
+
+bool one_per_sample(std::int64_t length, const UnevenParts& parts) {
+  const auto samples = std::accumulate(parts.lengths.begin(), parts.lengths.end(), std::int64_t{0});
+  if (length == samples) return true;
+  warn_once(str("gather_for_metrics returns ", length, " gathered rows whole: the processes hold ",
+                samples, " samples, so that there is not one row per sample."));
+  return false;
+}
+
+std::vector<at::Tensor> gather_uneven(std::vector<at::Tensor> leaves, const UnevenParts& parts,
+                                      std::source_location where) {
+  if (leaves.empty()) return leaves;
+  std::vector<std::int64_t> mine;
+  for (const auto& leaf : leaves) mine.push_back(leaf.dim() == 0 ? -1 : leaf.size(0));
+  // Every process must come to the same decision about a leaf.
+  const auto rows = gather_numbers(mine, where);
+  const auto lengths = at::tensor(parts.lengths, at::kLong);
+  const auto longest = std::ranges::max(parts.lengths);
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    auto& leaf = leaves[i];
+    if (!rows.select(1, static_cast<std::int64_t>(i)).equal(lengths)) {
+      leaf = accelerate::gather(leaf, where);
+      std::ignore = one_per_sample(leaf.size(0), parts);
+      continue;
+    }
+    auto padding = leaf.sizes().vec();
+    padding[0] = longest - leaf.size(0);
+    if (padding[0] > 0) leaf = at::cat({leaf, leaf.new_zeros(padding)});
+    leaf = accelerate::gather(leaf, where);
+    std::vector<at::Tensor> kept;
+    for (std::size_t rank = 0; rank < parts.genuine.size(); ++rank) {
+      kept.push_back(
+          leaf.narrow(0, static_cast<std::int64_t>(rank) * longest, parts.genuine[rank]));
+    }
+    leaf = at::cat(kept);
+  }
+  return leaves;
 }
 
 std::int64_t kept_of(std::int64_t length, const MetricsCut& cut) {
@@ -48,7 +109,14 @@ at::Tensor gather_rows_as_objects(const at::Tensor& tensor, std::source_location
   auto parts = accelerate::gather_object(
       std::vector{tensor.dim() == 0 ? tensor.reshape({1}) : tensor}, where);
   for (auto& part : parts) part = part.to(tensor.device());
+  const auto uneven = uneven_parts();
+  if (uneven && one_per_sample(rows_of(parts), *uneven)) {
+    for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+      parts[rank] = parts[rank].narrow(0, 0, std::min(uneven->genuine[rank], parts[rank].size(0)));
+    }
+  }
   auto rows = at::cat(parts);
+  if (uneven) return rows;
   const auto cut = metrics_cut();
   return cut ? kept_of(rows, *cut) : rows;
 }

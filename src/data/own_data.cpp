@@ -3,20 +3,45 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "accelerate/collectives.h"
 #include "accelerate/errors.h"
 #include "accelerate/name_collectives.h"
+#include "accelerate/partial_state.h"
 #include "accelerate/random.h"
 #include "accelerate/samplers.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
+namespace {
 
-Agreement agree_on_supply(Supply mine) {
+std::shared_ptr<const UnevenParts> parts_of(const at::Tensor& supplies, const at::Tensor& lengths) {
+  const auto repeats = supplies == static_cast<int>(Supply::kRepeat);
+  if (lengths.min().item<std::int64_t>() < 0) return nullptr;
+  if (lengths.eq(lengths[0]).all().item<bool>() && !repeats.any().item<bool>()) return nullptr;
+  const auto listed = [](const at::Tensor& numbers) {
+    const auto* first = numbers.const_data_ptr<std::int64_t>();
+    return std::vector<std::int64_t>(first, first + numbers.numel());
+  };
+  UnevenParts parts;
+  parts.lengths = listed(lengths.contiguous());
+  parts.genuine = listed(lengths.masked_fill(repeats, 0));
+  return std::make_shared<const UnevenParts>(std::move(parts));
+}
+
+}  // namespace
+
+at::Tensor gather_numbers(const std::vector<std::int64_t>& mine, std::source_location where) {
+  const PartialState state;  // NCCL sends from the device only
+  const auto row = at::tensor(mine, at::kLong).unsqueeze(0);
+  return accelerate::gather(row.to(state.device()), where).cpu();
+}
+
+Agreement agree_on_supply(Supply mine, std::int64_t length) {
   const auto named = name_collectives("DataLoaderShard");
-  const auto all =
-      accelerate::gather(at::full({1}, static_cast<int>(mine), at::kByte)).to(at::kLong);
+  const auto told = gather_numbers({static_cast<std::int64_t>(mine), length});
+  const auto all = told.select(1, 0);
   const auto count = [&](Supply supply) {
     return (all == static_cast<int>(supply)).sum().item<std::int64_t>();
   };
@@ -37,12 +62,14 @@ Agreement agree_on_supply(Supply mine) {
   }
   return {.over = count(Supply::kMore) == 0,
           .repeated = count(Supply::kRepeat) > 0,
-          .nothing = none == all.numel()};
+          .nothing = none == all.numel(),
+          .parts = parts_of(all, told.select(1, 1))};
 }
 
-bool equally_many(const std::optional<std::int64_t>& batches) {
+bool equally_many(const std::optional<std::int64_t>& batches,
+                  const std::optional<std::int64_t>& samples) {
   const auto named = name_collectives("DataLoaderShard");
-  const auto all = accelerate::gather(at::full({1}, batches.value_or(-1), at::kLong));
+  const auto all = gather_numbers({batches.value_or(-1), samples.value_or(-1)});
   return all.min().item<std::int64_t>() >= 0 && all.eq(all[0]).all().item<bool>();
 }
 

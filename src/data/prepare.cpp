@@ -1,6 +1,8 @@
 // The decisions of prepare_data_loader, in the order in which Python makes them.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 #include <algorithm>
 #include <mutex>
@@ -8,6 +10,7 @@
 #include <utility>
 
 #include "accelerate/batch_tensors.h"
+#include "accelerate/collectives.h"
 #include "accelerate/errors.h"
 #include "accelerate/kwargs.h"
 #include "accelerate/load_pipeline.h"
@@ -90,7 +93,14 @@ void find_place(const PrepareDataLoaderOptions& options, const PartialState& sta
   }
 }
 
-void check_split(const LoaderTraits& loader, int num_processes) {
+void check_split(const LoaderTraits& loader, const PrepareDataLoaderOptions& options,
+                 int num_processes) {
+  if (options.already_sharded) {
+    throw ArgumentError(
+        "`split_batches=True` cuts each batch into one part per process, but `already_sharded` "
+        "says that each process has batches of its own. Choose one of them: a `batch_size` divided "
+        "by the number of processes gives the same size.");
+  }
   if (!loader.batch_size) {
     throw ArgumentError(
         "In order to use `split_batches=True` the data loader or its batch sampler must have a "
@@ -131,7 +141,29 @@ std::shared_ptr<BatchIndexSampler> with_seedable_sampler(
                                                            .num_samples = random->num_samples(),
                                                            .generator = random->generator(),
                                                            .data_seed = data_seed});
-  return batch_sampler->with_sampler(std::move(seedable));
+  auto seeded = batch_sampler->with_sampler(std::move(seedable));
+  return seeded ? seeded : batch_sampler;  // one of the user's own keeps its sampler
+}
+
+void check_device(const c10::Device& device) {
+  if (!device.is_cuda()) return;
+  const auto count = at::globalContext().hasCUDA() ? at::detail::getCUDAHooks().getNumGPUs() : 0;
+  if (device.index() < count && count > 0) return;
+  throw ArgumentError(str("Batches are to be put on ", device.str(), ", but this process sees ",
+                          count, count == 1 ? " GPU" : " GPUs",
+                          ". Set `device` to one that is there, or leave it unset for that of "
+                          "PartialState."));
+}
+
+/// Collective. Unset where a process does not know.
+std::optional<std::int64_t> sum_of(const std::optional<std::int64_t>& samples) {
+  const auto named = name_collectives("prepare_data_loader");
+  std::int64_t sum = 0;
+  for (const auto each : accelerate::all_gather_object(samples.value_or(-1))) {
+    if (each < 0) return std::nullopt;
+    sum += each;
+  }
+  return sum;
 }
 
 std::shared_ptr<Sampler> sampler_of(const Preparation& result) {
@@ -143,6 +175,7 @@ struct DataCard {
   std::uint64_t seed = 0;
   std::int64_t length = -1;
   std::uint64_t fingerprint = 0;
+  std::int64_t own_generator = 0;  // of the user's
 };
 
 void warn_of_other_data(const std::vector<DataCard>& cards) {
@@ -167,16 +200,18 @@ void warn_of_other_data(const std::vector<DataCard>& cards) {
           "`already_sharded` of DataLoaderConfiguration, or most of it is never seen."));
 }
 
-/// Gives the order of all processes one seed: that of process 0, if they can be asked.
+/// Gives the order of all processes one seed: that of process 0, if they can be asked. What draws
+/// from the default generator after that does so from a state that is agreed on before each pass:
+/// with a seedable sampler asked for, Python gives no other one a generator.
 void agree(const LoaderTraits& loader, const PrepareDataLoaderOptions& options, bool talks,
            Preparation& result) {
   const auto sampler = sampler_of(result);
-  const auto seedable = options.use_seedable_sampler
-                            ? std::dynamic_pointer_cast<SeedableRandomSampler>(sampler)
-                            : nullptr;
-  const bool owns = !options.use_seedable_sampler && sampler && sampler->can_own_generator();
-  const bool needs_generator = owns && !sampler->generator();
+  const auto seedable = std::dynamic_pointer_cast<SeedableRandomSampler>(sampler);
+  const bool owns =
+      sampler && sampler->can_own_generator() && !(seedable && options.use_seedable_sampler);
+  const bool needs_generator = owns && !options.use_seedable_sampler && !sampler->generator();
   DataCard card;
+  card.own_generator = owns && sampler->generator() ? 1 : 0;
   if (seedable) card.seed = seedable->initial_seed();
   if (needs_generator) card.seed = draw_base_seed(std::nullopt);
   card.length = loader.dataset_size.value_or(-1);
@@ -186,8 +221,17 @@ void agree(const LoaderTraits& loader, const PrepareDataLoaderOptions& options, 
   std::vector<DataCard> cards{card};
   if (talks) cards = accelerate::all_gather_object(card);
   if (seedable) seedable->set_initial_seed(cards[0].seed);
-  if (needs_generator) sampler->set_generator(at::detail::createCPUGenerator(cards[0].seed));
+  const bool any_own =
+      std::ranges::any_of(cards, [](const auto& each) { return each.own_generator != 0; });
+  if (needs_generator || (owns && any_own && !sampler->generator())) {
+    sampler->set_generator(at::detail::createCPUGenerator(cards[0].seed));
+  }
   if (owns) result.synchronized_generator = sampler->generator();
+  result.agrees_on_order = talks;
+  // Nobody knows how the user seeds a generator, and when.
+  if (talks && any_own && !std::ranges::count(result.rng_types, RNGType::kGenerator)) {
+    result.rng_types.push_back(RNGType::kGenerator);
+  }
   warn_of_other_data(cards);
 }
 
@@ -213,9 +257,11 @@ Preparation prepare(const LoaderTraits& loader, const PrepareDataLoaderOptions& 
   const bool dispatch = dispatches(loader, options);
   const PartialState state;
   find_place(options, state, result);
-  if (options.split_batches && !options.already_sharded) check_split(loader, result.num_processes);
+  if (options.split_batches) check_split(loader, options, result.num_processes);
   if (dispatch) check_dispatch(options, state, result);
 
+  result.rng_types = options.rng_types;
+  result.already_sharded = options.already_sharded;
   result.split_batches = options.split_batches;
   result.even_batches = options.even_batches;
   result.non_blocking = options.non_blocking;
@@ -223,6 +269,7 @@ Preparation prepare(const LoaderTraits& loader, const PrepareDataLoaderOptions& 
     result.device = options.device.value_or(state.device());
     // Torch takes cpu:1 for another device than cpu, where batches are, and would copy each one.
     if (result.device->is_cpu()) result.device = c10::Device(c10::kCPU);
+    check_device(*result.device);
   }
   result.batch_sampler = options.use_seedable_sampler
                              ? with_seedable_sampler(loader.batch_sampler, options.data_seed)
@@ -235,6 +282,7 @@ Preparation prepare(const LoaderTraits& loader, const PrepareDataLoaderOptions& 
     result.sharing = Sharing::kDispatch;
   } else if (options.already_sharded) {
     result.may_end_apart = true;
+    if (all_take_part) result.total_samples = sum_of(loader.dataset_size);
   } else if (result.num_processes > 1) {
     result.sharing = Sharing::kDeal;
     if (is_iterable(loader)) {
@@ -246,12 +294,29 @@ Preparation prepare(const LoaderTraits& loader, const PrepareDataLoaderOptions& 
   } else if (options.device_mesh && !is_iterable(loader)) {
     agree(loader, options, all_take_part, result);  // all ranks are given the same data
   }
-  result.rng_types = options.rng_types;
   if (!result.synchronized_generator) std::erase(result.rng_types, RNGType::kGenerator);
   return result;
 }
 
+std::unique_ptr<DefaultGeneratorAt> agree_on_order(const BatchIndexSampler& batch_sampler) {
+  const auto sampler = batch_sampler.sampler();
+  if (is_alone(nullptr) || (sampler && !sampler->draws_from_default_generator())) return nullptr;
+  const auto named = name_collectives("DataLoaderShard");
+  const auto mine = default_generator_state();
+  const PartialState state;  // NCCL sends from the device only
+  const auto agreed =
+      accelerate::broadcast(mine.to(state.device(), mine.scalar_type(), false, true)).cpu();
+  // Generators that are in step stay so: all of them move on by what the order takes.
+  return mine.equal(agreed) ? nullptr : std::make_unique<DefaultGeneratorAt>(agreed);
+}
+
 StreamCut shard_cut(const IterableDatasetShardOptions& options) {
+  if (options.num_processes < 1 || options.process_index < 0 ||
+      options.process_index >= options.num_processes) {
+    throw ArgumentError(str("There is no process ", options.process_index, " of ",
+                            options.num_processes, ": process_index counts from 0 to ",
+                            "num_processes - 1."));
+  }
   if (options.batch_size < 1 ||
       (options.split_batches && options.batch_size % options.num_processes != 0)) {
     throw ArgumentError(

@@ -13,6 +13,10 @@ void throw_overtaken() {
       "its own.");
 }
 
+void throw_no_sampler() {
+  throw ArgumentError("The sampler is a null pointer. Pass one, or leave the argument out.");
+}
+
 at::Tensor default_generator_state() { return get_rng_state(RNGType::kTorch); }
 
 DefaultGeneratorAt::DefaultGeneratorAt(const at::Tensor& state)

@@ -110,7 +110,7 @@ class Agent {
     try {
       link_.emplace(join_job(config_, member(), once, signals_, console_));
       return true;
-    } catch (const CommError&) {
+    } catch (const Error&) {
       console_.say(str("accelerate: this is machine 0, but ", config_.master_addr,
                        " (--main_process_ip) is none of its addresses, which are ",
                        join(interface_addresses()),
@@ -336,20 +336,21 @@ class Agent {
 
   void conclude(const Verdict& verdict) {
     exit_code_ = verdict.exit_code;
-    if (plan_.quiet) return;
+    // An error of the job itself. No worker says it, so it is said even when quiet.
     if (!verdict.reason.empty()) console_.say("accelerate: " + verdict.reason);
+    if (plan_.quiet) return;
     // Those that we ended ourselves are no news.
     const bool news = std::ranges::any_of(
         verdict.failures, [](const auto& each) { return !each.terminated_by_launcher; });
-    if (news) console_.say(failure_report(plan_.argv.front(), verdict.failures));
+    if (news) console_.say(failure_report(plan_.program, verdict.failures));
   }
 
   void lose_host(bool silent) {
     const auto where = str(config_.master_addr, ":", config_.master_port);
     finish({.exit_code = kPeerGone,
             .reason = silent ? str("the launcher at ", where, " has been silent for ",
-                                   std::chrono::duration<double>(conf_.keep_alive).count(),
-                                   " s: the machine or the network to it is down.")
+                                   seconds_text(conf_.keep_alive),
+                                   ": the machine or the network to it is down.")
                              : str("the launcher at ", where, ", which leads this job, is gone.")});
   }
 

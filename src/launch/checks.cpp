@@ -110,7 +110,8 @@ int check_machine_rank(const ResolvedLaunch& run) {
                         "."));
 }
 
-void check_device_ids(const Settings& settings, const MachineFacts& facts) {
+void check_device_ids(const ResolvedLaunch& run, const MachineFacts& facts) {
+  const Settings& settings = run.settings;
   const std::string ids = *settings.text("gpu_ids");
   if (ids == "all") return;
   std::set<std::string> seen;
@@ -122,11 +123,12 @@ void check_device_ids(const Settings& settings, const MachineFacts& facts) {
     };
     if (id.empty()) refuse("an id is missing.");
     if (!seen.insert(id).second) refuse(str("device ", id, " comes twice."));
-    if (facts.accelerator != AcceleratorKind::kCuda) continue;
+    if (run.accelerator > AcceleratorKind::kCuda) continue;  // other makers have other ids
     if (!all_digits(id)) {
       if (!id.starts_with("GPU-") && !id.starts_with("MIG-")) refuse(str("'", id, "' is no id."));
       continue;
     }
+    if (run.accelerator == AcceleratorKind::kNone) continue;
     int index = 0;
     const auto result = std::from_chars(id.data(), id.data() + id.size(), index);
     if (result.ec != std::errc() || index >= facts.device_count) {
@@ -153,6 +155,15 @@ int check_process_count(const ResolvedLaunch& run) {
                           "."));
   }
   return count;
+}
+
+void check_processes_per_machine(const ResolvedLaunch& run) {
+  constexpr int kMost = 8192;
+  if (run.processes_per_machine <= kMost) return;
+  throw ConfigError(
+      str(run.settings.who("num_processes"), " is ", run.num_processes, ", which are ",
+          run.processes_per_machine, " for each machine. At most ", kMost,
+          " are started on one: a run has a process per accelerator, or a few per ", "core."));
 }
 
 void check_enough_devices(const ResolvedLaunch& run) {

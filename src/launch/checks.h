@@ -19,9 +19,11 @@ void check_reachable(const LaunchArguments& arguments, ResolvedLaunch& run);
 void check_rendezvous(const ResolvedLaunch& run);
 [[nodiscard]] int check_machine_rank(const ResolvedLaunch& run);
 /// --gpu_ids names devices, each once, that exist.
-void check_device_ids(const Settings& settings, const MachineFacts& facts);
+void check_device_ids(const ResolvedLaunch& run, const MachineFacts& facts);
 /// At least one, and as many on every machine.
 [[nodiscard]] int check_process_count(const ResolvedLaunch& run);
+/// Not more for one machine than anybody can mean: a slip of the hand would use up its memory.
+void check_processes_per_machine(const ResolvedLaunch& run);
 /// Several processes of one machine have more than one device.
 void check_enough_devices(const ResolvedLaunch& run);
 /// Address and port are there where several machines need them. Brackets around IPv6 are removed.

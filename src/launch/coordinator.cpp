@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "launch/rendezvous_conf.h"
 
 namespace accelerate::detail {
 namespace {
@@ -35,11 +36,6 @@ std::pair<int, std::array<unsigned char, 16>> sort_key(const std::string& addres
   if (::inet_pton(AF_INET, address.c_str(), bytes.data()) == 1) return {4, bytes};
   if (::inet_pton(AF_INET6, address.c_str(), bytes.data()) == 1) return {6, bytes};
   return {9, bytes};
-}
-
-std::string seconds_text(std::chrono::milliseconds time) {
-  if (time.count() % 1000 == 0) return str(time.count() / 1000, " s");
-  return str(static_cast<double>(time.count()) / 1000.0, " s");
 }
 
 }  // namespace

@@ -102,7 +102,7 @@ Value process_value(const PlannedProcess& process) {
   dict.set("rank", process.rank);
   dict.set("local_rank", process.local_rank);
   dict.set("command", process.argv);
-  dict.set("variables", map_value(process.variables));
+  dict.set("environment", map_value(process.variables));
   return dict;
 }
 
@@ -189,13 +189,12 @@ std::string dry_run_text(const LaunchPlan& plan, const std::vector<PlannedProces
 }
 
 std::string dry_run_json(const LaunchPlan& plan, const std::vector<PlannedProcess>& processes) {
-  Value::List settings;
+  Value::Dict settings;
   for (const Setting& setting : plan.settings) {
-    settings.push_back(
-        Value::Dict{{"name", setting.name},
-                    {"value", setting.value},
-                    {"source", name_of(setting.source)},
-                    {"origin", setting.origin.empty() ? Value() : Value(setting.origin)}});
+    settings.set(setting.name,
+                 Value::Dict{{"value", setting.value},
+                             {"source", name_of(setting.source)},
+                             {"from", setting.origin.empty() ? Value() : Value(setting.origin)}});
   }
   Value::List list;
   for (const auto& process : processes) list.push_back(process_value(process));

@@ -197,6 +197,14 @@ std::string truth(std::string_view text, std::string_view source) {
   }
 }
 
+std::string truth_or_text(std::string_view text) {
+  try {
+    return str_to_bool(text) ? "true" : "false";
+  } catch (const ArgumentError&) {
+    return std::string(text);
+  }
+}
+
 std::string truths(std::string_view text, std::string_view source) {
   // Python's questionnaire writes the tuple as a text: "(false, true, false)".
   auto inner = trim(text);
@@ -233,7 +241,8 @@ void check_choice(const Flag& flag, std::string_view text, std::string_view sour
     const auto same = [&](const std::string& c) { return to_lower(c) == to_lower(text); };
     if (std::ranges::any_of(choices, same)) return;
     const auto position = whole_number_text<std::size_t>(text);
-    if (flag.group == kFsdp && position && *position >= 1 && *position <= choices.size()) return;
+    const bool by_position = flag.group == kFsdp && flag.kind != kTruthOrChoice;
+    if (by_position && position && *position >= 1 && *position <= choices.size()) return;
   }
   const auto near = nearest(to_lower(text), choices);
   throw ConfigError(str(source, " is '", text, "'. Choose one of: ", join(choices), ".",
@@ -245,6 +254,8 @@ std::string unchecked_value(const Flag& flag, std::string_view text, std::string
     case kSwitch:
     case kTruth:
       return truth(text, source);
+    case kTruthOrChoice:
+      return truth_or_text(text);
     case kIntegerOrAuto:
       return to_lower(trim(text)) == "auto" ? "auto" : integer(text, source);
     case kNumberOrAuto:

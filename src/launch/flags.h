@@ -18,6 +18,7 @@ enum class FlagKind : std::uint8_t {
   kNumber,         ///< any number
   kNumberOrAuto,   ///< or "auto"
   kMachines,       ///< "2", or "MIN:MAX"
+  kTruthOrChoice,  ///< a word of `str_to_bool`, or another of the choices
   kTruths,         ///< three truth values, "false,true,false"
   kText,
   kTexts,     ///< may come several times

@@ -89,18 +89,17 @@ class Joining {
 
   void check_time() {
     const auto now = Clock::now();
-    const auto tried = std::chrono::duration_cast<std::chrono::seconds>(now - started_).count();
+    const auto tenths = std::chrono::round<std::chrono::duration<int, std::deci>>(now - started_);
+    const auto tried = seconds_text(tenths);
     const auto where = str(config_.master_addr, ":", config_.master_port);
     if (now - started_ >= conf_.join_timeout) {
-      throw CommError(
-          str("nobody who leads this job answers at ", where, " (", why_, "; tried for ", tried,
-              " s). Check --main_process_ip and --main_process_port, that the "
-              "launcher runs on machine 0, and that no firewall is between."),
-          0);
+      throw Error(str("nobody who leads this job answers at ", where, " (", why_, "; tried for ",
+                      tried, "). Check --main_process_ip and --main_process_port, that the ",
+                      "launcher runs on machine 0, and that no firewall is between."));
     }
     if (now < notice_at_) return;
     notice_at_ = now + kNextNotice;
-    console_.say(str("accelerate: waiting for ", where, " since ", tried, " s (", why_, ")"));
+    console_.say(str("accelerate: waiting for ", where, " since ", tried, " (", why_, ")"));
   }
 
   const LaunchConfig& config_;

@@ -17,7 +17,7 @@ struct Interrupted {
 /// Connects to `master_addr:master_port` of the configuration, again and again until somebody there
 /// welcomes us, and says hello as `member`.
 ///
-/// Throws `CommError` naming address, port and time tried when nobody did; `Interrupted` after a
+/// Throws `Error` naming address, port and time tried when nobody did; `Interrupted` after a
 /// signal.
 [[nodiscard]] Channel join_job(const LaunchConfig& config, Member member,
                                const RendezvousConf& conf, SignalQueue& signals, Console& console);

@@ -34,11 +34,8 @@ LogFolder::LogFolder(const std::optional<std::filesystem::path>& base, const std
                      bool has_logs)
     : temporary_(!base && !has_logs) {
   if (base) {
+    check_base(*base);
     base_ = std::filesystem::absolute(*base);
-    if (std::filesystem::exists(base_) && !std::filesystem::is_directory(base_)) {
-      throw ConfigError(
-          str("--log_dir is '", base->string(), "', which is a file. It must be a folder."));
-    }
     make(base_, "the folder for logs");
   } else {
     std::error_code no_such_folder;  // TMPDIR may name one that is not there
@@ -49,6 +46,15 @@ LogFolder::LogFolder(const std::optional<std::filesystem::path>& base, const std
   std::string name = run_id;
   std::ranges::replace(name, '/', '_');
   run_ = base_ / (name + "_" + random_word());
+}
+
+void LogFolder::check_base(const std::filesystem::path& base) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(base, ignored) || std::filesystem::is_directory(base, ignored)) {
+    return;
+  }
+  throw ConfigError(
+      str("--log_dir is '", base.string(), "', which is a file. It must be a folder."));
 }
 
 LogFolder::~LogFolder() {

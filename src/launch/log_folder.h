@@ -20,6 +20,9 @@ class LogFolder {
   LogFolder(const LogFolder&) = delete;
   LogFolder& operator=(const LogFolder&) = delete;
 
+  /// Throws `ConfigError` for a base that is there and is no folder.
+  static void check_base(const std::filesystem::path& base);
+
   [[nodiscard]] const std::filesystem::path& run() const noexcept { return run_; }
   /// It will be removed.
   [[nodiscard]] bool temporary() const noexcept { return temporary_; }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "launch/rendezvous_conf.h"
 
 namespace accelerate::detail {
 namespace {
@@ -92,9 +93,8 @@ void Meeting::listen_to(int id, Clock::time_point now) {
   if (guest.channel.closed()) {
     why = "is gone: its launcher ended";
   } else if (now - guest.channel.last_heard() > options_.keep_alive) {
-    why = str("has been silent for ",
-              std::chrono::duration_cast<std::chrono::seconds>(options_.keep_alive).count(),
-              " s: the machine or the network to it is down");
+    why = str("has been silent for ", seconds_text(options_.keep_alive),
+              ": the machine or the network to it is down");
   } else if (!guest.introduced && now - guest.since > kTimeForHello) {
     guests_.erase(found);
     return;

@@ -21,7 +21,8 @@
 namespace accelerate::detail {
 namespace {
 
-std::map<std::string, std::string> rendezvous_settings(const Settings& settings) {
+std::map<std::string, std::string> rendezvous_settings(const Settings& settings,
+                                                       std::vector<std::string>& warnings) {
   std::map<std::string, std::string> result;
   const std::string text = settings.text("rdzv_conf").value_or("");
   if (trim(text).empty()) return result;
@@ -34,6 +35,11 @@ std::map<std::string, std::string> rendezvous_settings(const Settings& settings)
       throw ConfigError(str("--rdzv_conf is '", text, "', but '", part, "' has no ",
                             key.empty() ? "key" : "value",
                             ". Write keys with values: timeout=900,join_timeout=600."));
+    }
+    if (RendezvousConf::only_of_torchrun(key)) {
+      warnings.push_back(str("--rdzv_conf ", key, " has no effect here: torchrun's way to meet ",
+                             "needs it, ours does not."));
+      continue;
     }
     result[key] = value;
   }
@@ -57,6 +63,11 @@ std::vector<int> signals(const Settings& settings) {
                             ". Write names with commas between them: SIGTERM,SIGUSR1."));
     }
     if (std::ranges::find(result, number) == result.end()) result.push_back(number);
+  }
+  // The workers have sessions of their own: with no signal passed on, Ctrl-C would reach none.
+  if (result.empty()) {
+    throw ConfigError(str(settings.who("signals_to_handle"), " is '", text, "', which names none. ",
+                          "Write names with commas between them: SIGTERM,SIGUSR1."));
   }
   return result;
 }
@@ -96,7 +107,8 @@ LogsSpecs logs(const Settings& settings, const Environment& environment) {
   return specs;
 }
 
-LaunchConfig agent_config(const ResolvedLaunch& run, const Environment& environment) {
+LaunchConfig agent_config(const ResolvedLaunch& run, const Environment& environment,
+                          std::vector<std::string>& warnings) {
   const Settings& settings = run.settings;
   LaunchConfig config;
   config.min_nodes = run.machines.min;
@@ -110,7 +122,7 @@ LaunchConfig agent_config(const ResolvedLaunch& run, const Environment& environm
   if (run.machines.max > 1) config.master_addr = settings.text("main_process_ip").value_or("");
   config.master_port =
       static_cast<int>(settings.integer("main_process_port").value_or(kDefaultPort));
-  config.rdzv_configs = rendezvous_settings(settings);
+  config.rdzv_configs = rendezvous_settings(settings, warnings);
   config.node_rank = run.machine_rank;
   config.max_restarts = at_least(settings, "max_restarts", 0);
   config.monitor_interval = settings.number("monitor_interval").value_or(0.1);
@@ -194,6 +206,17 @@ std::vector<std::string> deepspeed_command(const LaunchArguments& arguments,
   return argv;
 }
 
+// The place of a launcher that becomes a worker: whoever started several of them knows.
+int local_rank_here(OuterJob outer, const Environment& environment) {
+  if (outer == OuterJob::kNone || outer == OuterJob::kSlurmNodes) return 0;
+  if (outer == OuterJob::kSlurmTasks) {
+    return static_cast<int>(environment.integer({"SLURM_LOCALID"}, 0));
+  }
+  return static_cast<int>(environment.integer(
+      {"LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"},
+      0));
+}
+
 }  // namespace
 
 LaunchPlan make_plan(const LaunchArguments& arguments, const std::optional<ConfigFile>& config,
@@ -204,9 +227,13 @@ LaunchPlan make_plan(const LaunchArguments& arguments, const std::optional<Confi
   plan.quiet = arguments.on("quiet");
   plan.warnings = std::move(run.warnings);
   plan.variables = mode_variables(run, environment, facts, plan.warnings);
+  plan.program = arguments.program;
   plan.argv = program_command(arguments, run, environment);
   // Checked whatever the mode: a typing error shall not wait for the first large run.
-  plan.agent = agent_config(run, environment);
+  plan.agent = agent_config(run, environment, plan.warnings);
+  if (run.mode == LaunchMode::kSimple) {
+    plan.argv = worker_arguments(plan.argv, local_rank_here(run.outer, environment));
+  }
   if (run.mode == LaunchMode::kCommand && run.deepspeed) {
     plan.argv = deepspeed_command(arguments, run);
     plan.program_at = plan.argv.size() - arguments.program_arguments.size() - 1;
@@ -220,8 +247,11 @@ LaunchPlan make_plan(const LaunchArguments& arguments, const std::optional<Confi
     plan.program_at = plan.argv.size() - own;
   }
   for (auto& setting : run.settings.list()) {
+    // Without mpirun its defaults are no news; what somebody said is.
     const bool of_mpi = setting.name.starts_with("mpirun_");
-    if (setting.name != "dry_run" && (!of_mpi || run.mpi)) plan.settings.push_back(setting);
+    const bool said = setting.source != SettingSource::kDefault;
+    if (setting.name == "dry_run" || (of_mpi && !run.mpi && !said)) continue;
+    plan.settings.push_back(setting);
   }
   return plan;
 }

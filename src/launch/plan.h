@@ -38,8 +38,10 @@ struct Setting {
 struct LaunchPlan {
   LaunchMode mode = LaunchMode::kSimple;
   std::vector<Setting> settings = {};
-  /// The whole command, argv[0] found and checked. ${local_rank} in arguments is still there.
+  /// The whole command, argv[0] found and checked. For kAgent ${local_rank} is still there.
   std::vector<std::string> argv = {};
+  /// What the user wants to run, as typed: with Python the script or module, not the interpreter.
+  std::string program = {};
   /// Set for every process on top of the launcher's environment; nothing else changes in it.
   std::map<std::string, std::string> variables = {};
   /// For kAgent.

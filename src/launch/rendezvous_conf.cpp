@@ -1,5 +1,7 @@
 #include "launch/rendezvous_conf.h"
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 
@@ -63,6 +65,18 @@ RendezvousConf RendezvousConf::parse(const std::map<std::string, std::string>& c
     }
   }
   return result;
+}
+
+bool RendezvousConf::only_of_torchrun(std::string_view key) {
+  constexpr std::array<std::string_view, 6> kKeys{"read_timeout",      "close_timeout",
+                                                  "heartbeat_timeout", "keep_alive_interval",
+                                                  "store_type",        "keep_alive_max_attempt"};
+  return std::ranges::find(kKeys, key) != kKeys.end();
+}
+
+std::string seconds_text(std::chrono::milliseconds time) {
+  if (time.count() % 1000 == 0) return str(time.count() / 1000, " s");
+  return str(static_cast<double>(time.count()) / 1000.0, " s");
 }
 
 }  // namespace accelerate::detail

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace accelerate::detail {
 
@@ -24,7 +25,13 @@ struct RendezvousConf {
   /// number of seconds, truth value or port.
   [[nodiscard]] static RendezvousConf parse(const std::map<std::string, std::string>& conf);
 
+  /// Keys that torchrun knows and that command lines carry along: accepted, of no use here.
+  [[nodiscard]] static bool only_of_torchrun(std::string_view key);
+
   bool operator==(const RendezvousConf&) const = default;
 };
+
+/// "900 s", "0.4 s".
+[[nodiscard]] std::string seconds_text(std::chrono::milliseconds time);
 
 }  // namespace accelerate::detail

@@ -9,6 +9,7 @@
 #include "core/ports.h"
 #include "core/text.h"
 #include "launch/checks.h"
+#include "launch/idle_flags.h"
 
 namespace accelerate::detail {
 namespace {
@@ -53,6 +54,7 @@ class Resolver {
     machines();
     devices_and_processes();
     choose_mode();
+    if (run_.mode == LaunchMode::kAgent) check_processes_per_machine(run_);
     machine_rank();
     notice_missing_accelerators();
     precision();
@@ -61,6 +63,7 @@ class Resolver {
     check_engines(arguments_, run_);
     if (run_.mode == LaunchMode::kCommand && !run_.deepspeed) find_mpi();
     fill_in();
+    say_what_is_idle();
     say_what_was_assumed();
     return std::move(run_);
   }
@@ -94,7 +97,11 @@ class Resolver {
     }
     run_.deepspeed = set_.truth("use_deepspeed");
     run_.fsdp = set_.truth("use_fsdp");
-    run_.megatron = set_.truth("use_megatron_lm") && !arguments_.on("cpu");
+    // Python's launcher lets --cpu win over this one, without a word.
+    if (arguments_.on("cpu") && set_.truth("use_megatron_lm")) {
+      set_.set("use_megatron_lm", "false", SettingSource::kDefault);
+    }
+    run_.megatron = set_.truth("use_megatron_lm");
     run_.multi_gpu = set_.truth("multi_gpu");
     run_.parallelism = set_.truth("use_parallelism_config");
     run_.cpu = set_.truth("cpu");
@@ -135,37 +142,11 @@ class Resolver {
     }
   }
 
-  bool in_use(const Flag& flag) const {
-    switch (flag.group) {
-      case FlagGroup::kDeepspeed:
-        return run_.deepspeed;
-      case FlagGroup::kFsdp:
-        return run_.fsdp;
-      case FlagGroup::kMegatron:
-        return run_.megatron;
-      case FlagGroup::kFp8:
-        return set_.text("mixed_precision") == "fp8";
-      case FlagGroup::kParallelism:
-        return run_.parallelism;
-      default:
-        return true;
-    }
-  }
-
   void merge_engines() {
     if (!set_.has("mixed_precision")) set_.set("mixed_precision", "no", SettingSource::kDefault);
     merge_settings(
         engine_flags(), arguments_, environment_, config_,
-        [&](const Flag& flag) { return in_use(flag); }, set_);
-    std::vector<std::string> idle;
-    for (const Flag& flag : engine_flags()) {
-      if (arguments_.typed(flag.name) && !in_use(flag)) idle.push_back(str("--", flag.name));
-    }
-    if (!idle.empty()) {
-      run_.warnings.push_back(str(join(idle), idle.size() == 1 ? " has" : " have",
-                                  " no effect here: the run does not use what ",
-                                  idle.size() == 1 ? "it belongs" : "they belong", " to."));
-    }
+        [&](const Flag& flag) { return engine_in_use(run_, flag); }, set_);
     if (run_.deepspeed && cluster() != nullptr) {
       std::vector<std::string> fields;
       for (const auto& [key, value] : cluster()->deepspeed_config) {
@@ -227,16 +208,8 @@ class Resolver {
     check_rendezvous(run_);
   }
 
-  // mpirun and DeepSpeed's launchers number the machines themselves; so do machines that come and
-  // go.
-  bool needs_machine_rank() const {
-    if (run_.machines.max == 1) return false;
-    if (run_.mode == LaunchMode::kAgent) return set_.text("rdzv_backend") != "c10d";
-    return run_.uses_deepspeed_launcher() && set_.text("deepspeed_multinode_launcher") == "nossh";
-  }
-
   void machine_rank() {
-    if (needs_machine_rank() && !set_.has("machine_rank") && !config_) {
+    if (run_.needs_machine_rank() && !set_.has("machine_rank") && !config_) {
       throw ConfigError(str("--machine_rank is missing: with ", set_.who("num_machines"), " ",
                             *set_.text("num_machines"), " each machine needs its own, from 0 to ",
                             run_.machines.max - 1, "."));
@@ -245,8 +218,10 @@ class Resolver {
     if (run_.machines.max > 1) run_.machine_rank = check_machine_rank(run_);
   }
 
-  // Accelerators of this machine that the run may use.
+  // Accelerators of this machine that the run may use. Ids name none where there are none; makers
+  // whose devices we cannot count are believed.
   int usable_devices() const {
+    if (run_.accelerator == AcceleratorKind::kNone) return 0;
     const auto ids = set_.text("gpu_ids");
     if (ids && *ids != "all") return static_cast<int>(split(*ids, ',').size());
     return facts_.visible_count;
@@ -254,7 +229,7 @@ class Resolver {
 
   void devices_and_processes() {
     if (!set_.has("gpu_ids")) set_.set("gpu_ids", "all", SettingSource::kDefault);
-    check_device_ids(set_, facts_);
+    check_device_ids(run_, facts_);
     if (!set_.has("num_processes")) count_processes();
     run_.num_processes = check_process_count(run_);
     run_.processes_per_machine = run_.num_processes / run_.machines.max;
@@ -290,6 +265,7 @@ class Resolver {
     const bool paradigm = run_.deepspeed || run_.fsdp || run_.megatron || run_.multi_gpu;
     if (one_worker_per_launcher()) {
       run_.mode = LaunchMode::kSimple;
+      notice_job_size();
       if (arguments_.typed("num_processes") && run_.outer == OuterJob::kSlurmTasks) {
         run_.warnings.push_back(
             "Slurm has started this launcher once per task, so each starts one process and "
@@ -302,11 +278,26 @@ class Resolver {
       run_.mode = LaunchMode::kAgent;
     } else if (set_.has("mpirun_hostfile")) {
       run_.mode = LaunchMode::kCommand;
-    } else if (run_.num_processes > 1 && !in_sized_job()) {
+    } else if (!in_sized_job() && (run_.num_processes > 1 || asks_for_agent(arguments_))) {
       run_.mode = LaunchMode::kAgent;
     } else {
       run_.mode = LaunchMode::kSimple;
+      notice_job_size();
     }
+  }
+
+  // Inside of a job each launcher becomes one worker, however many were asked for.
+  void notice_job_size() {
+    if (!in_sized_job() || !arguments_.typed("num_processes")) return;
+    const bool mpi = run_.outer == OuterJob::kMpi;
+    const auto size =
+        mpi ? environment_.integer({"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}, 1)
+            : environment_.integer({"WORLD_SIZE"}, 1);
+    if (size == run_.num_processes) return;
+    run_.warnings.push_back(str("--num_processes ", run_.num_processes,
+                                " starts no more processes here: this launcher is one of ", size,
+                                " in ", mpi ? "an MPI" : "a torchrun", " job and becomes one ",
+                                "worker of it."));
   }
 
   // Whoever started several of us on this machine wants each to become one worker.
@@ -323,8 +314,13 @@ class Resolver {
   }
 
   void notice_missing_accelerators() {
-    if (run_.cpu || run_.mode != LaunchMode::kAgent) return;
-    if (run_.accelerator != AcceleratorKind::kNone && facts_.visible_count > 0) return;
+    if (run_.cpu || usable_devices() > 0) return;
+    if (run_.mode != LaunchMode::kAgent) {
+      if (!arguments_.typed("gpu_ids") || run_.accelerator > AcceleratorKind::kCuda) return;
+      run_.warnings.push_back(str("There is no accelerator here: --gpu_ids ", *set_.text("gpu_ids"),
+                                  " names none that the program could use."));
+      return;
+    }
     // The makers whose devices we cannot count are believed.
     if (run_.accelerator > AcceleratorKind::kCuda) return;
     run_.cpu = true;
@@ -394,6 +390,14 @@ class Resolver {
     }
   }
 
+  void say_what_is_idle() {
+    const auto idle = idle_flags(arguments_, run_);
+    if (idle.empty()) return;
+    const bool one = idle.size() == 1;
+    run_.warnings.push_back(str(join(idle), one ? " has" : " have", " no effect here: this run ",
+                                "does not use ", one ? "it." : "them."));
+  }
+
   void say_what_was_assumed() {
     if (assumed_.empty() || arguments_.on("quiet")) return;
     run_.warnings.push_back(
@@ -415,6 +419,13 @@ class Resolver {
 bool ResolvedLaunch::uses_deepspeed_launcher() const {
   return deepspeed && machines.max > 1 &&
          settings.text("deepspeed_multinode_launcher").value_or("pdsh") != "standard";
+}
+
+bool ResolvedLaunch::needs_machine_rank() const {
+  if (machines.max == 1) return false;
+  if (mode == LaunchMode::kAgent) return settings.text("rdzv_backend") != "c10d";
+  return mode == LaunchMode::kCommand && uses_deepspeed_launcher() &&
+         settings.text("deepspeed_multinode_launcher") == "nossh";
 }
 
 bool is_python_program(const LaunchArguments& arguments) {

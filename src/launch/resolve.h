@@ -55,6 +55,9 @@ struct ResolvedLaunch {
 
   /// DeepSpeed's own launcher starts the other machines.
   [[nodiscard]] bool uses_deepspeed_launcher() const;
+  /// Each machine has to know which one it is: mpirun, most of DeepSpeed's launchers and machines
+  /// that come and go are numbered without.
+  [[nodiscard]] bool needs_machine_rank() const;
 };
 
 /// Looks at nothing but its arguments (and asks the functions of `facts`), starts nothing.

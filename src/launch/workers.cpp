@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include "core/launch_children.h"
@@ -138,6 +139,10 @@ void Workers::spawn(const Round& round, const StoreFacts& store, int local_rank)
   const int rank = round.first_rank + local_rank;
   Place place{.rank = rank, .local_rank = local_rank};
   place.error_file = logs_.of_worker(round.restart_count, local_rank) / "error.json";
+  // A round that follows a join or a leave has the files of the one before it, whose error would be
+  // taken for one of this round.
+  std::error_code not_there;
+  std::filesystem::remove(place.error_file, not_there);
   // Our `record` makes the folder when it has something to write; Python's does not.
   if (!plan_.takes_listen_fd) (void)logs_.make_for_worker(round.restart_count, local_rank);
 

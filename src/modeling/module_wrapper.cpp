@@ -90,6 +90,11 @@ void ModuleWrapper::set_inner(ModulePtr inner) {
   inner_ = replace_module(name_of_inner(kind_), std::move(inner));
 }
 
+void detail::refuse_extracted(const Module& model, const std::type_info& wanted) {
+  throw ArgumentError(str("The model inside is a ", module_class_name(model), ", not the class ",
+                          short_type_name(wanted), ". Ask for the class that was wrapped."));
+}
+
 ModulePtr extract_model_from_parallel(ModulePtr model, const ExtractModelOptions& options) {
   if (model == nullptr) throw ArgumentError("There is no model to extract: the pointer is empty.");
   std::shared_ptr<ModuleWrapper> shell;

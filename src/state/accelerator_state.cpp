@@ -25,6 +25,8 @@ struct AcceleratorFacts {
   /// The type of parallelism as the plugins refine it.
   DistributedType type = DistributedType::kNo;
   AcceleratorStateOptions options = {};
+  /// The plugins of engines as they were given: `options` has what the precision made of them.
+  AcceleratorStateOptions given = {};
   /// The active plugin of `options.deepspeed_plugins`.
   std::atomic<std::size_t> active_deepspeed = 0;
 };
@@ -204,6 +206,67 @@ PrecisionType precision_of(const AcceleratorFacts& facts, DistributedType type) 
   return PrecisionType::kNo;
 }
 
+template <class Plugin>
+std::shared_ptr<Plugin> copy_of(const std::shared_ptr<Plugin>& plugin) {
+  return plugin ? std::make_shared<Plugin>(*plugin) : nullptr;
+}
+
+template <class Plugin>
+bool same(const std::shared_ptr<Plugin>& a, const std::shared_ptr<Plugin>& b) {
+  return a == b || (a && b && *a == *b);
+}
+
+/// Copies of the plugins that ask for an engine, without those that `known` has too.
+AcceleratorStateOptions engines_of(const AcceleratorStateOptions& options,
+                                   const AcceleratorStateOptions& known = {}) {
+  AcceleratorStateOptions found;
+  const auto take = [](const auto& plugin, const auto& other, auto& target) {
+    if (!same(plugin, other)) target = copy_of(plugin);
+  };
+  take(options.fsdp_plugin, known.fsdp_plugin, found.fsdp_plugin);
+  take(options.megatron_lm_plugin, known.megatron_lm_plugin, found.megatron_lm_plugin);
+  const bool as_known = std::ranges::equal(
+      options.deepspeed_plugins, known.deepspeed_plugins, [](const auto& one, const auto& other) {
+        return one.first == other.first && same(one.second, other.second);
+      });
+  if (as_known) return found;
+  for (const auto& [name, plugin] : options.deepspeed_plugins) {
+    found.deepspeed_plugins.emplace_back(name, copy_of(plugin));
+  }
+  return found;
+}
+
+/// The sizes as this run has them, or null.
+std::shared_ptr<ParallelismConfig> parallelism_of(const AcceleratorStateOptions& options,
+                                                  const PartialFacts& partial,
+                                                  const Environment& environment) {
+  if (!options.parallelism_config) return nullptr;
+  ParallelismFacts facts{.num_processes = partial.num_processes,
+                         .distributed = partial.use_distributed(),
+                         .allow_cp_standalone = environment.flag("ACCELERATE_ALLOW_CP_STANDALONE")};
+  if (options.fsdp_plugin) facts.fsdp_version = resolved(*options.fsdp_plugin).fsdp_version;
+  return std::make_shared<ParallelismConfig>(validated_for(*options.parallelism_config, facts));
+}
+
+[[noreturn]] void refuse_late(std::string_view what) {
+  throw ConfigError(str("The accelerator state is already set up without this ", what,
+                        " and cannot be changed. Pass it to the first `Accelerator`, or leave it "
+                        "out."));
+}
+
+/// An engine is refused, or has no effect, for the same reasons as at the first construction; one
+/// that would have an effect comes too late.
+void check_engines_unchanged(const AcceleratorStateOptions& options, FromAccelerator engines,
+                             bool cpu, const PartialFacts& partial, const AcceleratorFacts& facts) {
+  const AcceleratorStateOptions late = engines_of(options, facts.given);
+  const Environment no_variables;  // they have spoken at the first construction
+  const Refinement refinement(late, engines, cpu || facts.options.cpu, no_variables);
+  if (refinement.type(partial.base_type, facts.precision) == partial.base_type) return;
+  refuse_late(!late.deepspeed_plugins.empty() ? "deepspeed_plugin"
+              : late.fsdp_plugin              ? "fsdp_plugin"
+                                              : "megatron_lm_plugin");
+}
+
 // The first construction has fixed these.
 void check_unchanged(const AcceleratorStateOptions& options, bool cpu, const PartialFacts& partial,
                      PrecisionType precision) {
@@ -232,6 +295,7 @@ void make(const AcceleratorStateOptions& options, FromAccelerator engines, bool 
           const Environment& environment) {
   const Refinement refinement(options, engines, cpu, environment);
   const PrecisionType precision = refinement.precision();
+  const AcceleratorStateOptions given = engines_of(options);
   const bool had_partial = PartialState::initialized();
   PartialStateOptions partial_options = options.process_group;
   partial_options.cpu = partial_options.cpu || cpu;
@@ -241,6 +305,8 @@ void make(const AcceleratorStateOptions& options, FromAccelerator engines, bool 
     const DistributedType type = refinement.type(partial_facts.base_type, precision);
     auto facts = std::make_unique<AcceleratorFacts>();
     facts->options = options;
+    facts->given = given;
+    facts->options.parallelism_config = parallelism_of(options, partial_facts, environment);
     facts->type = type;
     // DeepSpeed goes by its own configuration, except for fp8.
     const bool by_config = type == DistributedType::kDeepspeed && precision != PrecisionType::kFp8;
@@ -249,6 +315,28 @@ void make(const AcceleratorStateOptions& options, FromAccelerator engines, bool 
     partial_facts.type = type;
     slot().all.push_back(std::move(facts));
     slot().current.store(slot().all.back().get(), std::memory_order_release);
+  } catch (...) {
+    if (!had_partial) PartialState::_reset_state();
+    throw;
+  }
+}
+
+void attach(const AcceleratorStateOptions& options, FromAccelerator engines, bool cpu,
+            const Environment& environment) {
+  const AcceleratorFacts& facts = *current_accelerator();
+  const bool had_partial = PartialState::initialized();
+  PartialStateOptions partial_options = options.process_group;
+  partial_options.cpu = partial_options.cpu || cpu;
+  const PartialState state(partial_options);  // back again if it alone was reset
+  try {
+    PartialFacts& partial = *current_facts();
+    partial.type = facts.type;
+    check_unchanged(options, cpu, partial, precision_of(facts, facts.type));
+    check_engines_unchanged(options, engines, cpu, partial, facts);
+    const auto wanted = parallelism_of(options, partial, environment);
+    if (wanted && !same(wanted, facts.options.parallelism_config)) {
+      refuse_late("parallelism_config");
+    }
   } catch (...) {
     if (!had_partial) PartialState::_reset_state();
     throw;
@@ -294,11 +382,7 @@ AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options,
     detail::make(options, engines, cpu, environment);
     return;
   }
-  PartialStateOptions partial_options = options.process_group;
-  partial_options.cpu = partial_options.cpu || cpu;
-  const PartialState partial(partial_options);  // back again if it alone was reset
-  detail::current_facts()->type = detail::current_accelerator()->type;
-  detail::check_unchanged(options, cpu, *detail::current_facts(), mixed_precision());
+  detail::attach(options, engines, cpu, environment);
 }
 
 bool AcceleratorState::initialized() noexcept { return detail::accelerator_state_exists(); }

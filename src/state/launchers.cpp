@@ -22,6 +22,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
 #include "core/launch_children.h"
+#include "core/log.h"
 #include "core/ports.h"
 #include "core/process_variables.h"
 #include "core/text.h"
@@ -179,20 +180,31 @@ Endpoint endpoint_of(const NotebookLaunchOptions& options) {
   return endpoint;
 }
 
-// How long the processes wait for each other: what rdzv_conf says, else torch's time for several
-// machines, else the state's own.
-std::optional<std::chrono::milliseconds> timeout_of(const NotebookLaunchOptions& options) {
-  // The others tell elastic launchers how to watch each other, which a static meeting does not do.
+bool is_timeout(const std::string& key) { return key == "timeout" || key == "join_timeout"; }
+
+// The others tell elastic launchers how to watch each other, which a static meeting does not do.
+void check_rendezvous_keys(const NotebookLaunchOptions& options) {
   const std::vector<std::string> known = {"timeout",       "join_timeout", "last_call_timeout",
                                           "close_timeout", "read_timeout", "rank"};
-  std::optional<std::chrono::milliseconds> timeout;
-  if (options.num_nodes > 1) timeout = std::chrono::seconds(900);
   for (const auto& [key, text] : options.rdzv_conf) {
     if (std::ranges::find(known, key) == known.end()) {
       throw ConfigError(str("notebook_launcher: rdzv_conf has no setting '", key,
                             "'. There are: ", join(known), "."));
     }
-    if (key != "timeout" && key != "join_timeout") continue;
+    if (is_timeout(key)) continue;
+    warn_once(str("notebook_launcher: rdzv_conf's ", key, " is '", text,
+                  "', which has no effect: only timeout and join_timeout count here. Leave it "
+                  "out."));
+  }
+}
+
+// How long the processes wait for each other: what rdzv_conf says, else torch's time for several
+// machines, else the state's own.
+std::optional<std::chrono::milliseconds> timeout_of(const NotebookLaunchOptions& options) {
+  std::optional<std::chrono::milliseconds> timeout;
+  if (options.num_nodes > 1) timeout = std::chrono::seconds(900);
+  for (const auto& [key, text] : options.rdzv_conf) {
+    if (!is_timeout(key)) continue;
     char* end = nullptr;
     const double seconds = std::strtod(text.c_str(), &end);
     if (text.empty() || *end != '\0' || !(seconds > 0) || seconds > 1e7) {
@@ -231,6 +243,7 @@ void check(const NotebookLaunchOptions& options) {
     throw ConfigError(str("notebook_launcher: max_restarts is ", options.max_restarts,
                           "; it must not be negative."));
   }
+  check_rendezvous_keys(options);
   static_cast<void>(timeout_of(options));
   if (options.num_nodes == 1) return;
   if (options.rdzv_backend == "c10d") {

@@ -54,19 +54,24 @@ class Turn {
     const auto store = state_.store();
     if (!store) return run_with_barriers(std::forward<F>(speak), where);
     if (rank > 0) wait_for(rank - 1, where);
-    // A sink that throws must not keep the others waiting.
-    std::exception_ptr failure;
-    try {
-      speak();
-    } catch (...) {
-      failure = std::current_exception();
-    }
+    const std::exception_ptr failure = failure_of(speak);
     if (rank + 1 < state_.num_processes()) store->set(key(rank), std::vector<std::uint8_t>{1});
     state_.wait_for_everyone(where);
     if (failure) std::rethrow_exception(failure);
   }
 
  private:
+  // A sink that throws must not keep the others waiting.
+  template <class F>
+  [[nodiscard]] static std::exception_ptr failure_of(F& speak) {
+    try {
+      speak();
+      return nullptr;
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+
   [[nodiscard]] std::string key(int rank) const { return str(prefix_, rank); }
 
   void wait_for(int rank, std::source_location where) const {
@@ -85,10 +90,12 @@ class Turn {
   // A group that the host program lent us may come without a store.
   template <class F>
   void run_with_barriers(F&& speak, std::source_location where) {
+    std::exception_ptr failure;
     for (int rank = 0; rank < state_.num_processes(); ++rank) {
-      if (rank == state_.process_index()) speak();
+      if (rank == state_.process_index()) failure = failure_of(speak);
       state_.wait_for_everyone(where);
     }
+    if (failure) std::rethrow_exception(failure);
   }
 
   const PartialState& state_;

@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
-#include <stdlib.h>
 
 #include <mutex>
 
@@ -12,6 +11,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
 #include "core/log.h"
+#include "core/process_variables.h"
 #include "core/python_random.h"
 #include "core/text.h"
 #include "state/accelerator_backend.h"
@@ -37,7 +37,7 @@ void fix_cublas_workspace() {
   constexpr const char* kVariable = "CUBLAS_WORKSPACE_CONFIG";
   const auto* backend = detail::accelerator_backend();
   if (backend == nullptr || Environment::process().contains(kVariable)) return;
-  ::setenv(kVariable, ":4096:8", /*overwrite=*/1);
+  detail::set_process_variable(kVariable, ":4096:8");
   if (backend->context_exists()) {
     detail::warn(
         str("set_seed has set ", kVariable,

@@ -298,9 +298,8 @@ void export_world(const World& world) {
 }
 
 // One process per core would be one process per host's worth of threads each: share them out.
-void share_out_threads(const World& world, const Environment& environment,
-                       std::vector<std::string>& warnings) {
-  if (threads_are_chosen(environment) || !world.local_size) return;
+void share_out_threads(const World& world, std::vector<std::string>& warnings) {
+  if (!world.local_size) return;
   const int threads = threads_per_process(physical_core_count(), *world.local_size);
   at::set_num_threads(threads);
   warnings.push_back(str("OMP_NUM_THREADS is not set: each process computes with ", threads,
@@ -453,14 +452,14 @@ Startup start_up(const PartialStateOptions& options) {
   facts.debug = debug;
   choose_device(facts, choice, environment);
   require_direct_links_or_none(facts, environment);
+  // Read before the others wait for us: a wrong value is an error.
+  const bool share_threads = choice.type == DistributedType::kMultiCpu && !default_group().group &&
+                             !threads_are_chosen(environment);
   if (choice.type != DistributedType::kNo) {
     place(facts, group.world);
     join_group(group, options, facts, environment);
     facts.debug = agree_on_debug(debug, group, startup.warnings);
-    const bool adopted_again = default_group().group != nullptr;
-    if (choice.type == DistributedType::kMultiCpu && !adopted_again) {
-      share_out_threads(group.world, environment, startup.warnings);
-    }
+    if (share_threads) share_out_threads(group.world, startup.warnings);
   }
   if (near_the_device) set_numa_affinity(facts.local_process_index);
   // Nothing throws from here on.

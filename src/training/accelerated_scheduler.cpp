@@ -7,6 +7,11 @@
 
 namespace accelerate {
 
+void detail::refuse_empty_scheduler() {
+  throw StateError(
+      "This prepared scheduler is empty: it was never assigned, or given back by free_memory.");
+}
+
 using detail::SchedulerCore;
 
 namespace {
@@ -25,9 +30,8 @@ AcceleratedScheduler::AcceleratedScheduler(std::shared_ptr<SchedulerCore> core)
     : core_(std::move(core)) {}
 
 SchedulerCore& AcceleratedScheduler::core() const {
-  if (core_) return *core_;
-  throw StateError(
-      "This prepared scheduler is empty: it was never assigned, or given back by free_memory.");
+  if (!core_) detail::refuse_empty_scheduler();
+  return *core_;
 }
 
 void AcceleratedScheduler::step() {

@@ -23,6 +23,8 @@
 #include "core/log.h"
 #include "core/text.h"
 #include "training/data_parallel_state.h"
+#include "training/gradient_watch.h"
+#include "training/sparse_average.h"
 
 namespace accelerate::detail {
 namespace {
@@ -216,6 +218,10 @@ void DataParallel::State::begin() {
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (!all.tensors[i].requires_grad()) frozen.push_back(i);
   }
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto same = [&](const at::Tensor& one) { return one.is_same(parameters.tensors[i]); };
+    if (std::ranges::any_of(sparse_weights, same)) sparse.push_back(i);
+  }
   broadcast_all(0);
   hook = make_gradient_hook(options, group);
   if (options.static_graph) {
@@ -223,7 +229,22 @@ void DataParallel::State::begin() {
     return;
   }
   checked = up_to(parameters.size());
-  make_reducer(checked);
+  if (searches()) {
+    local = std::make_unique<GradientCounts>(parameters.tensors);
+    local->start();
+  }
+  auto dense = checked;
+  std::erase_if(dense, [this](std::size_t i) { return is_sparse(i); });
+  if (searches() && !sparse.empty()) {
+    // A Reducer begins with the first of its gradients, and a loss may have sparse ones alone.
+    late = std::move(dense);
+    return;
+  }
+  make_reducer(std::move(dense));
+}
+
+bool DataParallel::State::is_sparse(std::size_t index) const {
+  return std::ranges::find(sparse, index) != sparse.end();
 }
 
 void DataParallel::State::make_reducer(std::vector<std::size_t> indices) {
@@ -245,12 +266,13 @@ void DataParallel::State::make_reducer(std::vector<std::size_t> indices) {
   // Where the order of gradients is found out in the first backward, one bucket does for that.
   std::vector<std::size_t> limits{std::numeric_limits<std::int64_t>::max()};
   if (searches()) limits = {static_cast<std::size_t>(first), static_cast<std::size_t>(cap)};
-  const std::vector<bool> sparse(tensors.size(), false);
-  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, limits, sparse));
+  const std::vector<bool> expect_sparse(tensors.size(), false);
+  auto buckets =
+      std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, limits, expect_sparse));
   // Gradients come from the last layer to the first.
   std::ranges::reverse(buckets);
   reducer = std::make_shared<c10d::Reducer>(
-      std::move(tensors), std::move(buckets), group, sparse, cap, searches(),
+      std::move(tensors), std::move(buckets), group, expect_sparse, cap, searches(),
       options.gradient_as_bucket_view, std::move(names), first,
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
       std::vector<std::int64_t>());
@@ -317,6 +339,24 @@ void DataParallel::State::check_unused() const {
           "find_unused_parameters = true."));
 }
 
+// The Reducer counts a parameter as used whose gradient came in a step of its own, and then insists
+// on that gradient.
+void DataParallel::State::check_discarded(const ReachedLeaves& leaves) const {
+  std::vector<std::string> discarded;
+  for (const auto i : in_reducer) {
+    const auto& parameter = parameters.tensors[i];
+    const bool gone = local->of(i) > 0 && !parameter.grad().defined();
+    if (gone && !leaves.contains(parameter)) discarded.push_back(parameters.names[i]);
+  }
+  if (discarded.empty()) return;
+  throw ArgumentError(str(
+      "backward: the loss does not depend on parameters whose gradients of earlier steps, which "
+      "were not averaged, are gone: ",
+      shown(std::move(discarded)),
+      ". With find_unused_parameters they would be missed now. Clear such gradients with "
+      "zero_grad(/*set_to_none=*/false), or clear them only after a step that averages."));
+}
+
 void DataParallel::State::learn() {
   learning->stop();
   // Per parameter: how often a gradient came, and behind them whether there is one at all.
@@ -339,6 +379,7 @@ void DataParallel::State::learn() {
       unused.push_back(i);
       continue;
     }
+    if (is_sparse(i)) continue;
     there.push_back(i);
     // Several times, or on some processes only: a Reducer cannot tell when such a one is ready.
     const bool is_once = std::ranges::all_of(votes, [&](const auto& vote) { return vote[i] == 1; });
@@ -380,6 +421,12 @@ void DataParallel::State::average_now(const std::vector<std::size_t>& indices,
   average_gradients(gradients, how, group);
 }
 
+void DataParallel::State::average_sparse() {
+  std::vector<at::Tensor> weights;
+  for (const auto i : sparse) weights.push_back(parameters.tensors[i]);
+  average_sparse_gradients(weights, group);
+}
+
 void DataParallel::State::broadcast_all(int from) const {
   auto tensors = all.tensors;
   tensors.insert(tensors.end(), buffers.tensors.begin(), buffers.tensors.end());
@@ -393,6 +440,7 @@ DataParallel::DataParallel(const torch::nn::Module& module, const GroupHandle& g
   state_->all = parameters_of(module);
   state_->parameters = trained(state_->all);
   for (const auto& entry : module.named_buffers()) state_->buffers.add(entry.key(), entry.value());
+  state_->sparse_weights = sparse_weights(module);
   state_->group = group;
   state_->options = options;
   if (options.check_reduction) {
@@ -408,6 +456,7 @@ void DataParallel::rebuild() {
   auto fresh = std::make_unique<State>();
   fresh->all = std::move(state_->all);
   fresh->buffers = std::move(state_->buffers);
+  fresh->sparse_weights = std::move(state_->sparse_weights);
   fresh->group = state_->group;
   fresh->options = state_->options;
   fresh->buffers_from = state_->buffers_from;
@@ -417,6 +466,8 @@ void DataParallel::rebuild() {
   for (const auto& parameter : state_->parameters.tensors) forget_old_shape(parameter);
   state_->begin();
 }
+
+bool DataParallel::is_static() const { return state_->options.static_graph; }
 
 bool DataParallel::reached_by(const ReachedLeaves& leaves) const {
   return first_reached(leaves) < state_->parameters.size();
@@ -440,7 +491,10 @@ void DataParallel::before_backward(const at::Tensor& loss, const ReachedLeaves& 
     }
     state.learning->start();
   } else if (state.searches()) {
-    if (!state.in_one_go) state.arm({loss});
+    if (!state.in_one_go) {
+      state.check_discarded(leaves);
+      state.arm({loss});
+    }
   } else {
     state.check_reach(leaves);
     if (!state.in_one_go) state.arm({});
@@ -459,9 +513,11 @@ void DataParallel::after_backward() {
     all.insert(all.end(), state.late.begin(), state.late.end());
     state.average_those_there(all);
   } else {
+    if (state.local) state.local->start();
     if (state.in_place) state.in_place->average();
     state.average_those_there(state.late);
   }
+  state.average_sparse();
   if (state.options.broadcast_buffers)
     broadcast(state.group, state.buffers.tensors, state.buffers_from);
   // Last, so that processes which saw no change are not left waiting in the middle of a step.
@@ -514,7 +570,10 @@ void DataParallel::shadow(std::size_t used) {
   if (!roots.empty()) {
     std::vector<at::Tensor> zeros;
     for (const auto& root : roots) zeros.push_back(at::zeros_like(root));
+    const OwnBackward own;
     torch::autograd::backward(roots, zeros);
+    // The root may be one of these, and its zeros are dense.
+    for (const auto i : state.sparse) state.parameters.tensors[i].mutable_grad() = at::Tensor();
   }
   state.averages = true;
   after_backward();

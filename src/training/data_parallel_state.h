@@ -61,6 +61,9 @@ struct DataParallel::State {
   DistributedDataParallelKwargs options;
 
   GradientHook hook;
+  /// Weights whose gradients are sparse: no bucket holds them, they are averaged by themselves.
+  std::vector<at::Tensor> sparse_weights;
+  std::vector<std::size_t> sparse;  // the trained ones, in `parameters`
   // One of them, but for the time in which a static graph is learned or where it leaves nothing to
   // do.
   std::unique_ptr<InPlaceAverage> in_place;
@@ -73,6 +76,8 @@ struct DataParallel::State {
   /// Must be reached by every loss whose gradients are averaged.
   std::vector<std::size_t> checked;
   bool averages = false;
+  /// Since the last step whose gradients were averaged, where unused parameters are searched for.
+  std::unique_ptr<GradientCounts> local;
 
   // Of a static graph.
   std::unique_ptr<GradientCounts> learning;  // until its first averaged backward has ended
@@ -93,15 +98,19 @@ struct DataParallel::State {
   void begin();
   void make_reducer(std::vector<std::size_t> indices);
   void arm(const std::vector<at::Tensor>& outputs);
+  [[nodiscard]] bool is_sparse(std::size_t index) const;
   void check_reach(const ReachedLeaves& leaves) const;
   void check_frozen() const;
   void check_unused() const;
+  void check_discarded(const ReachedLeaves& leaves) const;
   /// Collective. What the first backward of a static graph has shown.
   void learn();
   /// Collective. Means of the gradients that at least one process has.
   void average_those_there(const std::vector<std::size_t>& indices);
   /// Collective.
   void average_now(const std::vector<std::size_t>& indices, const GradientHook& how);
+  /// Collective.
+  void average_sparse();
   /// Collective.
   void broadcast_all(int from) const;
 };

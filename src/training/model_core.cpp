@@ -9,6 +9,7 @@
 #include "accelerate/prepared_model.h"
 #include "core/call_site.h"
 #include "core/text.h"
+#include "training/gradient_watch.h"
 #include "training/optimizer_core.h"
 
 namespace accelerate {
@@ -128,6 +129,7 @@ void ModelCore::replace_parameter(std::string_view name, const at::Tensor& tenso
     if (!state.empty()) set_optimizer_state_of(*core->optimizer, parameter, state);
   }
   if (parallel) parallel->rebuild();
+  if (watch) watch->renew();
 }
 
 }  // namespace detail

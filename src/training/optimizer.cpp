@@ -5,6 +5,7 @@
 
 #include "accelerate/errors.h"
 #include "training/fused_step.h"
+#include "training/gradient_watch.h"
 #include "training/optimizer_core.h"
 
 namespace accelerate {
@@ -62,20 +63,30 @@ std::shared_ptr<OptimizerCore> make_optimizer_core(
   return core;
 }
 
+void set_modes(OptimizerCore& core,
+               std::function<void(torch::optim::Optimizer&, bool training)> modes) {
+  core.modes = std::move(modes);
+}
+
+void refuse_empty_optimizer() {
+  throw StateError(
+      "This prepared optimizer is empty: it was never assigned, or given back by free_memory.");
+}
+
 }  // namespace detail
 
 AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<detail::OptimizerCore> core)
     : core_(std::move(core)) {}
 
 detail::OptimizerCore& AcceleratedOptimizer::core() const {
-  if (core_) return *core_;
-  throw StateError(
-      "This prepared optimizer is empty: it was never assigned, or given back by free_memory.");
+  if (!core_) detail::refuse_empty_optimizer();
+  return *core_;
 }
 
 at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) {
   auto& own = core();
   if (!own.gradient_state.sync_gradients()) return {};
+  detail::warn_of_strays(*own.optimizer);
   if (own.scaling) {
     if (closure) {
       throw UnsupportedError(
@@ -117,6 +128,32 @@ std::vector<torch::optim::OptimizerParamGroup>& AcceleratedOptimizer::param_grou
 
 void AcceleratedOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& group) {
   core().optimizer->add_param_group(group);
+}
+
+AcceleratedOptimizer::ParamStates& AcceleratedOptimizer::state() const {
+  return core().optimizer->state();
+}
+
+torch::optim::OptimizerOptions& AcceleratedOptimizer::defaults() const {
+  return core().optimizer->defaults();
+}
+
+Value AcceleratedOptimizer::state_dict() const {
+  return detail::optimizer_state_dict(*core().optimizer);
+}
+
+void AcceleratedOptimizer::load_state_dict(const Value& state) {
+  detail::load_optimizer_state_dict(*core().optimizer, state);
+}
+
+void AcceleratedOptimizer::train() const {
+  const auto& own = core();
+  if (own.modes) own.modes(*own.optimizer, /*training=*/true);
+}
+
+void AcceleratedOptimizer::eval() const {
+  const auto& own = core();
+  if (own.modes) own.modes(*own.optimizer, /*training=*/false);
 }
 
 torch::optim::Optimizer& AcceleratedOptimizer::optimizer() const { return *core().optimizer; }

@@ -3,6 +3,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -21,6 +22,8 @@ struct OptimizerCore {
   std::shared_ptr<LossScaling> scaling = nullptr;
   GradientState gradient_state = {};
   bool step_was_skipped = false;
+  /// Of an optimizer that has `train` and `eval`.
+  std::function<void(torch::optim::Optimizer&, bool training)> modes = {};
 
   [[nodiscard]] bool has_gradients() const;
 };

@@ -290,6 +290,28 @@ TEST(AcceleratorOnProcesses, TwoOfThemShareTheState) {
   });
 }
 
+TEST(AcceleratorOnProcesses, IsMadeAfterOneThatFailedAndRefusesEnginesThatComeLate) {
+  on_processes(2, [] {
+    EXPECT_NE(message_of<ConfigError>([] {
+                Accelerator wrong({.parallelism_config = {{.dp_replicate_size = 3}}});
+              }).find("the run has 2 processes"),
+              std::string::npos);
+    EXPECT_FALSE(PartialState::initialized());
+    Accelerator first;
+    EXPECT_EQ(first.num_processes(), 2);
+    EXPECT_NE(message_of<UnsupportedError>([] {
+                Accelerator second({.fsdp_plugin = FullyShardedDataParallelPlugin{}});
+              }).find("Fully sharded data parallelism is asked for by fsdp_plugin"),
+              std::string::npos);
+    EXPECT_NE(message_of<ConfigError>([] {
+                Accelerator second({.parallelism_config = {{.dp_replicate_size = 7}}});
+              }).find("multiply to 7"),
+              std::string::npos);
+    EXPECT_EQ(first.distributed_type(), DistributedType::kMultiCpu);
+    first.wait_for_everyone();
+  });
+}
+
 // ---- LocalSGD -----------------------------------------------------------------------------------
 
 TEST(AcceleratorOnProcesses, AveragesParametersNowAndThen) {

@@ -1,13 +1,18 @@
 #include <accelerate/accelerate.h>
 #include <gtest/gtest.h>
+#include <sys/personality.h>
+#include <sys/utsname.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "core/captured_log.h"
 #include "support/message_of.h"
 
 namespace accelerate {
@@ -320,12 +325,23 @@ TEST_F(AcceleratorTest, RefusesOptionsThatContradictEachOther) {
             std::string::npos);
   EXPECT_NE(message({.dynamo_backend = DynamoBackend::kInductor}).find("INDUCTOR"),
             std::string::npos);
-  EXPECT_NE(message({.mixed_precision = PrecisionType::kFp8}).find("fp8"), std::string::npos);
-  EXPECT_NE(message({.kwargs_handlers = {AORecipeKwargs{}}}).find("fp8"), std::string::npos);
+  const std::string no_engine =
+      "fp8 precision is asked for by mixed_precision, but this version has no engine for it yet. "
+      "Use bf16, which needs no scaling either.";
+  EXPECT_EQ(message({.mixed_precision = PrecisionType::kFp8}), no_engine);
+  EXPECT_EQ(
+      message({.mixed_precision = PrecisionType::kFp8, .kwargs_handlers = {AORecipeKwargs{}}}),
+      no_engine);
+  EXPECT_EQ(message({.kwargs_handlers = {AORecipeKwargs{}}}),
+            "A recipe for fp8 is in kwargs_handlers, but mixed_precision is 'no', not fp8. Take it "
+            "out.");
   EXPECT_NE(message({.kwargs_handlers = {GradScalerKwargs{}, GradScalerKwargs{}}})
                 .find("GradScalerKwargs"),
             std::string::npos);
   EXPECT_NE(message({.log_with = {LoggerType::kTensorboard}}).find("tensorboard"),
+            std::string::npos);
+  EXPECT_NE(message({.project_config = ProjectConfiguration{.save_on_preemption = true}})
+                .find("save_on_preemption of project_config is true"),
             std::string::npos);
   EXPECT_NE(message({.parallelism_config = ParallelismConfig{.tp_size = 2}}).find("tp_size"),
             std::string::npos);
@@ -333,6 +349,90 @@ TEST_F(AcceleratorTest, RefusesOptionsThatContradictEachOther) {
                 .find("split_batches"),
             std::string::npos);
   EXPECT_FALSE(AcceleratorState::initialized()) << "nothing is left behind";
+}
+
+TEST_F(AcceleratorTest, ChecksPluginsThatHaveNoEffectToo) {
+  const auto message = [](const AcceleratorOptions& options) {
+    return message_of<ConfigError>([&] { Accelerator accelerator(on_cpu(options)); });
+  };
+  EXPECT_EQ(message({.fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 7}}),
+            "fsdp_version is 7. Choose 1 or 2.");
+  EXPECT_EQ(message({.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 9}}),
+            "zero_stage is 9. Choose 0, 1, 2 or 3.");
+  EXPECT_EQ(message({.deepspeed_plugins = {{"a", {}}, {"b", {.zero_stage = 9}}}}),
+            "zero_stage is 9. Choose 0, 1, 2 or 3.");
+  EXPECT_NE(message({.torch_tp_plugin = TorchTensorParallelPlugin{.tp_size = 0}}).find("tp_size"),
+            std::string::npos);
+  EXPECT_NE(message({.megatron_lm_plugin = MegatronLMPlugin{.tp_degree = 0}}).find("tp_degree"),
+            std::string::npos);
+  EXPECT_FALSE(AcceleratorState::initialized());
+}
+
+/// Whatever a failed construction asked for, the next one is as the first.
+TEST_F(AcceleratorTest, LeavesNothingBehindWhenItsConstructionFails) {
+  const auto fails = [](AcceleratorOptions options) {
+    options.mixed_precision = PrecisionType::kBf16;
+    options.gradient_accumulation_steps = options.gradient_accumulation_plugin ? 1 : 2;
+    EXPECT_THROW(Accelerator{on_cpu(options)}, ConfigError);
+    EXPECT_FALSE(AcceleratorState::initialized());
+    EXPECT_FALSE(PartialState::initialized());
+    EXPECT_FALSE(GradientState::initialized());
+    const Accelerator next(on_cpu({.mixed_precision = PrecisionType::kNo}));
+    EXPECT_EQ(next.mixed_precision(), PrecisionType::kNo);
+    EXPECT_EQ(next.gradient_accumulation_steps(), 1);
+    EXPECT_EQ(next.state().parallelism_config(), nullptr);
+    forget();
+  };
+  fails({.parallelism_config = ParallelismConfig{.dp_replicate_size = 3}});
+  fails({.project_config = ProjectConfiguration{.total_limit = 0}});
+  fails({.gradient_accumulation_plugin = GradientAccumulationPlugin{.num_steps = 0}});
+}
+
+TEST_F(AcceleratorTest, KeepsTheStateThatWasThereBeforeAFailedConstruction) {
+  const PartialState partial;
+  EXPECT_THROW(Accelerator(on_cpu({.parallelism_config = {{.dp_replicate_size = 3}}})),
+               ConfigError);
+  EXPECT_TRUE(PartialState::initialized());
+  EXPECT_FALSE(AcceleratorState::initialized());
+
+  const Accelerator first(
+      on_cpu({.mixed_precision = PrecisionType::kBf16, .gradient_accumulation_steps = 3}));
+  EXPECT_THROW(Accelerator(on_cpu({.gradient_accumulation_steps = 4,
+                                   .parallelism_config = {{.dp_replicate_size = 3}}})),
+               ConfigError);
+  EXPECT_EQ(first.mixed_precision(), PrecisionType::kBf16);
+  EXPECT_EQ(first.gradient_accumulation_steps(), 3);
+}
+
+TEST_F(AcceleratorTest, NamesTheVariableWhoseStepsAreNone) {
+  for (const std::string text : {"-3", "0"}) {
+    const auto patched = patch_environment({{"accelerate_gradient_accumulation_steps", text}});
+    EXPECT_EQ(message_of<ConfigError>([] { Accelerator accelerator(on_cpu()); }),
+              "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is '" + text +
+                  "', but a step takes one batch at least. Set it to 1 or more.");
+  }
+  const auto patched = patch_environment({{"accelerate_gradient_accumulation_steps", "abc"}});
+  EXPECT_EQ(message_of<ConfigError>([] { Accelerator accelerator(on_cpu()); }),
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is 'abc', which is not a whole number.");
+  EXPECT_FALSE(AcceleratorState::initialized());
+}
+
+TEST_F(AcceleratorTest, RefusesAParallelismConfigThatComesTooLate) {
+  const AcceleratorOptions options = on_cpu({.parallelism_config = ParallelismConfig{}});
+  {
+    const Accelerator first(on_cpu());
+    EXPECT_EQ(message_of<ConfigError>([&] { Accelerator second(options); }),
+              "The accelerator state is already set up without this parallelism_config and cannot "
+              "be changed. Pass it to the first `Accelerator`, or leave it out.");
+    EXPECT_NE(message_of<ConfigError>([] {
+                Accelerator second(on_cpu({.parallelism_config = {{.dp_replicate_size = 7}}}));
+              }).find("multiply to 7"),
+              std::string::npos);
+  }
+  forget();
+  const Accelerator first(options);
+  EXPECT_NO_THROW(Accelerator{options}) << "the same again asks for nothing new";
+  EXPECT_NO_THROW(Accelerator{on_cpu()});
 }
 
 TEST_F(AcceleratorTest, TakesTheStepsOfTheEnvironmentFirst) {
@@ -435,6 +535,22 @@ TEST_F(AcceleratorTest, SaysWhyAMemberIsNotThere) {
             std::string::npos);
   EXPECT_NE(message_of<Error>([&] { accelerator.save_model(net, "x"); }).find("save_model"),
             std::string::npos);
+  const std::vector<std::pair<std::string, std::function<void()>>> others{
+      {"wait_for_save_state", [&] { accelerator.wait_for_save_state(); }},
+      {"save", [&] { accelerator.save(net, "x"); }},
+      {"register_for_checkpointing", [&] { accelerator.register_for_checkpointing(net); }},
+      {"register_save_state_pre_hook", [&] { accelerator.register_save_state_pre_hook([] {}); }},
+      {"register_load_state_pre_hook", [&] { accelerator.register_load_state_pre_hook([] {}); }},
+      {"get_tracker", [&] { accelerator.get_tracker("tensorboard"); }},
+      {"capture", [&] { accelerator.capture([] {}); }},
+      {"maybe_context_parallel", [&] { accelerator.maybe_context_parallel(1); }},
+  };
+  for (const auto& [member, call] : others) {
+    const auto message = message_of<UnsupportedError>(call);
+    EXPECT_NE(message.find("Accelerator::" + member + " is not available: this version"),
+              std::string::npos)
+        << message;
+  }
   EXPECT_NE(message_of<Error>([&] { accelerator.init_trackers("p"); }).find("init_trackers"),
             std::string::npos);
   EXPECT_NE(message_of<Error>([&] { accelerator.log(1); }).find("log"), std::string::npos);
@@ -455,10 +571,11 @@ TEST_F(AcceleratorTest, SaysWhyAMemberIsNotThere) {
 }
 
 TEST_F(AcceleratorTest, TellsWhatIsTheCase) {
-  Accelerator accelerator(
-      on_cpu({.dataloader_config = {.dispatch_batches = false, .use_seedable_sampler = true},
-              .project_dir = "project",
-              .project_config = ProjectConfiguration{.iteration = 3}}));
+  Accelerator accelerator(on_cpu({.dataloader_config = {.dispatch_batches = false,
+                                                        .use_seedable_sampler = true,
+                                                        .data_seed = 7},
+                                  .project_dir = "project",
+                                  .project_config = ProjectConfiguration{.iteration = 3}}));
   EXPECT_EQ(accelerator.num_processes(), 1);
   EXPECT_EQ(accelerator.device().type(), torch::kCPU);
   EXPECT_FALSE(accelerator.use_distributed());
@@ -468,6 +585,7 @@ TEST_F(AcceleratorTest, TellsWhatIsTheCase) {
   accelerator.set_even_batches(false);
   EXPECT_FALSE(accelerator.even_batches());
   EXPECT_TRUE(accelerator.use_seedable_sampler());
+  EXPECT_EQ(accelerator.data_seed(), 7);
   EXPECT_EQ(accelerator.dispatch_batches(), false);
   EXPECT_EQ(accelerator.project_dir(), "project");
   EXPECT_EQ(accelerator.logging_dir(), "project");
@@ -481,6 +599,31 @@ TEST_F(AcceleratorTest, TellsWhatIsTheCase) {
   EXPECT_FALSE(accelerator.agree_to_stop(false));
   const auto names = accelerator.get_state_dict(torch::nn::Linear(1, 1)).keys();
   EXPECT_EQ(names, (std::vector<std::string>{"weight", "bias"}));
+}
+
+TEST_F(AcceleratorTest, GivesTheModelToTheFunctionThatTakesWrappersOff) {
+  Accelerator accelerator(on_cpu());
+  const Line net;
+  const auto model = accelerator.prepare(net);
+  static_assert(std::same_as<decltype(extract_model_from_parallel(model)), Line>);
+  EXPECT_EQ(extract_model_from_parallel(model).ptr(), net.ptr());
+  EXPECT_EQ(extract_model_from_parallel(model, {.recursive = true}).ptr(), net.ptr());
+  EXPECT_EQ(extract_model_from_parallel(accelerator.prepare(net.ptr())), net.ptr());
+  EXPECT_THROW((void)extract_model_from_parallel(PreparedModel<Line>()), StateError);
+}
+
+TEST_F(AcceleratorTest, WarnsOfAnOldKernel) {
+  const auto before = ::personality(0xffffffff);
+  ::personality(static_cast<unsigned>(before) | UNAME26);
+  utsname system{};
+  const bool looks_old = ::uname(&system) == 0 && std::string(system.release).starts_with("2.6");
+  const test::CapturedLog log;
+  const Accelerator accelerator(on_cpu());
+  ::personality(static_cast<unsigned>(before));
+  if (!looks_old) GTEST_SKIP() << "this system does not show another kernel version";
+  EXPECT_TRUE(std::ranges::any_of(log.messages(), [](const std::string& message) {
+    return message.find("The kernel of this machine has version 2.6.") != std::string::npos;
+  }));
 }
 
 TEST_F(AcceleratorTest, WantsAFlagForEachObject) {

@@ -122,6 +122,45 @@ TEST(DebugMode, RefusesTensorsOnAnotherDeviceOnAllProcesses) {
   });
 }
 
+TEST(DebugMode, ComparesTheDeviceOfEveryTensorOnAllProcesses) {
+  on_processes(2, kDebug, [](PartialState& state) {
+    const bool first = state.process_index() == 0;
+    const Named mine{{"a", torch::ones(1)},
+                     {"b", torch::ones(1, first ? torch::kCPU : torch::kMeta)}};
+    EXPECT_EQ(message_of<Mismatch>([&] { (void)gather(mine); }),
+              "The operation cannot be applied because of device mismatches. Move the tensors of "
+              "rank 1 to the devices of rank 0 before the call.\n\n"
+              "Operation: `accelerate.utils.operations.gather`\n"
+              "Devices:\n  - Process 0: {'a': 'cpu', 'b': 'cpu'}\n"
+              "  - Process 1: {'a': 'cpu', 'b': 'meta'}");
+    EXPECT_EQ(gather(torch::ones(1)).numel(), 2);  // nobody is out of step
+  });
+}
+
+TEST(DebugMode, RefusesTensorsThatCannotBeUsedOnAllProcesses) {
+  on_processes(2, kDebug, [](PartialState& state) {
+    const bool first = state.process_index() == 0;
+    const auto dense = torch::ones({2, 2});
+    const std::vector<Tensor> sparse{dense, first ? dense : dense.to_sparse()};
+    EXPECT_EQ(message_of<Mismatch>([&] { (void)gather(sparse); }),
+              "The operation cannot be applied because some processes pass tensors that cannot be "
+              "used. Pass dense tensors that are not expanded.\n\n"
+              "Operation: `accelerate.utils.operations.gather`\n"
+              "Tensors that cannot be used:\n  - Process 0: none\n"
+              "  - Process 1: the tensor at [1] is of layout Sparse");
+    EXPECT_THROW((void)reduce(sparse), Mismatch);
+    EXPECT_THROW((void)pad_across_processes(sparse), Mismatch);
+    const auto expanded = message_of<Mismatch>(
+        [&] { broadcast(first ? torch::ones(1).expand({2}) : torch::ones(2), 1); });
+    EXPECT_NE(expanded.find("  - Process 0: the tensor is expanded\n  - Process 1: none"),
+              std::string::npos)
+        << expanded;
+    // Alike on all processes: each says it as it does without debug mode.
+    EXPECT_THROW((void)gather(dense.to_sparse()), ArgumentError);
+    EXPECT_EQ(gather(torch::ones(1)).numel(), 2);  // nobody is out of step
+  });
+}
+
 TEST(DebugMode, NestsTheErrorOfTheSizeExchangeInThatOfPadding) {
   on_processes(2, kDebug, [](PartialState& state) {
     const auto mine = state.process_index() == 0 ? torch::ones({2, 2}) : torch::ones({2, 2, 2});

@@ -3,6 +3,8 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <functional>
@@ -14,6 +16,8 @@
 #include "accelerate/launchers.h"
 #include "accelerate/operations.h"
 #include "accelerate/state.h"
+#include "comm/rank_groups.h"
+#include "core/subprocess.h"
 #include "support/on_processes.h"
 
 namespace accelerate {
@@ -26,6 +30,32 @@ constexpr int kRanksDisagree = 70;
 // As in a program whose main catches nothing; the harness would.
 void uncaught(const std::function<void()>& f) noexcept { f(); }
 
+/// The clock is the same for all processes.
+void say_when(const std::string& what) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const auto seconds = std::chrono::duration<double>(now).count();
+  detail::write_fully(STDERR_FILENO, "@" + what + " " + std::to_string(seconds) + "\n");
+}
+
+double when(const RankOutcome& outcome, const std::string& what) {
+  const auto at = outcome.output.rfind("@" + what + " ");
+  return at == std::string::npos ? 0 : std::stod(outcome.output.substr(at + what.size() + 2));
+}
+
+/// A rank is where something goes wrong.
+void it_happens() { say_when("fault"); }
+
+void program(const std::function<void(PartialState&)>& main, PartialState& state) {
+  uncaught([&] {
+    try {
+      main(state);
+    } catch (const CommError&) {
+      say_when("found");
+      throw;
+    }
+  });
+}
+
 struct Setting {
   int ranks;
   const char* backend;
@@ -36,7 +66,7 @@ std::vector<RankOutcome> programs(const Setting& setting,
   return run_processes(
       setting.ranks,
       {.timeout = 30s, .environment = {{"ACCELERATE_HOST_BACKEND", setting.backend}}},
-      [=](PartialState& state) { uncaught([&] { main(state); }); });
+      [=](PartialState& state) { program(main, state); });
 }
 
 // All ranks do two rounds; in the second one rank `bad` does something else.
@@ -46,6 +76,7 @@ std::vector<RankOutcome> ranks(const Setting& setting,
   return programs(setting, [=](PartialState& state) {
     (void)gather(torch::ones({4}));
     state.wait_for_everyone();
+    it_happens();
     if (state.process_index() == which) {
       bad(state);
     } else {
@@ -60,15 +91,19 @@ constexpr double kPatience = 5;  // processes start that much slower
 constexpr double kPatience = 1;
 #endif
 
-// Survivors end with the code for it, quickly, and all say `text`.
+// Survivors end with the code for it, and all say `text`, a second after the fault at most.
 void expect_all_say(const std::vector<RankOutcome>& outcomes, const std::string& text,
-                    double seconds = 3, int except = -1) {
+                    int except = -1, double seconds = 1) {
+  double fault = 0;
+  for (const auto& outcome : outcomes) fault = std::max(fault, when(outcome, "fault"));
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (static_cast<int>(rank) == except) continue;
     const auto& outcome = outcomes[rank];
     EXPECT_TRUE(outcome.output_contains(text)) << "rank " << rank << " wrote:\n" << outcome.output;
     EXPECT_EQ(outcome.exit_code, kRanksDisagree) << "rank " << rank << "\n" << outcome.output;
-    EXPECT_LT(outcome.seconds, seconds * kPatience) << "rank " << rank;
+    EXPECT_LT(when(outcome, "found") - fault, seconds * kPatience) << "rank " << rank << "\n"
+                                                                   << outcome.output;
+    EXPECT_GT(when(outcome, "found"), 0) << "rank " << rank << "\n" << outcome.output;
   }
 }
 
@@ -79,6 +114,7 @@ class Faults : public testing::TestWithParam<Setting> {};
 TEST_P(Faults, AnotherShapeIsNamed) {
   const auto outcomes = programs(GetParam(), [](PartialState& state) {
     (void)gather(torch::ones({4}));
+    it_happens();
     // As many bytes, so that nothing but the shape tells.
     (void)gather(state.process_index() == 1 ? torch::ones({2, 3}) : torch::ones({3, 2}));
   });
@@ -91,6 +127,7 @@ TEST_P(Faults, AnotherShapeIsNamed) {
 
 TEST_P(Faults, AnotherDtypeIsNamed) {
   const auto outcomes = programs(GetParam(), [](PartialState& state) {
+    it_happens();
     (void)gather(torch::ones({4}, state.process_index() == 1 ? torch::kInt : torch::kFloat));
   });
   expect_all_say(outcomes, "gather int32[4] at faults_multi_test.cpp:");
@@ -126,32 +163,48 @@ TEST_P(Faults, TwoCollectivesInAnotherOrderAreNamed) {
 
 TEST_P(Faults, ARankThatLeavesTheLoopEarlyIsNamed) {
   const auto outcomes = ranks(GetParam(), gather_four, [](PartialState&) { std::exit(0); });
-  expect_all_say(outcomes, "has ended after barrier", 3, 1);
+  expect_all_say(outcomes, "has ended after barrier", 1);
 }
 
 TEST_P(Faults, TheExceptionOfOneRankIsShownOnAll) {
   const auto outcomes = ranks(GetParam(), gather_four,
                               [](PartialState&) { throw std::runtime_error("the disk is full"); });
-  expect_all_say(outcomes, "the disk is full", 3, 1);
+  expect_all_say(outcomes, "the disk is full", 1);
 }
 
 TEST_P(Faults, TheExceptionThatRecordCatchesIsShownOnAllToo) {
   const auto outcomes = ranks(GetParam(), gather_four, [](PartialState&) {
     std::exit(record([] { throw std::runtime_error("the disk is full"); }));
   });
-  expect_all_say(outcomes, "the disk is full", 3, 1);
+  expect_all_say(outcomes, "the disk is full", 1);
 }
 
 TEST_P(Faults, AKilledRankIsNamedWithItsLastCall) {
   const auto outcomes =
       ranks(GetParam(), gather_four, [](PartialState&) { ::kill(::getpid(), SIGKILL); });
-  expect_all_say(outcomes, "died after barrier at faults_multi_test.cpp:", 3, 1);
+  expect_all_say(outcomes, "died after barrier at faults_multi_test.cpp:", 1);
 }
 
 TEST_P(Faults, AKilledRankZeroIsNamedToo) {
   const auto outcomes = ranks(
       GetParam(), gather_four, [](PartialState&) { ::kill(::getpid(), SIGKILL); }, 0);
-  expect_all_say(outcomes, "rank 0 died after barrier at faults_multi_test.cpp:", 3, 0);
+  expect_all_say(outcomes, ") died after barrier at faults_multi_test.cpp:", 0);
+  expect_all_say(outcomes, "accelerate: rank 0 (", 0);
+}
+
+TEST_P(Faults, AMessageOfARankThatHasEndedIsNamed) {
+  const auto outcomes = ranks(
+      GetParam(),
+      [](PartialState& state) {
+        if (state.process_index() > 0) return gather_four(state);
+        std::vector<torch::Tensor> tensors{torch::ones({2, 3})};
+        state.process_group()->recv(tensors, 1, 0)->wait();
+      },
+      [](PartialState&) { std::exit(0); });
+  // Two seconds are given to find another cause, where nobody waits in a collective.
+  expect_all_say(outcomes, "has ended after barrier at faults_multi_test.cpp:", 1, 3);
+  EXPECT_TRUE(outcomes[0].output_contains("this is rank 0, in recv float32[2,3] from rank 1"))
+      << outcomes[0].output;
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Faults,
@@ -162,20 +215,82 @@ INSTANTIATE_TEST_SUITE_P(Backends, Faults,
                                   std::to_string(info.param.ranks);
                          });
 
-TEST(StoppedRank, IsNamedAfterTenSecondsOnEitherBackend) {
-  for (const char* backend : {"gloo", "shm"}) {
-    const auto outcomes = programs({3, backend}, [](PartialState& state) {
-      const auto pids = all_gather_object(static_cast<std::int64_t>(::getpid()));
-      if (state.process_index() == 1) ::kill(::getpid(), SIGSTOP);
-      try {
-        (void)gather(torch::ones({4}));
-      } catch (const CommError&) {
-        if (state.process_index() == 0) ::kill(static_cast<pid_t>(pids[1]), SIGKILL);
-        throw;
-      }
-    });
-    expect_all_say(outcomes, "no sign of life", 15, 1);
-    expect_all_say(outcomes, "(the process is stopped)", 15, 1);
+// Groups of ranks side by side, one for each setting.
+std::vector<std::vector<RankOutcome>> groups_of_programs(
+    const std::vector<Setting>& settings, const std::function<void(PartialState&)>& main) {
+  std::vector<int> sizes;
+  std::vector<std::string> variables;
+  for (const auto& [ranks, backend] : settings) {
+    sizes.push_back(ranks);
+    variables.push_back(std::string("ACCELERATE_HOST_BACKEND=") + backend);
+  }
+  const RankGroups groups(sizes);
+  const auto outcomes =
+      run_processes(groups.processes(), groups.options({.timeout = 40s}, variables),
+                    [=](PartialState& state) { program(main, state); });
+  std::vector<std::vector<RankOutcome>> by_group;
+  for (int group = 0; group < groups.count(); ++group) {
+    by_group.push_back(groups.of(group, outcomes));
+  }
+  return by_group;
+}
+
+TEST(StoppedRank, IsNamedAfterTenSeconds) {
+  const std::vector<Setting> settings = {{2, "gloo"}, {4, "gloo"}, {2, "shm"}, {4, "shm"}};
+  const auto groups = groups_of_programs(settings, [](PartialState& state) {
+    const auto pids = all_gather_object(static_cast<std::int64_t>(::getpid()));
+    it_happens();
+    if (state.process_index() == 1) ::kill(::getpid(), SIGSTOP);
+    try {
+      (void)gather(torch::ones({4}));
+    } catch (const CommError&) {
+      if (state.process_index() == 0) ::kill(static_cast<pid_t>(pids[1]), SIGKILL);
+      throw;
+    }
+  });
+  for (const auto& outcomes : groups) {
+    expect_all_say(outcomes, "no sign of life", 1, 12);
+    expect_all_say(outcomes, "(the process is stopped)", 1, 12);
+  }
+}
+
+// Rank 1 has another size, dtype or number of tensors, and not in the first one.
+void stray_in_a_coalesced_call(PartialState& state, int which) {
+  const auto group = state.process_group();
+  const bool strays = state.process_index() == 1;
+  std::vector<torch::Tensor> tensors{torch::ones({4}), torch::ones({2, 3})};
+  it_happens();
+  if (which == 0) {
+    if (strays) tensors[1] = torch::ones({2, 4});
+    group->allreduce_coalesced(tensors)->wait();
+  } else if (which == 1) {
+    // As many bytes.
+    if (strays) tensors[1] = torch::ones({2, 3}, torch::kInt);
+    std::vector<torch::Tensor> wholes{torch::zeros({8}),
+                                      torch::zeros({4, 3}, tensors[1].options())};
+    group->allgather_into_tensor_coalesced(wholes, tensors)->wait();
+  } else {
+    if (strays) tensors.push_back(torch::ones({5}));
+    std::vector<std::vector<torch::Tensor>> lists(2);
+    for (auto& list : lists) {
+      for (const auto& tensor : tensors) list.push_back(torch::zeros_like(tensor));
+    }
+    group->getBackend(c10::DeviceType::CPU)->allgather_coalesced(lists, tensors)->wait();
+  }
+}
+
+TEST(Guard, ComparesAllTensorsOfACoalescedCall) {
+  const std::vector<Setting> settings = {{2, "gloo"}, {2, "gloo"}, {2, "gloo"},
+                                         {2, "shm"},  {2, "shm"},  {2, "shm"}};
+  const auto groups = groups_of_programs(settings, [](PartialState& state) {
+    stray_in_a_coalesced_call(state, RankGroups::own() % 3);
+  });
+  const std::vector<std::string> of_stray = {"float32[4], float32[2,4]", "float32[4], int32[2,3]",
+                                             "float32[4], float32[2,3], float32[5]"};
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    expect_all_say(groups[group], "the ranks are in different collectives");
+    expect_all_say(groups[group], "float32[4], float32[2,3]");
+    expect_all_say(groups[group], of_stray[group % 3]);
   }
 }
 

@@ -84,6 +84,30 @@ TEST(SendToDevice, LetsObjectsMoveThemselves) {
   EXPECT_EQ(send_to_device(shop::Mover{}, kMeta).device, kMeta);
 }
 
+/// LibTorch's modules cannot move to meta.
+struct MovedImpl : torch::nn::Module {
+  using Module::to;
+  void to(torch::Device target, bool /*non_blocking*/) override { device = target; }
+  torch::Device device = torch::kCPU;
+};
+TORCH_MODULE(Moved);
+
+TEST(SendToDevice, MovesModulesWhereverTheyAre) {
+  const Moved module;
+  EXPECT_EQ(send_to_device(module, kMeta).ptr(), module.ptr());  // the module itself, as in Python
+  EXPECT_EQ(module->device, kMeta);
+
+  const auto pointer = std::make_shared<MovedImpl>();
+  const std::tuple data{Moved(), torch::ones(1), std::shared_ptr<torch::nn::Module>(pointer)};
+  (void)send_to_device(data, kMeta);
+  EXPECT_EQ(std::get<0>(data)->device, kMeta);
+  EXPECT_EQ(pointer->device, kMeta);
+
+  const torch::nn::Linear linear(2, 2);
+  EXPECT_EQ(send_to_device(linear, torch::kCPU).ptr(), linear.ptr());
+  EXPECT_TRUE(send_to_device(torch::nn::Linear(nullptr), kMeta).is_empty());
+}
+
 TEST(RecursivelyApply, LeavesOtherTypesUnlessToldToRefuseThem) {
   const auto twice = [](const Tensor& tensor) { return tensor * 2; };
   const auto applied = recursively_apply(twice, std::pair{torch::ones(1), 1});
@@ -104,6 +128,24 @@ TEST(RecursivelyApply, MayChangeTheTypeOfTheLeaves) {
   const auto count = [](const Tensor& tensor) { return tensor.numel(); };
   EXPECT_EQ(recursively_apply(count, std::vector{torch::ones(3), torch::ones({2, 2})}),
             (std::vector<std::int64_t>{3, 4}));
+}
+
+TEST(RecursivelyApply, ReachesNumbersAndTextsOfValues) {
+  const Value data = Value::List{1, Value::tuple({2, nullptr})};
+  const auto twice = [](std::int64_t x) { return 2 * x; };
+  EXPECT_EQ(recursively_apply<std::int64_t>(twice, data, {.error_on_other_type = true}).repr(),
+            "[2, (4, None)]");
+  const auto size = [](const std::string& x) { return static_cast<std::int64_t>(x.size()); };
+  EXPECT_EQ(recursively_apply<std::string>(size, Value(Value::List{"abc", 1.5})).repr(),
+            "[3, 1.5]");
+  EXPECT_EQ(recursively_apply<std::int64_t>(twice, torch::IValue(4)).repr(), "8");
+  const auto message = message_of<ArgumentError>([&] {
+    (void)recursively_apply<std::int64_t>(twice, Value(Value::List{1, 1.5}),
+                                          {.error_on_other_type = true});
+  });
+  EXPECT_NE(message.find(" got a leaf at [1] of kind double: 1.5. Only leaves of type long can be"),
+            std::string::npos)
+      << message;
 }
 
 TEST(DataStructure, RoundTripsThroughInformationWithZeroDimensionalTensors) {
@@ -176,6 +218,23 @@ TEST(Listify, GivesTheNumbersThatPythonGives) {
   EXPECT_EQ(listify(torch::zeros({2, 0})).repr(), "[[], []]");
 }
 
+TEST(Listify, NamesTheLeafThatCannotBeListed) {
+  const auto message = [](const Tensor& leaf) {
+    return message_of<ArgumentError>([&] { (void)listify(Named{{"x", leaf}}); });
+  };
+  const auto bits = torch::tensor({7, -1}, torch::kLong).view(torch::kUInt64);
+  EXPECT_EQ(message(bits),
+            "listify: the tensor at ['x'] holds a number of 2^63 or more, which does not fit the "
+            "64 bits of a Value. Convert it to double first.");
+  EXPECT_EQ(listify(bits.slice(0, 0, 1)).repr(), "[7]");
+  EXPECT_EQ(message(torch::eye(2).to_sparse()),
+            "listify: the tensor at ['x'] is of layout Sparse. Pass tensor.to_dense().");
+  EXPECT_EQ(message(torch::ones(1, kMeta)),
+            "listify: the tensor at ['x'] is on meta and holds no numbers.");
+  EXPECT_EQ(message(at::_nested_tensor_from_tensor_list({torch::ones(2), torch::ones(3)})),
+            "listify: the tensor at ['x'] is nested. Pass its parts: tensor.unbind().");
+}
+
 TEST(SliceTensors, FollowsPythonForNegativeAndLargePositions) {
   const auto ten = torch::arange(10);
   EXPECT_EQ(numbers(slice_tensors(ten, {.start = -7, .stop = 100, .step = 3})),
@@ -230,6 +289,10 @@ TEST(Concatenate, RefusesBatchesOfDifferentStructure) {
                                             Named{{"x", torch::ones({1, 3})}}});
             }).find("concatenate: the tensors at ['x'] do not fit together: Sizes of tensors"),
             std::string::npos);
+  EXPECT_EQ(message_of<ArgumentError>([] {
+              (void)concatenate(std::vector{Value(torch::ones(1)), Value(Value::List{})});
+            }),
+            "concatenate: batch 1 has no tensor at its root, which batch 0 has.");
   EXPECT_EQ(message_of<ArgumentError>([] { (void)concatenate(std::vector<Tensor>{}); }),
             "concatenate got no batches. Pass at least one.");
 }
@@ -252,6 +315,22 @@ TEST(ConvertOutputsToFp32, WrapsACallableAndGivesItBack) {
   EXPECT_EQ(output.dtype(), torch::kFloat);
   EXPECT_EQ(n, 4);
   EXPECT_EQ(wrapped.wrapped()(torch::ones(1), 4).first.dtype(), torch::kHalf);
+}
+
+TEST(ConvertOutputsToFp32, WrapsModuleHoldersAndCallablesThatChange) {
+  auto counted = convert_outputs_to_fp32([calls = 0](const Tensor& x) mutable {
+    return std::pair{x.to(torch::kHalf), ++calls};
+  });
+  (void)counted(torch::ones(1));
+  const auto [output, calls] = counted(torch::ones(1));
+  EXPECT_EQ(output.dtype(), torch::kFloat);
+  EXPECT_EQ(calls, 2);
+
+  torch::nn::Linear linear(2, 2);
+  linear->to(torch::kBFloat16);
+  auto wrapped = convert_outputs_to_fp32(linear);
+  EXPECT_EQ(wrapped(torch::ones({1, 2}, torch::kBFloat16)).dtype(), torch::kFloat);
+  EXPECT_EQ(wrapped.wrapped().ptr(), linear.ptr());
 }
 
 TEST(PadInputTensors, ReachesTheNextMultipleAlongTheDimension) {
@@ -287,6 +366,34 @@ TEST(PadInputTensors, RefusesWhatCannotBePadded) {
             "pad_input_tensors: the tensor at ['a'] has shape [] and no dimension 0.");
   EXPECT_EQ(message_of<ArgumentError>([] { (void)pad_input_tensors(torch::ones(5), 5, 0); }),
             "pad_input_tensors: batch_size is 5 and num_processes 0, but both must be at least 1.");
+}
+
+template <class T>
+concept CanBePadded = requires(T tree) {
+  pad_input_tensors(tree, 5, 2);
+};
+static_assert(CanBePadded<Named> && CanBePadded<Value>);
+static_assert(!CanBePadded<std::tuple<Tensor, int>> && !CanBePadded<std::vector<std::string>>);
+
+TEST(PadInputTensors, RefusesLeavesThatAreNoTensors) {
+  const Value data = Value::Dict{{"a", Value(torch::ones({5, 2}))}, {"b", 3}, {"c", nullptr}};
+  EXPECT_EQ(message_of<ArgumentError>([&] { (void)pad_input_tensors(data, 5, 2); }),
+            "pad_input_tensors got a leaf at ['b'] of kind int: 3. Only leaves of kind tensor can "
+            "be used here.");
+}
+
+TEST(HonorType, BuildsTuplesArraysAndStructsMemberByMember) {
+  const std::vector<int> two{1, 2};
+  EXPECT_EQ(honor_type(std::tuple<int, double>{}, two), (std::tuple<int, double>{1, 2.0}));
+  EXPECT_EQ(honor_type(std::pair<long, int>{}, two), (std::pair<long, int>{1, 2}));
+  EXPECT_EQ(honor_type(std::array<int, 2>{}, std::list<int>{1, 2}), (std::array{1, 2}));
+  const std::vector<Tensor> tensors{torch::ones(1), torch::zeros(1)};
+  const auto batch = honor_type(shop::Batch{}, tensors);
+  EXPECT_TRUE(batch.x.is_same(tensors[0]) && batch.keep.is_same(tensors[1]));
+  EXPECT_EQ(
+      message_of<ArgumentError>([&] { (void)honor_type(std::array<int, 3>{}, two); }),
+      "honor_type got 2 items for a std::array<int, 3ul>, which has 3 members. Pass one item per "
+      "member.");
 }
 
 TEST(HonorType, BuildsTheContainerOfTheModel) {
@@ -392,6 +499,38 @@ TEST(IValues, HaveShapesAndABatchSize) {
       message_of<ArgumentError>([] { (void)find_batch_size(torch::IValue(2.5)); }),
       "find_batch_size got a leaf of kind double: 2.5. Only leaves of kind tensor can be used "
       "here.");
+}
+
+TEST(IValues, AreOpenedUnderKeysOfEveryKindThatAPathCanShow) {
+  c10::Dict<std::int64_t, Tensor> by_number;
+  by_number.insert(7, torch::ones({3, 1}));
+  EXPECT_EQ(
+      send_to_device(torch::IValue(by_number), kMeta).toGenericDict().at(7).toTensor().device(),
+      kMeta);
+  EXPECT_EQ(find_batch_size(torch::IValue(by_number)), 3);
+  EXPECT_EQ(get_shape(torch::IValue(by_number)).repr(), "{7: [3, 1]}");
+
+  c10::impl::GenericDict mixed(c10::AnyType::get(), c10::AnyType::get());
+  mixed.insert("z", torch::ones(1));
+  mixed.insert(true, torch::ones(2));
+  mixed.insert(4, torch::ones(3));
+  const auto sent = send_to_device(torch::IValue(mixed), kMeta).toGenericDict();
+  for (const auto& entry : sent) EXPECT_EQ(entry.value().toTensor().device(), kMeta);
+  EXPECT_EQ(sent.at(true).toTensor().numel(), 2);
+  EXPECT_EQ(get_shape(torch::IValue(mixed)).repr(), "{'z': [1], True: [2], 4: [3]}");
+  EXPECT_EQ(tree::flatten(torch::IValue(mixed)).paths,
+            (std::vector<std::string>{"['z']", "[1]", "[4]"}));
+}
+
+TEST(IValues, AreRefusedWithTensorsUnderOtherKeys) {
+  c10::Dict<double, Tensor> tensors;
+  tensors.insert(0.5, torch::ones(1));
+  EXPECT_EQ(message_of<ArgumentError>([&] { (void)send_to_device(torch::IValue(tensors), kMeta); }),
+            "A dictionary of TorchScript has tensors under keys of kind Double. Only those under "
+            "strings, ints and bools can be reached: use one of these as keys.");
+  c10::Dict<double, std::int64_t> numbers;
+  numbers.insert(0.5, 3);
+  EXPECT_EQ(send_to_device(torch::IValue(numbers), kMeta).toGenericDict().at(0.5).toInt(), 3);
 }
 
 }  // namespace

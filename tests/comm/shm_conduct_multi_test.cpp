@@ -390,7 +390,7 @@ TEST(ShmFailures, ASenderThatDiesIsNamed) {
                 text = message_of<CommError>([&] { backend->recv(message, 1, 0)->wait(); });
               }),
               1.0);
-    EXPECT_TRUE(text.starts_with("recv: rank 1 (process ")) << text;
+    EXPECT_TRUE(text.starts_with("recv float32[1] from rank 1: rank 1 (process ")) << text;
     EXPECT_TRUE(text.ends_with(") has ended.")) << text;
   });
   EXPECT_TRUE(outcomes[0].ok()) << outcomes[0].output;

@@ -25,7 +25,7 @@ class CountingGuard : public detail::CallGuard {
  public:
   [[nodiscard]] detail::Ticket enter(const detail::CallFacts& facts) override {
     const auto text = detail::str(facts.kind, " ", facts.dtype, " ", facts.reduction, " ",
-                                  facts.root, " ", detail::join(facts.sizes));
+                                  facts.root, " ", detail::join(facts.sizes), " ", facts.content);
     const auto sequence = static_cast<std::uint64_t>(++entered);
     return {sequence, std::hash<std::string>{}(text) | 1U};
   }

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +18,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/operations.h"
 #include "accelerate/state.h"
+#include "comm/rank_groups.h"
 #include "comm/several_hosts.h"
 #include "comm/shm_numbers.h"
 #include "support/command.h"
@@ -462,14 +464,73 @@ TEST_F(HostFaults, AHostInAnotherCallIsShown) {
   expect_all_say(outcomes, "the ranks are in different collectives");
 }
 
+TEST_F(HostFaults, AnotherDtypeIsNamed) {
+  const auto outcomes = programs({0, 0, 1, 1}, [](PartialState& state) {
+    reduce_a_little(3);
+    const auto dtype = state.process_index() == 2 ? torch::kInt : torch::kFloat;
+    static_cast<void>(gather(torch::ones({4}, dtype)));
+  });
+  expect_all_say(outcomes, "rank 2 is in another collective than the others");
+  expect_all_say(outcomes, "gather int32[4] at two_level_multi_test.cpp:");
+}
+
+TEST_F(HostFaults, TwoCollectivesInAnotherOrderAreNamed) {
+  const auto outcomes = programs({0, 0, 1, 1}, [](PartialState& state) {
+    reduce_a_little(3);
+    if (state.process_index() == 3) state.wait_for_everyone();
+    static_cast<void>(gather(torch::ones({4})));
+    if (state.process_index() != 3) state.wait_for_everyone();
+  });
+  expect_all_say(outcomes, "rank 3 is in another collective than the others");
+  expect_all_say(outcomes, "rank 3 (n2): barrier at two_level_multi_test.cpp:");
+}
+
+TEST_F(HostFaults, TheExceptionOfOneRankIsShownOnAll) {
+  const auto outcomes = programs({0, 0, 1, 1}, [](PartialState& state) {
+    reduce_a_little(3);
+    if (state.process_index() == 3) throw std::runtime_error("the disk is full");
+    reduce_a_little(1);
+  });
+  expect_all_say(outcomes, "rank 3 (n2) failed after reduce float32[4] at", {3});
+  expect_all_say(outcomes, "the disk is full", {3});
+}
+
+TEST_F(HostFaults, ARankThatLeavesTheLoopEarlyIsNamed) {
+  for (const int leaves : {0, 2}) {  // where the jury sits, and the leader of another host
+    const auto outcomes = programs({0, 0, 1, 1}, [leaves](PartialState& state) {
+      reduce_a_little(3);
+      if (state.process_index() == leaves) std::exit(0);
+      reduce_a_little(1);
+    });
+    expect_all_say(outcomes,
+                   "rank " + std::to_string(leaves) + (leaves == 0 ? " (n1)" : " (n2)") +
+                       " has ended after reduce float32[4] at",
+                   {leaves});
+  }
+}
+
+TEST_F(HostFaults, TheLaterTensorsOfACoalescedCallCount) {
+  const auto outcomes = programs({0, 0, 1, 1}, [](PartialState& state) {
+    const auto size = state.process_index() == 3 ? 3 : 2;
+    Tensors tensors{torch::ones({4}), torch::ones({size})};
+    Tensors wholes{torch::ones({16}), torch::ones({4 * size})};
+    state.process_group()->allgather_into_tensor_coalesced(wholes, tensors)->wait();
+  });
+  expect_all_say(outcomes, "rank 3 is in another collective than the others");
+  expect_all_say(outcomes, "rank 3 (n2): all_gather of several float32[4], float32[3]");
+}
+
 TEST_F(HostFaults, AKilledRankIsNamed) {
-  for (const int killed : {2, 3}) {  // a leader, and one beside it
+  for (const int killed : {0, 2, 3}) {  // where the jury sits, a leader, and one beside it
     const auto outcomes = programs({0, 0, 1, 1}, [killed](PartialState& state) {
       reduce_a_little(3);
       if (state.process_index() == killed) static_cast<void>(std::raise(SIGKILL));
       reduce_a_little(1);
     });
-    expect_all_say(outcomes, "rank " + std::to_string(killed) + " (n2) died", {killed});
+    expect_all_say(outcomes,
+                   "rank " + std::to_string(killed) + (killed == 0 ? " (n1) died " : " (n2) died "),
+                   {killed});
+    expect_all_say(outcomes, "after reduce float32[4] at two_level_multi_test.cpp:", {killed});
   }
 }
 
@@ -499,45 +560,60 @@ TEST_F(HostFaults, AfterTheReportTheProcessEndsInOrder) {
 
 class LostHosts : public HostFaults, public testing::WithParamInterface<const char*> {};
 
-// The cable of the last of three hosts is pulled.
+// The cable of one of three hosts is pulled: that of the last one, and beside it, on hosts of their
+// own, that of the first one, where the jury sits.
 TEST_P(LostHosts, AreNamed) {
   const test::Folder folder;
   const std::string ready = folder / "ready";
-  const auto hosts = std::make_shared<LazyHosts>(3);
+  const std::vector<int> lost = {2, 0};
+  const RankGroups groups({5, 5});
+  const std::vector<std::shared_ptr<LazyHosts>> hosts = {std::make_shared<LazyHosts>(3),
+                                                         std::make_shared<LazyHosts>(3)};
+  const Hosted hosted = {0, 0, 1, 2, 2};
   const MaybeText backend = std::string(GetParam()) == "gloo" ? MaybeText("gloo") : std::nullopt;
-  std::thread saw;
-  std::chrono::steady_clock::time_point cut_at;
-  if (!in_child_process()) {
-    saw = std::thread([&] {
-      if (!test::eventually([&] { return std::filesystem::exists(ready); }, test::Seconds(20)))
+  std::vector<std::thread> saws;
+  std::array<std::chrono::steady_clock::time_point, 2> cut_at;
+  for (std::size_t group = 0; group < 2 && !in_child_process(); ++group) {
+    saws.emplace_back([&, group] {
+      const auto file = ready + std::to_string(group);
+      if (!test::eventually([&] { return std::filesystem::exists(file); }, test::Seconds(20)))
         return;
-      hosts->get().cut(2);
-      cut_at = std::chrono::steady_clock::now();
+      hosts[group]->get().cut(lost[group]);
+      cut_at[group] = std::chrono::steady_clock::now();
     });
   }
   // The folder of the parent is told by a variable.
   ::setenv("TWO_LEVEL_TEST_READY", ready.c_str(), in_child_process() ? 0 : 1);
-  const auto outcomes = programs(
-      {0, 0, 1, 2, 2},
-      [](PartialState& state) {
-        reduce_a_little(3);
-        if (state.is_main_process()) std::ofstream(std::getenv("TWO_LEVEL_TEST_READY")) << "ready";
-        try {
-          for (;;) reduce_a_little(1);
-        } catch (const CommError&) {
-          state.destroy_process_group();  // which waits for nobody
-          throw;
-        }
-      },
-      backend, hosts);
+  auto options = on_hosts(
+      hosted, {.timeout = 40s, .environment = {{"ACCELERATE_HOST_BACKEND", backend}}}, hosts[0]);
+  options.started_by = [=](int process, const Words& argv) {
+    const auto [group, rank] = groups.place_of(process);
+    const auto on = on_hosts(hosted, {}, hosts[static_cast<std::size_t>(group)]);
+    return on.started_by(rank, groups.as_rank(process, argv));
+  };
+  const auto outcomes = run_processes(groups.processes(), options, [](PartialState& state) {
+    uncaught([&] {
+      reduce_a_little(3);
+      if (state.is_main_process()) {
+        std::ofstream(std::getenv("TWO_LEVEL_TEST_READY") + std::to_string(RankGroups::own()))
+            << "ready";
+      }
+      try {
+        for (;;) reduce_a_little(1);
+      } catch (const CommError&) {
+        state.destroy_process_group();  // which waits for nobody
+        throw;
+      }
+    });
+  });
   const auto ended = std::chrono::steady_clock::now();
-  saw.join();
-  expect_all_say(outcomes, " (n3) has given no sign of life for 10 s", {3, 4});
-  EXPECT_LT(ended - cut_at, 14s);
+  for (auto& saw : saws) saw.join();
+  expect_all_say(groups.of(0, outcomes), " (n3) has given no sign of life for 10 s", {3, 4});
+  expect_all_say(groups.of(1, outcomes), "rank 0 (n1) has given no sign of life for 10 s", {0, 1});
+  expect_all_say(groups.of(1, outcomes), "reduce float32[4] at two_level_multi_test.cpp:", {0, 1});
+  for (const auto at : cut_at) EXPECT_LT(ended - at, 14s);
   // Those that are cut off miss the others.
-  for (const int rank : {3, 4}) {
-    EXPECT_EQ(outcomes[static_cast<std::size_t>(rank)].exit_code, kRanksDisagree);
-  }
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.exit_code, kRanksDisagree);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, LostHosts, testing::Values("two_level", "gloo"),

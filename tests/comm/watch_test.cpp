@@ -12,6 +12,8 @@
 
 #include "core/call_site.h"
 #include "core/subprocess.h"
+#include "core/text.h"
+#include "core/world.h"
 
 namespace accelerate::detail {
 namespace {
@@ -97,9 +99,19 @@ struct Ranks {
   std::chrono::duration<double> time{};
 };
 
+/// To those who read it, rank 0 is on another host.
+Blackboard of_another_host(Blackboard board) {
+  board.get = [get = board.get](const std::string& key) {
+    auto words = split(get(key), ' ');
+    words.at(3) = "elsewhere";
+    return join(words, " ");
+  };
+  return board;
+}
+
 // Runs `body` in `size` processes. It returns whether all went well.
 Ranks run(int size, const std::function<bool(const Rank&)>& body,
-          std::chrono::milliseconds silence = 10s) {
+          std::chrono::milliseconds silence = 10s, bool several_hosts = false) {
   Board board;
   ProcessSet processes;
   for (int rank = 0; rank < size; ++rank) {
@@ -107,8 +119,9 @@ Ranks run(int size, const std::function<bool(const Rank&)>& body,
       WatchOptions options{.rank = rank, .size = size};
       options.times.silence = silence;
       options.times.notice = 1s;
+      const auto blackboard = board.blackboard();
       Watch watch(
-          options, board.blackboard(),
+          options, several_hosts ? of_another_host(blackboard) : blackboard,
           [&](const Finding& finding) {
             board.set("finding" + std::to_string(rank), finding.text);
           },
@@ -183,8 +196,27 @@ TEST(Watch, NamesRank0ThatIsKilledToo) {
     if (rank.rank == 0) ::kill(::getpid(), SIGKILL);
     return rank.collective(1);
   });
-  EXPECT_EQ(ranks.finding.at(1), "rank 0 died after gather float32[4] at train.cpp:10");
+  EXPECT_EQ(ranks.finding.at(1),
+            "rank 0 (" + this_host_name() + ") died after gather float32[4] at train.cpp:10");
   EXPECT_EQ(ranks.finding.at(2), ranks.finding.at(1));
+}
+
+TEST(Watch, NamesTheLastCallOfRank0OnAnotherHost) {
+  for (const bool has_told : {false, true}) {
+    const auto ranks = run(
+        3,
+        [=](const Rank& rank) {
+          if (!rank.collective(0)) return false;
+          if (has_told) std::this_thread::sleep_for(1500ms);  // a beat, and that it is passed on
+          if (rank.rank == 0) ::kill(::getpid(), SIGKILL);
+          return rank.collective(1, "reduce");
+        },
+        10s, true);
+    const auto text = "rank 0 (" + this_host_name() + ") died " +
+                      (has_told ? "after" : "in or after") + " gather float32[4] at train.cpp:10";
+    EXPECT_EQ(ranks.finding.at(1), text);
+    EXPECT_EQ(ranks.finding.at(2), text);
+  }
 }
 
 TEST(Watch, NamesAStoppedRank) {
@@ -231,10 +263,13 @@ TEST(Watch, NamesRank0ThatLeftTheLoopEarly) {
     }
     return true;
   });
-  EXPECT_TRUE(contains(ranks.finding.at(1), "rank 0 has ended after gather"))
-      << ranks.finding.at(1);
-  EXPECT_TRUE(contains(ranks.finding.at(2), "rank 0 has ended after gather"))
-      << ranks.finding.at(2);
+  const auto host = " (" + this_host_name() + ")";
+  for (const int survivor : {1, 2}) {
+    const auto& text = ranks.finding.at(survivor);
+    EXPECT_TRUE(contains(text, "rank 0" + host + " has ended after gather")) << text;
+    EXPECT_TRUE(contains(text, "rank " + std::to_string(survivor) + host + " waits in gather"))
+        << text;
+  }
 }
 
 TEST(Watch, ShowsTheExceptionOfOneRankOnAll) {

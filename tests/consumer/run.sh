@@ -26,6 +26,26 @@ fi
 cmake -G Ninja -S "$source" -B "$work/build" -DCMAKE_BUILD_TYPE=Release "${options[@]}"
 cmake --build "$work/build"
 
+# LibTorch keeps no ABI: the package takes the version that it was built with, any patch of it, and no other.
+built=$(sed -n 's/^set(ACCELERATE_BUILT_WITH_TORCH_VERSION "\([0-9]*\.[0-9]*\)\..*/\1/p' "$work/prefix/lib/cmake/accelerate/accelerateConfig.cmake")
+configure_with() {  # a LibTorch that says it is of this version
+  local fake=$work/torch-$1 parts
+  mkdir -p "$fake/lib" "$fake/include/ATen" "$fake/include/torch/csrc/api/include"
+  touch "$fake/lib/libtorch_cpu.so" "$fake/lib/libc10.so" "$fake/include/ATen/ATen.h"
+  IFS=. read -ra parts <<<"$1"
+  printf '#define TORCH_VERSION_%s %s\n' MAJOR "${parts[0]}" MINOR "${parts[1]}" PATCH "${parts[2]}" >"$fake/include/torch/version.h"
+  # Configured already, so that it looks for no compiler again.
+  cmake -S "$source" -B "$work/build" -DACCELERATE_TORCH_DIR="$fake" >"$work/log" 2>&1
+}
+if [ "${1:-}" != --with-torch ]; then
+  configure_with "$built.99" || { cat "$work/log"; exit 1; }
+  if configure_with "${built%.*}.99.0" || ! tr -s ' \n' ' ' <"$work/log" | grep -q "was built with LibTorch $built and works with no other"; then
+    cat "$work/log"
+    echo "a LibTorch ${built%.*}.99.0 is taken for a package that was built with $built"
+    exit 1
+  fi
+fi
+
 # The installed library alone must be enough: no package but LibTorch, nothing of CUDA linked.
 needed=$(readelf -d "$work"/prefix/lib/libaccelerate.so | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p')
 for library in $needed; do

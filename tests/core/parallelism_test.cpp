@@ -167,11 +167,42 @@ TEST(ParallelismConfig, GoesToJsonAndBack) {
   EXPECT_EQ(ParallelismConfig::from_json(config.to_json()), config);
   EXPECT_EQ(ParallelismConfig::from_json(ParallelismConfig{}.to_json()), ParallelismConfig{});
   EXPECT_EQ(message_of([] { static_cast<void>(ParallelismConfig::from_json(R"({"tp": 2})")); }),
-            "The parallelism configuration has the unknown key 'tp'.");
+            "The parallelism configuration has the unknown key 'tp'. Choose among: "
+            "dp_replicate_size, dp_shard_size, tp_size, cp_size, cp_backend, sp_size, sp_backend, "
+            "tp_handler, cp_handler, sp_handler.");
   const auto wrong = [] { static_cast<void>(ParallelismConfig::from_json(R"({"tp_size": "2"})")); };
   EXPECT_NE(
       message_of(wrong).find(R"(The parallelism configuration {"tp_size": "2"} does not fit)"),
       std::string::npos);
+}
+
+TEST(ParallelismConfig, NamesAMisspeltKeyOfAHandler) {
+  const auto refused = [](const char* text) {
+    return message_of([&] { static_cast<void>(ParallelismConfig::from_json(text)); });
+  };
+  EXPECT_EQ(refused(R"({"cp_size": 2, "cp_handler": {"cp_comm_stratgy": "alltoall"}})"),
+            "The parallelism configuration's cp_handler has the unknown key 'cp_comm_stratgy'. "
+            "Choose among: cp_comm_strategy.");
+  EXPECT_NE(refused(R"({"tp_handler": {"async": true}})").find("enable_async_tp"),
+            std::string::npos);
+  EXPECT_NE(refused(R"({"sp_handler": {"seq_length": 8}})").find("sp_seq_length"),
+            std::string::npos);
+}
+
+TEST(ParallelismConfig, RefusesSizesWhoseProductNoNumberHolds) {
+  const ParallelismConfig config{.dp_replicate_size = std::int64_t{1} << 32,
+                                 .dp_shard_size = std::int64_t{1} << 32};
+  const std::string message =
+      "The sizes of the ParallelismConfig (dp_replicate_size 4294967296, dp_shard_size 4294967296, "
+      "cp_size 1, sp_size 1, tp_size 1) multiply to a number beyond 64 bits. Together they must be "
+      "the number of processes.";
+  EXPECT_EQ(message_of([&] { static_cast<void>(config.total_size()); }), message);
+  EXPECT_EQ(message_of([&] { static_cast<void>(config.data_parallel_size()); }), message);
+  EXPECT_EQ(config.non_data_parallel_size(), 1);
+  EXPECT_EQ(message_of([&] { validate(config, kEmpty); }), message);
+  std::ostringstream out;
+  out << config;
+  EXPECT_TRUE(out.str().ends_with("total_size=beyond 64 bits)")) << out.str();
 }
 
 TEST(ParallelismConfig, IsWrittenWithItsFieldsAndItsTotal) {

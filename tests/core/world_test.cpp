@@ -246,14 +246,30 @@ TEST(DetectWorld, TakesASingleProcessForAloneUnlessItHasALocalRank) {
   EXPECT_EQ(launched.local_rank, 0);
 }
 
-TEST(ThreadsAreChosen, ByAnyTextButZero) {
+TEST(ThreadsAreChosen, ByANumberOfOneAtLeast) {
   const auto chosen = [](const std::string& text) {
     return threads_are_chosen(Environment({{"OMP_NUM_THREADS", text}}));
   };
   EXPECT_TRUE(chosen("3"));
   EXPECT_TRUE(chosen("4,2"));
+  EXPECT_TRUE(chosen(" 8 "));
   EXPECT_FALSE(chosen("0"));
+  EXPECT_FALSE(chosen("0,2"));
+  EXPECT_FALSE(chosen("-3"));
   EXPECT_FALSE(chosen(""));
+}
+
+TEST(ThreadsAreChosen, SaysWhatIsNoNumber) {
+  const auto message = [](const std::string& text) -> std::string {
+    try {
+      (void)threads_are_chosen(Environment({{"OMP_NUM_THREADS", text}}));
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(message("abc"), "OMP_NUM_THREADS is 'abc', which is not a whole number.");
+  EXPECT_EQ(message("4x,2"), "OMP_NUM_THREADS is '4x', which is not a whole number.");
 }
 
 TEST(DetectWorld, NamesBothVariablesThatContradictEachOther) {

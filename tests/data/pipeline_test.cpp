@@ -77,10 +77,11 @@ TEST_P(Workers, ReportAnExceptionInItsPlaceWithTheSamplesAndGoOnWithTheNextPass)
     FAIL() << "nothing was thrown";
   } catch (const DataLoaderError& error) {
     EXPECT_STREQ(error.what(),
-                 "Batch 2 of the data loader (samples 8, 9, 10, 11) could not be loaded: "
-                 "std::out_of_range: no file 9");
+                 "Batch 2 of the data loader (samples 8, 9, 10, 11) could not be loaded at "
+                 "sample 9: std::out_of_range: no file 9");
     EXPECT_EQ(error.batch(), 2);
     EXPECT_EQ(error.indices(), (Numbers{8, 9, 10, 11}));
+    EXPECT_EQ(error.sample(), 9);
     EXPECT_EQ(message_of<std::out_of_range>([&] { std::rethrow_if_nested(error); }), "no file 9");
   }
   EXPECT_EQ(seen, iota(8));

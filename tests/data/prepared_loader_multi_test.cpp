@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "accelerate/operations.h"
-#include "accelerate/random.h"
 #include "accelerate/state.h"
 #include "core/captured_log.h"
 #include "data/sharing.h"
@@ -145,41 +144,6 @@ TEST_P(OnSomeProcesses, GatherEachSampleOnceFromTheirShares) {
   });
 }
 
-// --- seeds --------------------------------------------------------------------------------------
-
-TEST(SharedOrder, IsThatOfProcess0WhateverTheSeeds) {
-  on_processes(3, [](PartialState& state) {
-    for (const bool seedable : {false, true}) {
-      set_seed(static_cast<std::uint64_t>(10 + state.process_index()));
-      const auto loader = prepare_data_loader(indexed(30, {.batch_size = 2, .shuffle = true}),
-                                              {.use_seedable_sampler = seedable});
-      std::vector<IndexBatch> epochs;
-      for (int epoch = 0; epoch < 2; ++epoch) {
-        IndexBatch seen;
-        for (auto& batch : loader) append(seen, indices(gather_for_metrics(batch)));
-        epochs.push_back(seen);
-        std::ranges::sort(seen);
-        EXPECT_EQ(seen, iota(30));
-      }
-      EXPECT_NE(epochs[0], epochs[1]);
-    }
-  });
-}
-
-TEST(SharedOrder, IsTakenFromProcess0BeforeEachPass) {
-  on_processes(2, [](PartialState& state) {
-    const auto seed = static_cast<std::uint64_t>(state.process_index());
-    auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-    const auto loader =
-        prepare_data_loader(indexed(20, {.batch_size = 3, .shuffle = true, .generator = generator}),
-                            {.rng_types = {RNGType::kGenerator}});
-    IndexBatch seen;
-    for (auto& batch : loader) append(seen, indices(gather_for_metrics(batch)));
-    std::ranges::sort(seen);
-    EXPECT_EQ(seen, iota(20));
-  });
-}
-
 // --- data that are not the same everywhere ------------------------------------------------------
 
 TEST(AlreadySharded, IsSuspectedOnceAndCanBeDeclared) {
@@ -217,6 +181,47 @@ TEST(AlreadySharded, EndsForAllAtOnce) {
     EXPECT_EQ(loader.iteration(), 1);
     EXPECT_EQ(batches(loader), seen);
   });
+}
+
+TEST(AlreadySharded, GathersEachSampleOnceWhateverTheLengths) {
+  on_processes(3, [](PartialState& state) {
+    const auto rank = state.process_index();
+    for (const auto& sizes : {IndexBatch{3, 5, 9}, IndexBatch{4, 3, 4}, IndexBatch{2, 2, 2}}) {
+      std::int64_t begin = 0;
+      std::int64_t total = 0;
+      for (int i = 0; i < 3; ++i) {
+        if (i < rank) begin += sizes[static_cast<std::size_t>(i)];
+        total += sizes[static_cast<std::size_t>(i)];
+      }
+      const auto mine = torch::arange(begin, begin + sizes[static_cast<std::size_t>(rank)]);
+      const auto loader =
+          prepare_data_loader(make_data_loader(mine, {.batch_size = 2}), {.already_sharded = true});
+      EXPECT_EQ(loader.total_dataset_length(), total);
+      EXPECT_EQ(loader.total_batch_size(), 6);
+      IndexBatch rows;
+      IndexBatch objects;
+      IndexBatch items;
+      for (auto& batch : loader) {
+        const auto [samples, loss] = gather_for_metrics(std::pair{batch, batch.sum()});
+        EXPECT_EQ(loss.numel(), 3);
+        append(rows, indices(samples));
+        append(objects, indices(gather_for_metrics(batch, {.use_gather_object = true})));
+        append(items, gather_for_metrics(indices(batch)));
+      }
+      EXPECT_EQ(objects, rows);
+      EXPECT_EQ(items, rows);
+      std::ranges::sort(rows);
+      EXPECT_EQ(rows, iota(total)) << sizes[0];
+    }
+  });
+}
+
+TEST(AlreadySharded, RefusesToSplitBatches) {
+  EXPECT_NE(message_of<ArgumentError>([] {
+              std::ignore = prepare_data_loader(indexed(8, {.batch_size = 4}),
+                                                {.split_batches = true, .already_sharded = true});
+            }).find("`split_batches=True` cuts each batch"),
+            std::string::npos);
 }
 
 /// Cuts itself into parts of 3, 5, 7, ... numbers.
@@ -333,6 +338,7 @@ TEST(Dispatcher, ThrowsTheErrorOfProcess0Everywhere) {
         message = error.what();
         EXPECT_EQ(error.batch(), 6);
         EXPECT_EQ(error.indices(), (IndexBatch{12, 13}));
+        EXPECT_EQ(error.sample(), 13);
       }
       EXPECT_EQ(rounds, 2);
       EXPECT_NE(message.find("a torn record"), std::string::npos);

@@ -122,6 +122,15 @@ TEST(LaunchArgumentsTest, ReadTruthValuesInAllTheirWords) {
             "false");
   EXPECT_TRUE(has(error_of("--fsdp_offload_params maybe x"),
                   "--fsdp_offload_params is 'maybe', expected true or false"));
+  const auto reshard = [](const std::string& word) {
+    return parsed("--fsdp_reshard_after_forward " + word + " x")
+        .values.at("fsdp_reshard_after_forward");
+  };
+  EXPECT_EQ(reshard("no"), "false");
+  EXPECT_EQ(reshard("1"), "true");
+  EXPECT_EQ(reshard("shard_grad_op"), "shard_grad_op");
+  EXPECT_TRUE(has(error_of("--fsdp_reshard_after_forward banana x"),
+                  "is 'banana'. Choose one of: true, false, FULL_SHARD"));
 }
 
 TEST(LaunchArgumentsTest, ReadTheTripleOfPrecisions) {

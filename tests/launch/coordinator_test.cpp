@@ -119,6 +119,17 @@ TEST(Coordinator, NamesTheMachinesThatNeverCome) {
   EXPECT_NE(orders[0].verdict.reason.find(
                 "1 of 3 machines arrived within 900 s; missing: machine 1, machine 2"),
             std::string::npos);
+  EXPECT_EQ(orders[0].verdict.exit_code, 1);
+}
+
+TEST(Coordinator, SaysHowLongItWaitedToTheFraction) {
+  auto rules = fixed(2);
+  rules.join_timeout = 400ms;
+  Coordinator coordinator(rules, kStartOfTime);
+  (void)coordinator.join(0, machine(0), kStartOfTime);
+  const auto orders = coordinator.tick(kStartOfTime + 400ms);
+  ASSERT_EQ(shown(orders), "0 end");
+  EXPECT_NE(orders[0].verdict.reason.find("arrived within 0.4 s"), std::string::npos);
 }
 
 TEST(Coordinator, StopsAllAndPassesOnTheCodeOfTheWorkerThatFailed) {

@@ -74,23 +74,25 @@ TEST(DryRun, IsTheSameAsJson) {
   const auto& processes = json.at("processes").as_list();
   ASSERT_EQ(processes.size(), 2U);
   EXPECT_EQ(processes[1].at("rank"), 1);
-  EXPECT_EQ(processes[1].at("variables").at("RANK"), "1");
-  EXPECT_EQ(processes[1].at("variables").at("TORCHELASTIC_USE_AGENT_STORE"), "False");
+  EXPECT_EQ(processes[1].at("local_rank"), 1);
+  EXPECT_EQ(processes[1].at("command"), Value::list({"python3", "-u", "train.py", "a"}));
+  EXPECT_EQ(processes[1].at("environment").at("RANK"), "1");
+  EXPECT_EQ(processes[1].at("environment").at("TORCHELASTIC_USE_AGENT_STORE"), "False");
+  EXPECT_EQ(processes[1].as_dict().size(), 4U);
   EXPECT_FALSE(json.at("warnings").as_list().empty());
 }
 
 TEST(DryRun, HasSourcesInJson) {
   const auto json = json_of("--cpu x", {{{"MASTER_PORT", "7"}}});
-  for (const auto& each : json.at("settings").as_list()) {
-    if (each.at("name") == "cpu") {
-      EXPECT_EQ(each.at("source"), "flag");
-      EXPECT_TRUE(each.at("origin").is_none());
-    }
-    if (each.at("name") == "main_process_port") {
-      EXPECT_EQ(each.at("source"), "environment");
-      EXPECT_EQ(each.at("origin"), "MASTER_PORT");
-    }
-  }
+  const auto& settings = json.at("settings");
+  EXPECT_EQ(settings.at("cpu"),
+            Value(Value::Dict{{"value", "true"}, {"source", "flag"}, {"from", Value()}}));
+  EXPECT_EQ(settings.at("main_process_port"),
+            Value(Value::Dict{{"value", "7"}, {"source", "environment"}, {"from", "MASTER_PORT"}}));
+  EXPECT_EQ(settings.at("num_machines").at("source"), "default");
+  const auto from_file = json_of("x", {{}, config("'NO'", "mixed_precision: bf16\n"), gpus(1)});
+  EXPECT_EQ(from_file.at("settings").at("mixed_precision"),
+            Value(Value::Dict{{"value", "bf16"}, {"source", "config"}, {"from", "team.yaml"}}));
   EXPECT_EQ(json.at("mode"), "simple");
   EXPECT_TRUE(json.at("agent").is_none());
   EXPECT_TRUE(json.at("processes").as_list().front().at("rank").is_none());

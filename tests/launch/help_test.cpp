@@ -195,6 +195,34 @@ TEST(CommandLine, StartsNothingInADryRun) {
   EXPECT_FALSE(has(answer.err, "started"));
 }
 
+TEST(CommandLine, LooksAtFilesInADryRunAndBeforeItStarts) {
+  const std::filesystem::path folder = testing::TempDir() + "/launch_files";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "file") << "";
+  std::ofstream(folder / "mpirun") << "#!/bin/sh\necho mpirun\n";
+  std::filesystem::permissions(folder / "mpirun", std::filesystem::perms::owner_all);
+  const Where where{.environment = {{"PATH", folder.string() + ":/usr/bin:/bin"}},
+                    .folder = folder};
+  const Words logs{"--cpu", "--num_processes", "2", "--log_dir", "file", "/bin/true"};
+  const Words hosts{"--cpu", "--num_processes", "2", "--mpirun_hostfile", "none", "/bin/true"};
+  const Words deepspeed{"--use_deepspeed", "--num_processes", "2", "--num_machines", "2", "t.py"};
+  for (const auto& [flags, word] : std::vector<std::pair<Words, std::string>>{
+           {logs, "--log_dir is 'file', which is a file"},
+           {hosts, "The file 'none' with the hosts (mpirun_hostfile) does not exist"},
+           {deepspeed, "pip install deepspeed"}}) {
+    Words argv{kAccelerate, "launch", "--dry_run"};
+    argv.insert(argv.end(), flags.begin(), flags.end());
+    const auto dry = ran(argv, where);
+    EXPECT_EQ(dry.code, 0) << word;
+    EXPECT_TRUE(has(dry.err, word));
+    argv.erase(argv.begin() + 2);
+    const auto real = ran(argv, where);
+    EXPECT_EQ(real.code, 2) << word;
+    EXPECT_TRUE(has(real.err, word));
+  }
+}
+
 TEST(CommandLine, ShowsThePlanOfAProgramThatIsNotThereYet) {
   const auto answer = ran({kAccelerate, "launch", "--dry_run", "--cpu", "./not/there"});
   EXPECT_EQ(answer.code, 0);

@@ -174,6 +174,36 @@ TEST(Launch, BecomesTheProgramWhenThereIsOneProcess) {
   EXPECT_EQ(ignored_signals(outcome.output), 0U) << outcome.text();
 }
 
+TEST(Launch, ReplacesTheLocalRankForASingleProcessToo) {
+  EXPECT_EQ(run(launch(1, {}, probe({"say=I am ${local_rank}"}))).output, "I am 0\n");
+}
+
+TEST(Launch, RestartsAndLogsASingleProcess) {
+  Folder logs;
+  const auto outcome = run(
+      launch(1, {"--max_restarts", "2", "--tee", "3", "--log_dir", logs.path().string()},
+             worker({"env=TORCHELASTIC_RESTART_COUNT", "flaky=2", "join", "gather", "exit=3"})));
+  expect_clean_end(outcome, 3);
+  EXPECT_TRUE(contains(outcome.error, "restart 2 of 2")) << outcome.text();
+  EXPECT_TRUE(contains(outcome.output, "gathered 0")) << outcome.text();
+  ASSERT_FALSE(fs::is_empty(logs.path()));
+  const auto run_folder = fs::directory_iterator(logs.path())->path();
+  for (const std::string attempt : {"attempt_0", "attempt_1", "attempt_2"}) {
+    EXPECT_TRUE(fs::exists(run_folder / attempt / "0" / "stdout.log")) << attempt;
+  }
+}
+
+TEST(Launch, EndsInTimeWhenItsStreamsAreClosed) {
+  Folder folder;
+  const auto line =
+      launch_words(2, {}, probe({"say=out", "err=err", "ready=" + folder / "ran", "1:exit=3"}));
+  const auto outcome =
+      run({.argv = Words{"/bin/sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh"} + line});
+  expect_clean_end(outcome, 3);
+  EXPECT_LT(outcome.seconds, patient(Seconds(5)).count());
+  EXPECT_TRUE(fs::exists(folder / "ran.0"));
+}
+
 TEST(Launch, StartsNothingWhenTheProgramCannotRun) {
   Folder folder;
   std::ofstream(folder / "plain") << "no program";
@@ -273,6 +303,15 @@ TEST(LaunchFailure, PassesTheCodeOfTheFailedRankOnAndEndsTheOthers) {
   const auto report = outcome.error.substr(outcome.error.find("FAILED"));
   EXPECT_TRUE(contains(report, "the reason")) << outcome.text();
   EXPECT_EQ(count_of(outcome.output, "caught SIGTERM"), 2) << outcome.text();
+}
+
+TEST(LaunchFailure, NamesTheScriptAndNotItsInterpreter) {
+  Folder folder;
+  const auto path =
+      script(folder, "train.py", "import os, sys\nsys.exit(int(os.environ['RANK']))\n");
+  const auto outcome = run(launch(2, {}, {path}));
+  expect_clean_end(outcome, 1);
+  EXPECT_TRUE(contains(outcome.error, "\n" + path + " FAILED\n")) << outcome.text();
 }
 
 TEST(LaunchFailure, ShowsTheSignalThatEndedAWorker) {

@@ -36,6 +36,12 @@ TEST(Command, IsPythonForScriptsAndModules) {
   EXPECT_EQ(command("train.py", {{{"PYTHON_EXEC", "/opt/python"}}}), "/opt/python train.py");
 }
 
+TEST(Command, KeepsTheNameOfTheProgramForReports) {
+  EXPECT_EQ(plan_of("--cpu --num_processes 2 dir/train.py a").program, "dir/train.py");
+  EXPECT_EQ(plan_of("--cpu --num_processes 2 -m a.b").program, "a.b");
+  EXPECT_EQ(plan_of("--cpu --num_processes 2 ./train").program, "./train");
+}
+
 TEST(Command, IsThatOfIntelMpiWithAHostfile) {
   EXPECT_EQ(command("--cpu --num_processes 16 --num_machines 4 --mpirun_hostfile "
                     "/home/user/hostfile --main_process_ip h --main_process_port 5 prog --cpu",

@@ -300,6 +300,18 @@ TEST(Checks, LookAtDeviceIds) {
       has(refusal_of("--gpu_ids 0,x --num_processes 2 x", {{}, {}, gpus(8)}), "'x' is no id"));
   EXPECT_EQ(refusal_of("--gpu_ids GPU-1a,GPU-2b --num_processes 2 x", {{}, {}, gpus(8)}),
             "no error");
+  EXPECT_TRUE(
+      has(refusal_of("--gpu_ids a,b --num_processes 2 x", {{}, {}, cores(8)}), "'a' is no id"));
+}
+
+TEST(Checks, RefuseMoreProcessesThanAMachineCanHave) {
+  EXPECT_TRUE(starts(refusal_of("--cpu --num_processes 2000000 x"),
+                     "--num_processes is 2000000, which are 2000000 for each machine. At most 8192 "
+                     "are started on one"));
+  EXPECT_EQ(refusal_of("--cpu --num_processes 8192 x"), "no error");
+  EXPECT_EQ(refusal_of("--cpu --num_processes 16384 --num_machines 2 --machine_rank 0 "
+                       "--main_process_ip h x"),
+            "no error");
 }
 
 TEST(Checks, WantMoreThanOneDeviceForSeveralProcessesWithAndWithoutAFile) {
@@ -328,6 +340,7 @@ TEST(Checks, LookAtEverySettingOfTheAgentWhateverTheMode) {
   EXPECT_TRUE(has(refusal_of("--monitor_interval 0 x"), "--monitor_interval"));
   EXPECT_TRUE(has(refusal_of("--signals_to_handle SIGTERM,SIGFOO x"), "'SIGFOO' is no signal"));
   EXPECT_TRUE(has(refusal_of("--signals_to_handle SIGKILL x"), "cannot be caught"));
+  EXPECT_TRUE(has(refusal_of("--signals_to_handle= x"), "is '', which names none"));
   EXPECT_TRUE(has(refusal_of("--local_ranks_filter 0,b x"), "--local_ranks_filter is '0,b'"));
 }
 
@@ -465,9 +478,22 @@ TEST(Modes, BelieveAMakerWhoseDevicesCannotBeCounted) {
   EXPECT_EQ(variable(plan, "ACCELERATE_USE_CPU"), "not set");
 }
 
-TEST(Modes, NoteFlagsOfAnEngineThatIsNotUsed) {
-  EXPECT_TRUE(has(warnings(plan_of("--fsdp_version 2 --num_processes 1 x")),
-                  "--fsdp_version has no effect here"));
+TEST(Modes, CountDevicesAndNotTheirIds) {
+  const Around without{{}, {}, cores(4)};
+  const auto two = plan_of("--gpu_ids 0,1 --num_processes 2 x", without);
+  EXPECT_TRUE(has(warnings(two), "There is no accelerator here, so the 2 processes train"));
+  EXPECT_FALSE(has(warnings(two), "more than one GPU"));
+  EXPECT_EQ(variable(two, "ACCELERATE_USE_CPU"), "True");
+  const auto open = plan_of("--gpu_ids 0,1 x", without);
+  EXPECT_EQ(open.mode, LaunchMode::kSimple);
+  EXPECT_EQ(setting(open, "num_processes"), "1 (default)");
+  EXPECT_TRUE(has(warnings(open), "There is no accelerator here: --gpu_ids 0,1 names none"));
+  // Ids bring back what the environment hides.
+  auto hidden = gpus(4);
+  hidden.visible_count = 0;
+  const auto chosen = plan_of("--gpu_ids 0,1 --num_processes 2 x", {{}, {}, hidden});
+  EXPECT_FALSE(has(warnings(chosen), "There is no accelerator"));
+  EXPECT_EQ(variable(chosen, "ACCELERATE_USE_CPU"), "not set");
 }
 
 // --- threads
@@ -484,6 +510,7 @@ const std::vector<ThreadCase> kThreadCases{
     {"x", {}, "1"},
     {"--cpu x", {}, "8"},
     {"--cpu x", {{"OMP_NUM_THREADS", "0"}}, "8"},
+    {"--cpu x", {{"OMP_NUM_THREADS", "-3"}}, "8"},
     {"--cpu --num_processes 3 x", {}, "2"},
     {"--cpu --num_processes 16 x", {}, "1"},
     {"--cpu --num_processes 4 --num_machines 2 --machine_rank 0 --main_process_ip h x", {}, "4"},
@@ -498,6 +525,7 @@ TEST(Threads, AreTheFlagElseTheVariableElseTheCoresOfACpuRunSharedOut) {
 
 TEST(Threads, AreAtLeastOne) {
   EXPECT_TRUE(has(refusal_of("--num_cpu_threads_per_process 0 x"), "at least 1"));
+  EXPECT_TRUE(has(refusal_of("x", {{{"OMP_NUM_THREADS", "abc"}}}), "OMP_NUM_THREADS is 'abc'"));
 }
 
 // --- Slurm

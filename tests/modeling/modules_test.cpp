@@ -67,6 +67,20 @@ TEST(ExtractModel, TakesOffEveryParallelWrapper) {
   EXPECT_EQ(extract_model_from_parallel(wrapped), net.ptr());
 }
 
+TEST(ExtractModel, KnowsTheClassOfTheModel) {
+  const Net net;
+  static_assert(std::same_as<decltype(extract_model_from_parallel(net)), std::shared_ptr<NetImpl>>);
+  EXPECT_EQ(extract_model_from_parallel(net)->enc.ptr(), net->enc.ptr());
+  EXPECT_EQ(extract_model_from_parallel(net.ptr())->enc.ptr(), net->enc.ptr());
+  const auto wrapped = std::make_shared<Parallel>(net.ptr());
+  EXPECT_EQ(extract_model_from_parallel<NetImpl>(wrapped)->enc.ptr(), net->enc.ptr());
+  EXPECT_EQ(
+      message_of<ArgumentError>([&] { (void)extract_model_from_parallel<EncoderImpl>(wrapped); }),
+      "The model inside is a Net, not the class Encoder. Ask for the class that was wrapped.");
+  EXPECT_EQ(message_of<ArgumentError>([] { (void)extract_model_from_parallel(Net(nullptr)); }),
+            "There is no model to extract: the pointer is empty.");
+}
+
 TEST(ExtractModel, KeepsTheMixedPrecisionWrapperUnlessTold) {
   const Net net;
   const auto mixed = std::make_shared<MixedPrecision>(net.ptr());

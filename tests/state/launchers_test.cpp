@@ -13,6 +13,7 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
+#include "core/captured_log.h"
 
 namespace accelerate {
 namespace {
@@ -149,6 +150,19 @@ TEST(NotebookLauncher, RefusesSettingsThatDoNotExist) {
               "notebook_launcher: rdzv_conf's timeout is '" + text +
                   "', which is not a positive number of seconds.");
   }
+}
+
+TEST(NotebookLauncher, SaysWhichSettingsHaveNoEffect) {
+  const test::CapturedLog log;
+  const NotebookLaunchOptions options{.num_processes = 1,
+                                      .rdzv_conf = {{"read_timeout", "60"}, {"timeout", "9"}}};
+  ::testing::internal::CaptureStdout();
+  notebook_launcher([] {}, options);
+  notebook_launcher([] {}, options);
+  (void)::testing::internal::GetCapturedStdout();
+  EXPECT_EQ(log.messages(), std::vector<std::string>{
+                                "notebook_launcher: rdzv_conf's read_timeout is '60', which has no "
+                                "effect: only timeout and join_timeout count here. Leave it out."});
 }
 
 TEST(NotebookLauncher, RunsOneProcessRightHere) {

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <cstdlib>
@@ -113,6 +114,30 @@ TEST(LoggingOnProcesses, InOrderGoesOnWhenTheSinkOfOneRankFails) {
     }
     state.wait_for_everyone();
     EXPECT_EQ(file.lines(), (Lines{"INFO:run:[RANK 1] hello"}));
+  });
+}
+
+TEST(LoggingOnProcesses, InOrderGoesOnWithoutAStoreWhenTheSinkOfOneRankFails) {
+  on_processes(3, [](PartialState& own) {
+    using Group = c10d::ProcessGroup;
+    auto group = c10::make_intrusive<Group>(own.process_index(), own.num_processes());
+    group->setBackend(c10::kCPU, Group::BackendType::GLOO,
+                      own.process_group()->getBackend(c10::kCPU));
+    group->setDefaultBackend(Group::BackendType::GLOO);
+    PartialState::_reset_state();
+    const PartialState state({.process_group = group});
+    ASSERT_FALSE(state.store());
+    const SharedFile file;
+    file.listen();
+    if (state.process_index() == 0) {
+      basic_config({.level = LogLevel::kInfo,
+                    .sink = [](const LogRecord&) { throw std::runtime_error("disk full"); }});
+      EXPECT_THROW(get_logger("run").info("hello", {.in_order = true}), std::runtime_error);
+    } else {
+      get_logger("run").info("hello", {.in_order = true});
+    }
+    state.wait_for_everyone();
+    EXPECT_EQ(file.lines(), (Lines{"INFO:run:[RANK 1] hello", "INFO:run:[RANK 2] hello"}));
   });
 }
 

@@ -214,6 +214,8 @@ TEST(ConvertBytes, WritesTheLargestUnitAsPythonDoes) {
   EXPECT_EQ(convert_bytes(std::size_t{1530000}), "1.46 MB");
   EXPECT_EQ(convert_bytes(700.0), "700.0 bytes");
   EXPECT_EQ(convert_bytes(std::int64_t{1073741823}), "1024.0 MB");
+  EXPECT_EQ(convert_bytes(std::uint64_t{1} << 63U), "8192.0 PB");
+  EXPECT_EQ(convert_bytes(~0ULL), "16384.0 PB");
 }
 
 TEST(ConvertFileSizeToInt, ReadsBinaryAndDecimalUnits) {

@@ -15,6 +15,7 @@
 #include "accelerate/checks.h"
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
+#include "accelerate/plugins.h"
 #include "accelerate/state.h"
 #include "support/listening_socket.h"
 #include "support/on_processes.h"
@@ -568,6 +569,31 @@ TEST(AcceleratorStateOnProcesses, RefusesShardingWithoutEngineAndLeavesNothingBe
     EXPECT_EQ(PartialState().distributed_type(), DistributedType::kFsdp);
     PartialState::_reset_state();
     EXPECT_EQ(AcceleratorState().distributed_type(), DistributedType::kFsdp);  // not lost with it
+    state.wait_for_everyone();
+  });
+}
+
+TEST(AcceleratorStateOnProcesses, TakesNoEngineAfterTheFirstConstruction) {
+  on_processes(2, [] {
+    const auto options = [](std::int64_t version) {
+      return AcceleratorStateOptions{
+          .mixed_precision = PrecisionType::kBf16,
+          .fsdp_plugin = std::make_shared<FullyShardedDataParallelPlugin>(
+              FullyShardedDataParallelPlugin{.fsdp_version = version})};
+    };
+    const detail::FromAccelerator engines{.fsdp = true};
+    const AcceleratorState state(options(2), engines);
+    EXPECT_TRUE(state.is_fsdp2());
+    EXPECT_NO_THROW(AcceleratorState(options(2), engines)) << "the same again";
+    try {
+      AcceleratorState other(options(1), engines);
+      ADD_FAILURE() << "another plugin was taken, or dropped";
+    } catch (const ConfigError& error) {
+      EXPECT_STREQ(error.what(),
+                   "The accelerator state is already set up without this fsdp_plugin and cannot be "
+                   "changed. Pass it to the first `Accelerator`, or leave it out.");
+    }
+    EXPECT_TRUE(state.is_fsdp2());
     state.wait_for_everyone();
   });
 }

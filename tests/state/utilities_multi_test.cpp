@@ -126,6 +126,27 @@ TEST(FindExecutableBatchSize, TellsTheOthersWhichProcessFailed) {
   });
 }
 
+TEST(FindExecutableBatchSize, SaysWhatHappenedWhereTheOthersAreInTheAttemptStill) {
+  on_processes(3, [](PartialState& state) {
+    auto train = find_executable_batch_size(
+        [&](std::int64_t) {
+          if (state.process_index() == 1) run_out_of_memory();
+          (void)gather(torch::ones({4}));
+        },
+        {.starting_batch_size = 2, .agree_across_processes = true});
+    try {
+      train();
+      FAIL() << "nothing was thrown";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.rank(), 1);
+      const std::string text = error.what();
+      EXPECT_NE(text.find(", after std::runtime_error: DefaultCPUAllocator: can't allocate memory"),
+                std::string::npos)
+          << text;
+    }
+  });
+}
+
 TEST(FindExecutableBatchSize, ReachesZeroOnAllProcessesTogether) {
   on_processes(2, [](PartialState& state) {
     auto train = find_executable_batch_size(

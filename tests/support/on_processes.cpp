@@ -222,7 +222,7 @@ std::vector<RankOutcome> run_processes(int n, const OnProcessesOptions& options,
                      .environment = detail::environment_with(changes),
                      .output = detail::StreamTarget::kPipe,
                      .error = detail::StreamTarget::kWithOutput,
-                     .inherit = inherit});
+                     .inherit = std::move(inherit)});
   }
   const auto deadline = Clock::now() + options.timeout * kPatience;
   if (!processes.wait_all(deadline)) {

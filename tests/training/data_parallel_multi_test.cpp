@@ -129,6 +129,39 @@ TEST(DataParallel, DoesWithoutUnusedParametersWhereToldSo) {
   });
 }
 
+TEST(DataParallel, SaysWhichLocalGradientsWereDiscarded) {
+  on_processes(2, [](PartialState& state) {
+    TwoHeads net;
+    DataParallel parallel(*net, state.process_group(), {.find_unused_parameters = true});
+    const auto loss = [&](bool both) {
+      return net->forward(input_of(state.process_index()), both).pow(2).sum();
+    };
+    for (const bool keeps : {false, true}) {
+      loss(true).backward();  // not averaged
+      net->zero_grad(/*set_to_none=*/!keeps);
+      if (keeps) {
+        backward(parallel, loss(false));
+        EXPECT_TRUE(net->left->weight.grad().ne(0).any().item<bool>());
+        EXPECT_TRUE(net->right->weight.grad().eq(0).all().item<bool>());
+        continue;
+      }
+      try {
+        backward(parallel, loss(false));
+        FAIL() << "nothing was thrown";
+      } catch (const ArgumentError& error) {
+        EXPECT_NE(std::string(error.what()).find("are gone: right.weight, right.bias. With "),
+                  std::string::npos)
+            << error.what();
+      }
+    }
+    // Nothing is left behind.
+    net->zero_grad();
+    const auto means = expected(net, 2, false);
+    backward(parallel, loss(false));
+    expect_close(gradients(net), means);
+  });
+}
+
 TEST(DataParallel, LeavesFrozenParametersOutAndCountsSharedOnesOnce) {
   on_processes(2, [](PartialState& state) {
     TwoHeads net;

@@ -1,0 +1,125 @@
+// Objects that prepare cannot take over, handles that are empty, and what optimizers pass on.
+#include <accelerate/accelerate.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "accelerator/nets.h"
+#include "support/message_of.h"
+
+namespace accelerate {
+namespace {
+
+using test::anew;
+using test::message_of;
+
+/// Each test begins without a state.
+class RefusalsTest : public testing::Test {
+ protected:
+  void SetUp() override { forget(); }
+  void TearDown() override { forget(); }
+  static void forget() {
+    AcceleratorState::_reset_state(/*reset_partial_state=*/true);
+    GradientState::_reset_state();
+  }
+};
+
+struct LineImpl : torch::nn::Module {
+  LineImpl() { weight = register_parameter("weight", torch::zeros({1})); }
+  torch::Tensor forward(const torch::Tensor& x) { return x * weight; }
+  torch::Tensor weight;
+};
+TORCH_MODULE(Line);
+
+TEST_F(RefusalsTest, RefusesWhatWouldComeBackUnprepared) {
+  using detail::BareModel;
+  using detail::TorchLoader;
+  static_assert(BareModel<LineImpl>);
+  static_assert(BareModel<LineImpl*>);
+  static_assert(BareModel<torch::nn::Module>);
+  static_assert(BareModel<std::unique_ptr<LineImpl>>);
+  static_assert(BareModel<torch::nn::AnyModule>);
+  static_assert(BareModel<torch::jit::Module>);
+  static_assert(detail::AnyModel<Line> && !BareModel<Line>);
+  static_assert(detail::AnyModel<std::shared_ptr<LineImpl>>, "it is taken before");
+  static_assert(!BareModel<int> && !BareModel<std::string> && !BareModel<std::nullptr_t>);
+  static_assert(!BareModel<int*> && !BareModel<std::unique_ptr<int>>);
+
+  const auto of_torch = [] {
+    return torch::data::make_data_loader(
+        torch::data::datasets::TensorDataset(torch::arange(8))
+            .map(torch::data::transforms::Stack<torch::data::TensorExample>()),
+        2);
+  };
+  static_assert(TorchLoader<decltype(of_torch())>);
+  static_assert(TorchLoader<decltype(of_torch())::element_type>);
+  static_assert(!TorchLoader<decltype(make_data_loader(torch::arange(2)))> && !TorchLoader<int>);
+  static_assert(!TorchLoader<std::unique_ptr<int>> && !TorchLoader<std::string>);
+}
+
+TEST_F(RefusalsTest, RefusesHandlesThatAreEmpty) {
+  Accelerator accelerator(anew({.gradient_accumulation_steps = 2}));
+  Line net;
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1));
+  auto [model, optimizer, scheduler] = accelerator.prepare(net, sgd, StepLR(sgd, {.step_size = 1}));
+  for (int round = 0; round < 2; ++round) {  // never assigned, and given back
+    PreparedModel<Line> no_model;
+    AcceleratedOptimizer no_optimizer;
+    AcceleratedScheduler no_scheduler;
+    if (round == 1) {
+      no_model = model;
+      no_optimizer = optimizer;
+      no_scheduler = scheduler;
+      accelerator.free_memory(no_model, no_optimizer, no_scheduler);
+    }
+    const std::vector<std::function<void()>> calls{
+        [&] { (void)accelerator.prepare(no_model); },
+        [&] { (void)accelerator.prepare(no_optimizer); },
+        [&] { (void)accelerator.prepare_optimizer(no_optimizer); },
+        [&] { (void)accelerator.prepare(no_scheduler); },
+        [&] { (void)accelerator.prepare_scheduler(no_scheduler); },
+        [&] { (void)accelerator.accumulate(no_model); },
+        [&] { (void)accelerator.no_sync(no_model); },
+        [&] { (void)Accelerator::trigger_sync_in_backward(no_model); },
+        [&] { accelerator.unscale_gradients(no_optimizer); },
+        [&] { (void)no_optimizer.state_dict(); },
+    };
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const auto message = message_of<StateError>(calls[i]);
+      EXPECT_NE(message.find("is empty"), std::string::npos) << i << ": " << message;
+    }
+  }
+  EXPECT_FALSE(accelerator.optimizer_step_was_skipped()) << "nothing of it was registered";
+  const auto first = accelerator.accumulate(net);
+  EXPECT_FALSE(accelerator.sync_gradients()) << "a call that was refused counts no batch";
+}
+
+/// An optimizer that is told when training goes on.
+struct ScheduleFree : torch::optim::SGD {
+  using SGD::SGD;
+  void train() { mode += 't'; }
+  void eval() { mode += 'e'; }
+  std::string mode;
+};
+
+TEST_F(RefusalsTest, PassesOnWhatOptimizersHave) {
+  Accelerator accelerator(anew());
+  Line net;
+  ScheduleFree own(net->parameters(), torch::optim::SGDOptions(0.25));
+  auto optimizer = accelerator.prepare(own);
+  optimizer.train();
+  optimizer.eval();
+  EXPECT_EQ(own.mode, "te");
+  EXPECT_EQ(&optimizer.defaults(), &own.defaults());
+  EXPECT_EQ(&optimizer.state(), &own.state());
+  auto plain = accelerator.prepare(AdamW(net->parameters()));
+  plain.train();
+  plain.eval();
+}
+
+}  // namespace
+}  // namespace accelerate
