@@ -2,7 +2,7 @@
 #
 # `make test` gives ctest two places per core: four on the smallest machine. A test takes two of them: also one of several
 # processes, which keeps little more than a core busy, since it mostly starts them. BUSY takes three: several cores, or a
-# clock is looked at. What WAITS more than it works takes one, so that others run beside it.
+# clock is looked at. What WAITS more than it works takes one. Both start early, so that they run side by side.
 set(ACCELERATE_SANITIZER_ENVIRONMENT
   "ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0"
   "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
@@ -17,8 +17,10 @@ function(accelerate_test_properties name label)
   set(places 2)
   if(arg_BUSY)
     set(places 3)
+    set_tests_properties(${name} PROPERTIES COST 200)
   elseif(arg_WAITS)
     set(places 1)
+    set_tests_properties(${name} PROPERTIES COST 100)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT} PROCESSORS ${places}
     ENVIRONMENT "${ACCELERATE_SANITIZER_ENVIRONMENT};${arg_ENVIRONMENT}")
