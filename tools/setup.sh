@@ -245,7 +245,7 @@ install_libtorch() {
     local extra
     if wants_cuda; then
       # Headers that the runtime's own headers include, and that torch does not ask for.
-      extra=("nvidia-cuda-crt==$cuda.*")
+      extra=("nvidia-cuda-crt==$cuda.*" "nvidia-cuda-cccl==$cuda.*")
     else
       # torch_cpu of a CUDA build needs these two small libraries and nothing else of CUDA.
       extra=("nvidia-cuda-runtime==${cuda%.*}.*" "nvidia-cuda-cupti==${cuda%.*}.*")
