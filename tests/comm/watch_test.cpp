@@ -178,6 +178,7 @@ TEST(Watch, NamesTheRankWithAnotherShapeOnAllRanks) {
 TEST(Watch, NamesTheRankThatIsKilledWithItsLastCall) {
   const auto ranks = run(3, [](const Rank& rank) {
     if (!rank.collective(0)) return false;
+    std::this_thread::sleep_for(100ms);  // rank 0 has seen by now where rank 2 notes its calls
     if (rank.rank == 2) ::kill(::getpid(), SIGKILL);
     return rank.collective(1);
   });
