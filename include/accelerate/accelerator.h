@@ -17,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -35,6 +36,7 @@
 #include "accelerate/gather_for_metrics.h"
 #include "accelerate/grad_scaler.h"
 #include "accelerate/memory.h"
+#include "accelerate/modeling.h"
 #include "accelerate/operations.h"
 #include "accelerate/prepare.h"
 #include "accelerate/prepared_loader.h"
@@ -474,5 +476,18 @@ class ACCELERATE_API Accelerator {
   GradientState gradient_state_;
   bool trigger_ = false;
 };
+
+/// The holder that was prepared. What `prepare` adds stands beside the module, so there is nothing
+/// to take off; options act on wrappers of the model's own.
+template <class Holder>
+[[nodiscard]] Holder extract_model_from_parallel(const PreparedModel<Holder>& model,
+                                                 const ExtractModelOptions& options = {}) {
+  auto extracted = extract_model_from_parallel(model.holder(), options);
+  if constexpr (std::constructible_from<Holder, decltype(extracted)>) {
+    return Holder(std::move(extracted));
+  } else {
+    return model.holder();  // a holder of a wrapper's class cannot hold what is inside
+  }
+}
 
 }  // namespace accelerate

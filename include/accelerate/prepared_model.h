@@ -30,7 +30,6 @@
 #include "accelerate/autocast.h"
 #include "accelerate/data_parallel.h"
 #include "accelerate/kwargs.h"
-#include "accelerate/modeling.h"
 #include "accelerate/state_dict.h"
 #include "accelerate/tensor_operations.h"
 
@@ -234,18 +233,5 @@ class PreparedModel {
   std::optional<Holder> holder_ = std::nullopt;
   std::shared_ptr<detail::ModelCore> core_ = nullptr;
 };
-
-/// The holder that was prepared. What `prepare` adds stands beside the module, so there is nothing
-/// to take off; options act on wrappers of the model's own.
-template <class Holder>
-[[nodiscard]] Holder extract_model_from_parallel(const PreparedModel<Holder>& model,
-                                                 const ExtractModelOptions& options = {}) {
-  auto extracted = extract_model_from_parallel(model.holder(), options);
-  if constexpr (std::constructible_from<Holder, decltype(extracted)>) {
-    return Holder(std::move(extracted));
-  } else {
-    return model.holder();  // a holder of a wrapper's class cannot hold what is inside
-  }
-}
 
 }  // namespace accelerate

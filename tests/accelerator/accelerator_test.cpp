@@ -12,32 +12,19 @@
 #include <tuple>
 #include <vector>
 
+#include "accelerator/nets.h"
 #include "core/captured_log.h"
 #include "support/message_of.h"
 
 namespace accelerate {
 namespace {
 
+using test::Line;
+using test::LineImpl;
 using test::message_of;
 namespace F = torch::nn::functional;
 
-/// Each test begins without a state.
-class AcceleratorTest : public testing::Test {
- protected:
-  void SetUp() override { forget(); }
-  void TearDown() override { forget(); }
-  static void forget() {
-    AcceleratorState::_reset_state(/*reset_partial_state=*/true);
-    GradientState::_reset_state();
-  }
-};
-
-struct LineImpl : torch::nn::Module {
-  LineImpl() { weight = register_parameter("weight", torch::zeros({1})); }
-  torch::Tensor forward(const torch::Tensor& x) { return x * weight; }
-  torch::Tensor weight;
-};
-TORCH_MODULE(Line);
+class AcceleratorTest : public test::Stateless {};
 
 /// y = 2x for x = 1 to n.
 auto line_data(int n, int batch_size) {

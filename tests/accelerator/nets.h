@@ -135,4 +135,22 @@ inline torch::Tensor input_of(int rank, int step = 0) {
   return torch::arange(15, torch::kFloat).view({5, 3}) / 7 + rank - 0.3 * step;
 }
 
+/// Each test begins without a state.
+class Stateless : public testing::Test {
+ protected:
+  void SetUp() override { forget(); }
+  void TearDown() override { forget(); }
+  static void forget() {
+    AcceleratorState::_reset_state(/*reset_partial_state=*/true);
+    GradientState::_reset_state();
+  }
+};
+
+struct LineImpl : torch::nn::Module {
+  LineImpl() { weight = register_parameter("weight", torch::zeros({1})); }
+  torch::Tensor forward(const torch::Tensor& x) { return x * weight; }
+  torch::Tensor weight;
+};
+TORCH_MODULE(Line);
+
 }  // namespace accelerate::test

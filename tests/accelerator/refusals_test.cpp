@@ -15,25 +15,11 @@ namespace accelerate {
 namespace {
 
 using test::anew;
+using test::Line;
+using test::LineImpl;
 using test::message_of;
 
-/// Each test begins without a state.
-class RefusalsTest : public testing::Test {
- protected:
-  void SetUp() override { forget(); }
-  void TearDown() override { forget(); }
-  static void forget() {
-    AcceleratorState::_reset_state(/*reset_partial_state=*/true);
-    GradientState::_reset_state();
-  }
-};
-
-struct LineImpl : torch::nn::Module {
-  LineImpl() { weight = register_parameter("weight", torch::zeros({1})); }
-  torch::Tensor forward(const torch::Tensor& x) { return x * weight; }
-  torch::Tensor weight;
-};
-TORCH_MODULE(Line);
+class RefusalsTest : public test::Stateless {};
 
 TEST_F(RefusalsTest, RefusesWhatWouldComeBackUnprepared) {
   using detail::BareModel;
