@@ -39,16 +39,20 @@ demo:  ## two processes that learn to read digits together
 	@$(call folder,$(PRESET))/bin/accelerate launch --num_processes 2 $(call folder,$(PRESET))/examples/digits
 
 interop: build  ## compare with Python Accelerate, live (fetches it: about 5 GB)
-	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) && export ACCELERATE_PYTHON && \
+	@tools/build.sh $(PRESET) $(call folder,$(PRESET)) cpu_environment
+	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) && \
+	  export ACCELERATE_PYTHON $$($(call folder,$(PRESET))/tools/cpu_environment) && \
 	  $(call ctest,$(PRESET)) -L '^interop$$' $(if $(AREA),-R '$(AREA)')
 
 bench: setup  ## measure ours, Python Accelerate and raw Gloo in one run (BENCH="collectives ddp": a part)
-	@tools/build.sh release $(call folder,release) accelerate_benches
-	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH_FOLDER=$(call folder,release)/bench bench/run.sh
+	@tools/build.sh release $(call folder,release) accelerate_benches cpu_environment
+	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH_FOLDER=$(call folder,release)/bench \
+	  env $$($(call folder,release)/tools/cpu_environment) bench/run.sh
 
 bench-gpu: setup  ## the same on a GPU
-	@tools/build.sh release $(call folder,release) accelerate_benches
-	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH_FOLDER=$(call folder,release)/bench bench/run.sh gpu
+	@tools/build.sh release $(call folder,release) accelerate_benches cpu_environment
+	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH_FOLDER=$(call folder,release)/bench \
+	  env $$($(call folder,release)/tools/cpu_environment) bench/run.sh gpu
 
 fuzz:  ## run every fuzz target for FUZZ_SECONDS (Clang 16)
 	@tools/setup.sh --build

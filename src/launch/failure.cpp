@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "accelerate/errors.h"
+#include "core/cpu_features.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/text.h"
@@ -119,6 +120,21 @@ std::string rank_text(const WorkerFailure& failure) {
   return str(failure.rank, " (local_rank: ", failure.local_rank, ")");
 }
 
+// What a signal that no program sends often means.
+std::string signal_hint(int signal) {
+  if (signal == SIGKILL) {
+    return "\nIf it was not killed by hand, the machine ran out of memory: look at dmesg.";
+  }
+  if (signal == SIGILL) {
+    return str(
+        "\nThe processor does not have an instruction of the program. If it computes in "
+        "bfloat16 on a virtual machine that hides a part of AMX, set ",
+        kOnednnIsaVariable, "=", kOnednnIsaWithoutAmx,
+        " (libaccelerate does so by itself, Python's torch does not).");
+  }
+  return "";
+}
+
 std::string message_text(const WorkerFailure& failure) {
   if (!failure.message.empty()) return failure.message;
   if (failure.status.signal == 0) {
@@ -126,9 +142,7 @@ std::string message_text(const WorkerFailure& failure) {
   }
   const int signal = failure.status.signal;
   return str("Signal ", signal, " (", signal_name(signal), ") received by PID ", failure.pid,
-             signal == SIGKILL
-                 ? "\nIf nobody killed it, the machine ran out of memory: dmesg says so."
-                 : "");
+             signal_hint(signal));
 }
 
 std::string field(std::string_view name, std::string_view value) {

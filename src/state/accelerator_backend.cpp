@@ -1,8 +1,9 @@
-// Opens libaccelerate_cuda.so when the library is loaded and a GPU driver is present.
+// What happens when the library is loaded: oneDNN is kept from tiles that the processor announces
+// but does not have, and libaccelerate_cuda.so is opened where a GPU driver is present.
 //
-// It must happen before anybody asks LibTorch for CUDA: `torch::cuda::is_available()` remembers a
-// "no" for ever, and the next CUDA tensor would abort the program. So we look for the driver itself
-// and never ask LibTorch.
+// The latter must happen before anybody asks LibTorch for CUDA: `torch::cuda::is_available()`
+// remembers a "no" for ever, and the next CUDA tensor would abort the program. So we look for the
+// driver itself and never ask LibTorch.
 #include "state/accelerator_backend.h"
 
 #include <dlfcn.h>
@@ -13,6 +14,7 @@
 #include <string>
 
 #include "accelerate/environment.h"
+#include "core/cpu_features.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
@@ -87,7 +89,10 @@ const Companion& companion() {
   return opened;
 }
 
-__attribute__((constructor)) void open_companion_at_load() { companion(); }
+__attribute__((constructor)) void prepare_at_load() {
+  avoid_amx_without_palettes();
+  companion();
+}
 
 struct Found {
   AcceleratorBackend* backend = nullptr;

@@ -10,6 +10,7 @@
 #include "accelerate/kwargs.h"
 #include "accelerate/name_collectives.h"
 #include "accelerate/rich.h"
+#include "core/cpu_features.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "state/accelerator_backend.h"
@@ -108,11 +109,18 @@ PartialStateOptions PartialStateOptions::from(const InitProcessGroupKwargs& kwar
 PartialState::PartialState(const PartialStateOptions& options) {
   const bool fork_launched =
       parse_flag_from_env("FORK_LAUNCHED");  // throws before there is a state
+  const bool is_first = detail::current_facts() == nullptr;
   std::vector<std::string> warnings;
-  if (detail::current_facts() == nullptr) warnings = detail::fill_slot(options);
+  if (is_first) warnings = detail::fill_slot(options);
   facts("fork_launched").fork_launched = fork_launched;
   // Only now, so that the logger knows which process speaks.
   for (const auto& text : warnings) detail::warn(text);
+  if (is_first && detail::avoids_amx()) {
+    detail::info(str("This processor announces AMX but hides its tile palettes, so ",
+                     detail::kOnednnIsaVariable, "=", detail::kOnednnIsaWithoutAmx,
+                     " was set when the library was loaded. Set the variable yourself to choose "
+                     "other instruction sets."));
+  }
 }
 
 bool PartialState::initialized() noexcept { return detail::current_facts() != nullptr; }

@@ -34,7 +34,10 @@ expect 0 "rank 0 of 2 gathered [0, 1] in 2 processes, DistributedType.MULTI_CPU,
 echo "two Python processes met"
 
 run "${launch[@]}" "$program" --fail_on 1 --lonely
-expect 1 "FAILED" "rank      : 1 (local_rank: 1)" "message   : ValueError: rank 1 does not like it"
+# Python with torch sometimes aborts while it ends after an exception: the launcher then passes on signal 6.
+code=1
+! grep -qF "exitcode  : -6 " <<<"$output" || code=134
+expect "$code" "FAILED" "rank      : 1 (local_rank: 1)" "message   : ValueError: rank 1 does not like it"
 grep -q "FileNotFoundError" <<<"$output" && { printf 'record found no place for its file:\n%s\n' "$output"; exit 1; }
 echo "the failed one was named, by the file that torch's record wrote"
 

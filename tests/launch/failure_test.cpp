@@ -218,17 +218,23 @@ TEST_F(FailureReport, ShowsTheFirstFailureFirst) {
 }
 
 TEST_F(FailureReport, ExplainsASignal) {
-  EXPECT_EQ(
-      failure_report("./train", {killed(0, SIGKILL, kNoon)}),
-      std::string(kDouble) + "./train FAILED\n" + kSingle +
-          "Root cause (first failure):\n"
-          "  time      : 2026-03-04_12:00:00.000\n"
-          "  host      : node0\n"
-          "  rank      : 0 (local_rank: 0)\n"
-          "  exitcode  : -9 (pid: 4000)\n"
-          "  message   : Signal 9 (SIGKILL) received by PID 4000\n"
-          "              If nobody killed it, the machine ran out of memory: dmesg says so.\n" +
-          kDouble);
+  EXPECT_EQ(failure_report("./train", {killed(0, SIGKILL, kNoon)}),
+            std::string(kDouble) + "./train FAILED\n" + kSingle +
+                "Root cause (first failure):\n"
+                "  time      : 2026-03-04_12:00:00.000\n"
+                "  host      : node0\n"
+                "  rank      : 0 (local_rank: 0)\n"
+                "  exitcode  : -9 (pid: 4000)\n"
+                "  message   : Signal 9 (SIGKILL) received by PID 4000\n"
+                "              If it was not killed by hand, the machine ran out of memory: look\n"
+                "              at dmesg.\n" +
+                kDouble);
+}
+
+TEST_F(FailureReport, SaysWhatAnIllegalInstructionOftenIs) {
+  const auto text = failure_report("./train", {killed(0, SIGILL, kNoon)});
+  EXPECT_NE(text.find("Signal 4 (SIGILL) received by PID 4000"), std::string::npos) << text;
+  EXPECT_NE(text.find("ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"), std::string::npos) << text;
 }
 
 TEST_F(FailureReport, TellsHowToGetAMessageWhereThereIsNone) {
