@@ -44,7 +44,7 @@ template <class T>
 [[nodiscard]] std::remove_cvref_t<T> gather(
     T&& tree, std::source_location where = std::source_location::current()) {
   return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::gather(leaves, view, {nullptr, where});
+    detail::LeafCollectives::gather(leaves, view, {nullptr, where});
   });
 }
 template <class T>
@@ -52,7 +52,7 @@ template <class T>
     T&& tree, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     std::source_location where = std::source_location::current()) {
   return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::gather(leaves, view, {&group, where});
+    detail::LeafCollectives::gather(leaves, view, {&group, where});
   });
 }
 
@@ -62,7 +62,7 @@ template <class T>
 std::remove_cvref_t<T> broadcast(T&& tree, int from_process = 0,
                                  std::source_location where = std::source_location::current()) {
   return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::broadcast(leaves, view, from_process, {nullptr, where});
+    detail::LeafCollectives::broadcast(leaves, view, from_process, {nullptr, where});
   });
 }
 template <class T>
@@ -70,14 +70,14 @@ std::remove_cvref_t<T> broadcast(T&& tree, const c10::intrusive_ptr<c10d::Proces
                                  int from_process = 0,
                                  std::source_location where = std::source_location::current()) {
   return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::broadcast(leaves, view, from_process, {&group, where});
+    detail::LeafCollectives::broadcast(leaves, view, from_process, {&group, where});
   });
 }
 
 /// Collective unless `kNone`. New tensors with the sum, mean (the sum, then divided) or maximum
-/// over all processes, the same bits on each; `kNone` copies. Sums are made in the dtype of the
-/// tensor: up to 256 KiB in all in one message and in rank order, above that by one message per
-/// dtype and in the order of the backend, so that the last bits may depend on the size of the tree.
+/// over all processes, the same bits on each; `kNone` copies. Sums are computed in the dtype of the
+/// tensor: trees of up to 256 KiB in one message and in rank order, larger ones by one message per
+/// dtype and in the order of the backend, so the last bits may depend on the size of the tree.
 /// A maximum with NaN in it is NaN. Of bool tensors sum and maximum are "any". `ArgumentError`:
 /// mean of integers or bool, maximum of complex numbers, any of float8. `scale` acts on no device
 /// this library knows and is warned about.
@@ -89,7 +89,7 @@ template <class T>
     T&& tree, Reduction reduction = Reduction::kMean, double scale = 1.0,
     std::source_location where = std::source_location::current()) {
   return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::reduce(leaves, view, reduction, scale, {nullptr, where});
+    detail::LeafCollectives::reduce(leaves, view, reduction, scale, {nullptr, where});
   });
 }
 template <class T>
@@ -98,7 +98,7 @@ template <class T>
     Reduction reduction = Reduction::kMean,
     std::source_location where = std::source_location::current()) {
   return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::reduce(leaves, view, reduction, 1.0, {&group, where});
+    detail::LeafCollectives::reduce(leaves, view, reduction, 1.0, {&group, where});
   });
 }
 
@@ -118,8 +118,8 @@ template <class T>
     T&& tree, const PadOptions& options = {},
     std::source_location where = std::source_location::current()) {
   return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::pad_across_processes(leaves, view, {options.dim, options.pad_index, options.pad_first},
-                                 {nullptr, where});
+    detail::LeafCollectives::pad_across_processes(
+        leaves, view, {options.dim, options.pad_index, options.pad_first}, {nullptr, where});
   });
 }
 template <class T>
@@ -127,8 +127,8 @@ template <class T>
     T&& tree, const c10::intrusive_ptr<c10d::ProcessGroup>& group, const PadOptions& options = {},
     std::source_location where = std::source_location::current()) {
   return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::pad_across_processes(leaves, view, {options.dim, options.pad_index, options.pad_first},
-                                 {&group, where});
+    detail::LeafCollectives::pad_across_processes(
+        leaves, view, {options.dim, options.pad_index, options.pad_first}, {&group, where});
   });
 }
 
@@ -140,7 +140,7 @@ template <class T>
     std::source_location where = std::source_location::current());
 
 struct GatheredParametersOptions {
-  /// Whose changes inside the scope count; unset means that nobody makes any.
+  /// The rank whose changes inside the scope are kept; nullopt means that no rank makes any.
   std::optional<int> modifier_rank = std::nullopt;
   /// Whether to gather and check anything at all.
   bool enabled = true;
@@ -154,7 +154,7 @@ struct GatheredParametersOptions {
 template <class F>
 decltype(auto) gathered_parameters(std::span<const at::Tensor> parameters,
                                    const GatheredParametersOptions& options, F&& f) {
-  if (options.enabled) detail::check_gathered(parameters, options.modifier_rank);
+  if (options.enabled) detail::LeafCollectives::check_gathered(parameters, options.modifier_rank);
   return std::forward<F>(f)();
 }
 

@@ -1,4 +1,4 @@
-// accelerate/collectives_detail.h - the insides of accelerate/collectives.h: from trees to tensors.
+// accelerate/collectives_detail.h - internals of accelerate/collectives.h: from trees to tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,14 +24,14 @@
 
 namespace accelerate::detail {
 
-/// Who takes part (null: the processes of `PartialState`), and who asked.
+/// The group (null means the processes of `PartialState`) and the line of a call.
 struct Call {
   const c10::intrusive_ptr<c10d::ProcessGroup>* group = nullptr;
   std::source_location where;
 };
 
-/// What messages need to know of the tree that the tensors come from; nothing is computed before it
-/// is asked for.
+/// The tree that the tensors come from, without its type. Nothing is computed before it is asked
+/// for.
 class TreeView {
  public:
   template <class T>
@@ -45,8 +45,8 @@ class TreeView {
     return describe_(tree_, of);
   }
 
-  /// Throws `ArgumentError` for a leaf that is no tensor. Not before debug mode has compared the
-  /// processes: the others would wait.
+  /// Throws `ArgumentError` for a leaf that is no tensor. To be called after debug mode has
+  /// compared the processes, or the others would wait.
   void refuse_others(std::string_view operation) const { refuse_(operation, tree_); }
 
  private:
@@ -75,18 +75,21 @@ struct Padding {
   bool pad_first;
 };
 
-// Each replaces the tensors by the results.
 using Tensors = std::vector<at::Tensor>;
-ACCELERATE_API void gather(Tensors& leaves, const TreeView& view, const Call& call);
-ACCELERATE_API void broadcast(Tensors& leaves, const TreeView& view, int from_process,
-                              const Call& call);
-ACCELERATE_API void reduce(Tensors& leaves, const TreeView& view, Reduction reduction, double scale,
-                           const Call& call);
-ACCELERATE_API void pad_across_processes(Tensors& leaves, const TreeView& view,
-                                         const Padding& padding, const Call& call);
-/// Throws `ArgumentError` for a rank that is not there, `UnsupportedError` for sharded parameters.
-ACCELERATE_API void check_gathered(std::span<const at::Tensor> parameters,
-                                   std::optional<int> modifier_rank);
+
+/// The collectives on the leaves of a tree. Each replaces the tensors by the results.
+struct ACCELERATE_API LeafCollectives {
+  static void gather(Tensors& leaves, const TreeView& view, const Call& call);
+  static void broadcast(Tensors& leaves, const TreeView& view, int from_process, const Call& call);
+  static void reduce(Tensors& leaves, const TreeView& view, Reduction reduction, double scale,
+                     const Call& call);
+  static void pad_across_processes(Tensors& leaves, const TreeView& view, const Padding& padding,
+                                   const Call& call);
+  /// Throws `ArgumentError` for a rank outside of the group, `UnsupportedError` for sharded
+  /// parameters.
+  static void check_gathered(std::span<const at::Tensor> parameters,
+                             std::optional<int> modifier_rank);
+};
 
 /// Runs a collective on the leaves of a tree and puts the results in their places. Every process
 /// visits in the same order: by key.

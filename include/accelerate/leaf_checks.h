@@ -1,4 +1,4 @@
-// accelerate/leaf_checks.h - refuses trees with leaves that an operation cannot use.
+// accelerate/leaf_checks.h - errors for trees with leaves that an operation cannot use.
 //
 // Internal to accelerate/operations.h.
 #pragma once
@@ -19,21 +19,25 @@
 
 namespace accelerate::detail {
 
+/// Throws `ArgumentError` for a leaf of type `type`.
 [[noreturn]] ACCELERATE_API void refuse_other(std::string_view operation, const std::string& path,
                                               const std::type_info& type,
                                               std::string_view expected = "at::Tensor");
-[[noreturn]] ACCELERATE_API void refuse_empty(const TreePath& path,
-                                              const std::type_info& container);
-[[noreturn]] ACCELERATE_API void refuse_no_batches();
-/// The name of a type as one writes it in C++.
-[[nodiscard]] ACCELERATE_API std::string type_name(const std::type_info& type);
-/// The kind of a value for messages about leaves that are no tensors.
-[[nodiscard]] ACCELERATE_API std::string value_type_name(const Value& value);
+/// Throws `ArgumentError` for a leaf inside of a `Value`.
 [[noreturn]] ACCELERATE_API void refuse_other_value(std::string_view operation,
                                                     const std::string& path, const Value& value,
                                                     std::string_view expected = "kind tensor");
+/// The name of a type as written in C++.
+[[nodiscard]] ACCELERATE_API std::string type_name(const std::type_info& type);
 
-/// Throws for each leaf that is not a `Leaf`. None counts as absent.
+/// For `find_batch_size`. Both throw `ArgumentError`: the first always, the second for a tensor
+/// without dimension 0, whose size it returns.
+struct ACCELERATE_API BatchSize {
+  [[noreturn]] static void refuse_empty(const TreePath& path, const std::type_info& container);
+  [[nodiscard]] static std::int64_t of(const at::Tensor& tensor, const TreePath& path);
+};
+
+/// Throws for the first leaf that is not a `Leaf`. None counts as absent.
 template <class Leaf>
 struct RefuseOthers {
   std::string_view operation;
@@ -68,29 +72,28 @@ void refuse_others(const T& tree) {
   refuse_others<Leaf>("recursively_apply with " + type_name(typeid(F)), tree);
 }
 
-/// The size of dimension 0. Throws `ArgumentError` when there is none.
-[[nodiscard]] ACCELERATE_API std::int64_t batch_size(const at::Tensor& tensor,
-                                                     const TreePath& path);
-
 template <class T>
 std::int64_t batch_size(const T& node, const TreePath& path) {
   using tree::Node;
   constexpr Node kind = tree::detail::node_of<T, at::Tensor>();
-  if constexpr (kind == Node::kSequence || (kind == Node::kFixed && tree::detail::kIsArray<T>)) {
-    if (node.empty()) refuse_empty(path, typeid(T));
+  if constexpr (kind == Node::kLeaf) {
+    return BatchSize::of(node, path);
+  } else if constexpr (kind == Node::kSequence ||
+                       (kind == Node::kFixed && tree::detail::kIsArray<T>)) {
+    if (node.empty()) BatchSize::refuse_empty(path, typeid(T));
     return batch_size(*node.begin(), path.item(0));
   } else if constexpr (kind == Node::kFixed) {
     if constexpr (std::tuple_size_v<T> == 0) {
-      refuse_empty(path, typeid(T));
+      BatchSize::refuse_empty(path, typeid(T));
     } else {
       return batch_size(std::get<0>(node), path.item(0));
     }
   } else if constexpr (kind == Node::kMapping) {
-    if (node.begin() == node.end()) refuse_empty(path, typeid(T));
+    if (node.begin() == node.end()) BatchSize::refuse_empty(path, typeid(T));
     const auto& entry = *node.begin();
     return batch_size(tree::detail::entry_value(entry), path.entry(tree::detail::entry_key(entry)));
   } else if constexpr (kind == Node::kOptional) {
-    if (!node) refuse_empty(path, typeid(T));
+    if (!node) BatchSize::refuse_empty(path, typeid(T));
     return batch_size(*node, path);
   } else if constexpr (kind == Node::kVariant) {
     return std::visit([&](const auto& child) { return batch_size(child, path); }, node);

@@ -6,7 +6,7 @@
 // is executed: a type tag and a length stand before each piece, and both are checked.
 //
 // An object that one process cannot write (a sparse tensor, a `to_value` that throws) is an error
-// on all: there it is thrown on, everybody else gets a `CommError` with its text.
+// on all processes: that one throws the original exception, the others a `CommError` with its text.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -29,22 +29,27 @@ namespace detail {
 
 using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-/// Whether there is nobody to talk to.
-[[nodiscard]] ACCELERATE_API bool is_alone(const GroupHandle* group);
-/// Makes the bytes of an object. May throw, which the other processes then learn: they throw
-/// `CommError`, and this one what `Encode` threw.
+/// The place of this process in a group; null means the processes of `PartialState`.
+struct GroupPlace {
+  int rank = 0;
+  int size = 1;
+};
+[[nodiscard]] ACCELERATE_API GroupPlace place_in(const GroupHandle* group);
+[[nodiscard]] inline bool is_alone(const GroupHandle* group) { return place_in(group).size <= 1; }
+[[nodiscard]] inline int rank_in(const GroupHandle* group) { return place_in(group).rank; }
+/// Makes the bytes of an object. If it throws, the other processes throw `CommError` with its
+/// message, and this one what `Encode` threw.
 using Encode = std::function<std::string()>;
-/// Collective. The bytes of every process, in rank order.
+/// Collective. Returns the bytes of every process, in rank order.
 [[nodiscard]] ACCELERATE_API std::vector<std::string> exchange(const Encode& encode,
                                                                const GroupHandle* group,
                                                                const char* operation,
                                                                std::source_location where);
-/// Collective. The bytes of `from_process`, where alone `encode` is called. `count` must be the
-/// same on every process, or each throws `ArgumentError` with all counts.
+/// Collective. Returns the bytes of `from_process`, the only one that calls `encode`. If `count`
+/// differs between processes, each throws `ArgumentError` with all counts.
 [[nodiscard]] ACCELERATE_API std::string broadcast_bytes(const Encode& encode, std::size_t count,
                                                          int from_process, const GroupHandle* group,
                                                          std::source_location where);
-[[nodiscard]] ACCELERATE_API int rank_in(const GroupHandle* group);
 
 template <class T>
 std::vector<T> gather_object(const std::vector<T>& objects, const GroupHandle* group,
@@ -90,7 +95,7 @@ T& broadcast_objects(T& objects, std::size_t count, int from_process, const Grou
 
 }  // namespace detail
 
-/// Collective. The lists of all processes behind one another, in rank order. Lists may differ in
+/// Collective. The lists of all processes concatenated in rank order. Lists may differ in
 /// length and may be empty. A single process gets its list back.
 ///
 ///     auto names = gather_object(std::vector<std::string>{host_name});

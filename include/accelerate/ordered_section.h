@@ -1,6 +1,6 @@
 // accelerate/ordered_section.h - code that runs on one process, or on one process first.
 //
-// Part of accelerate/state.h: what `main_process_first` and `on_main_process` return and do.
+// Internals of accelerate/state.h: `main_process_first` and `on_main_process`.
 #pragma once
 
 #include <exception>
@@ -18,7 +18,7 @@ namespace accelerate::detail {
 
 struct PartialFacts;
 
-/// A callable that is forwarded on the chosen process and does nothing on the others.
+/// A callable that runs on the chosen process and does nothing on the others.
 template <class F>
 class Gated {
  public:
@@ -49,7 +49,7 @@ class Gated {
   bool runs_here_;
 };
 
-/// One `*_process_first` call: the others wait, the first ones release them.
+/// One `*_process_first` call: the others wait until the first ones release them.
 class ACCELERATE_API OrderedSection {
  public:
   OrderedSection(const PartialState& state, std::source_location where);

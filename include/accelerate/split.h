@@ -1,7 +1,6 @@
 // accelerate/split.h - one process's part of a list, a tensor, a map or a dataset.
 //
-// `PartialState::split_between_processes` does this for the current process; here is the arithmetic
-// and what each type of input turns into:
+// The internals of `PartialState::split_between_processes`. What each type of input turns into:
 //
 //     vector, array, span, homogeneous tuple   std::vector<T>
 //     tuple of different types                 std::vector<std::variant<...>>, each type once
@@ -11,7 +10,7 @@
 //     Value (list, tuple, dict, tensor)        Value
 //     dataset: size() and get(i) or [i]        SplitDataset, which is a dataset again
 //
-// Inside a map anything else (a number, a string) is handed to every process as it is.
+// Inside a map every process gets anything else (a number, a string) unchanged.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -38,24 +37,30 @@
 
 namespace accelerate::detail {
 
-/// Who takes part in a split, and how.
+/// The place of a process in the split of one input.
 struct SplitShare {
   int num_processes = 1;
   int process_index = 0;
   SplitOptions options = {};
-  /// Where padded tensors go.
+  /// Where padded tensors are put.
   c10::Device device = c10::kCPU;
-
-  [[nodiscard]] SplitPart part(std::int64_t length, PadWith pad_with = PadWith::kLastOfPart) const {
-    return split_part(length, num_processes, process_index, options, pad_with);
-  }
+  /// Of the leaves so far, which must agree.
+  SplitLengths lengths = {};
 };
 
-ACCELERATE_API at::Tensor split_leaf(const at::Tensor& tensor, const SplitShare& share);
-ACCELERATE_API Value split_leaf(const Value& value, const SplitShare& share);
-ACCELERATE_API void add_lengths(const at::Tensor& tensor, const std::string& path,
-                                SplitLengths& to);
-ACCELERATE_API void add_lengths(const Value& value, const std::string& path, SplitLengths& to);
+/// The parts of leaves. Each throws `ArgumentError` if the length of the leaf at `path` differs
+/// from that of another one.
+struct ACCELERATE_API SplitLeaf {
+  [[nodiscard]] static SplitPart part(std::int64_t length, SplitShare& share,
+                                      const std::string& path,
+                                      PadWith pad_with = PadWith::kLastOfPart);
+  [[nodiscard]] static at::Tensor split(const at::Tensor& tensor, SplitShare& share,
+                                        const std::string& path);
+  [[nodiscard]] static Value split(const Value& value, SplitShare& share, const std::string& path);
+
+  /// Throws `ArgumentError`: a dataset of unknown size cannot be split.
+  [[noreturn]] static void refuse_unknown_size();
+};
 
 template <class T>
 concept SplitsInCpp = std::same_as<T, at::Tensor> || std::same_as<T, Value>;
@@ -83,7 +88,7 @@ inline constexpr bool kIsVariant = false;
 template <class... T>
 inline constexpr bool kIsVariant<std::variant<T...>> = true;
 
-// The element type that a tuple has as a list: its one type, or a variant with each type once.
+// The element type of a tuple as a list: its only type, or a variant with each type once.
 template <class Seen, class... Rest>
 struct TupleElement;
 template <class... Seen>
@@ -125,53 +130,39 @@ auto list_of(const T& tuple) {
 }
 
 template <class T>
-void visit_lengths(const T& value, const std::string& path, SplitLengths& lengths) {
+auto split_node(const T& value, SplitShare& share, const std::string& path) {
   if constexpr (SplitsInCpp<T>) {
-    add_lengths(value, path, lengths);
+    return SplitLeaf::split(value, share, path);
   } else if constexpr (SplitMap<T>) {
+    using Item = decltype(split_node(value.begin()->second, share, path));
+    using Same = std::is_same<Item, typename T::mapped_type>;
+    std::conditional_t<Same::value, T, std::map<typename T::key_type, Item>> result;
     for (const auto& [key, item] : value) {
       std::ostringstream name;
       name << path << (path.empty() ? "" : ".") << key;
-      visit_lengths(item, name.str(), lengths);
+      result.emplace(key, split_node(item, share, name.str()));
     }
-  } else if constexpr (kIsVariant<T>) {
-    std::visit([&](const auto& item) { visit_lengths(item, path, lengths); }, value);
-  } else if constexpr (SplitSequence<T>) {
-    lengths.add(path, static_cast<std::int64_t>(std::ranges::size(value)));
-  } else if constexpr (SplitTuple<T>) {
-    lengths.add(path, static_cast<std::int64_t>(std::tuple_size_v<T>));
-  }
-}
-
-/// Splits what `visit_lengths` has checked.
-template <class T>
-auto split_checked(const T& value, const SplitShare& share) {
-  if constexpr (SplitsInCpp<T>) {
-    return split_leaf(value, share);
-  } else if constexpr (SplitMap<T>) {
-    using Item = decltype(split_checked(value.begin()->second, share));
-    using Same = std::is_same<Item, typename T::mapped_type>;
-    std::conditional_t<Same::value, T, std::map<typename T::key_type, Item>> result;
-    for (const auto& [key, item] : value) result.emplace(key, split_checked(item, share));
     return result;
   } else if constexpr (kIsVariant<T>) {
-    return std::visit([&](const auto& item) { return T(split_checked(item, share)); }, value);
+    return std::visit([&](const auto& item) { return T(split_node(item, share, path)); }, value);
   } else if constexpr (SplitSequence<T>) {
-    return take(value, share.part(static_cast<std::int64_t>(std::ranges::size(value))));
+    return take(value,
+                SplitLeaf::part(static_cast<std::int64_t>(std::ranges::size(value)), share, path));
   } else if constexpr (SplitTuple<T>) {
-    return take(list_of(value), share.part(static_cast<std::int64_t>(std::tuple_size_v<T>)));
+    return take(list_of(value),
+                SplitLeaf::part(static_cast<std::int64_t>(std::tuple_size_v<T>), share, path));
   } else {
     return value;
   }
 }
 
 template <class Inputs>
-auto split(Inputs&& inputs, const SplitShare& share) {
+auto split(Inputs&& inputs, SplitShare share) {
   using T = std::remove_cvref_t<Inputs>;
   if constexpr (SplitSource<std::remove_reference_t<Inputs>>) {
     using D = std::remove_reference_t<Inputs>;
     const std::int64_t length = dataset_size(std::as_const(inputs).size());
-    if (length < 0) throw_unknown_size();
+    if (length < 0) SplitLeaf::refuse_unknown_size();
     // A named dataset is referred to, a temporary one is kept: the aliasing pointer owns nothing.
     std::shared_ptr<D> dataset;
     if constexpr (std::is_lvalue_reference_v<Inputs>) {
@@ -179,17 +170,13 @@ auto split(Inputs&& inputs, const SplitShare& share) {
     } else {
       dataset = std::make_shared<D>(std::move(inputs));
     }
-    return SplitDataset<D>(std::move(dataset), share.part(length));
+    return SplitDataset<D>(std::move(dataset), SplitLeaf::part(length, share, ""));
   } else {
     static_assert(
         SplitsInCpp<T> || SplitMap<T> || SplitSequence<T> || SplitTuple<T> || kIsVariant<T>,
         "split_between_processes takes a sequence, a tuple, a map, a tensor, a Value or a "
         "dataset (size() and get(i))");
-    if (share.num_processes > 1) {
-      SplitLengths lengths;
-      visit_lengths<T>(inputs, "", lengths);
-    }
-    return split_checked<T>(inputs, share);
+    return split_node<T>(inputs, share, "");
   }
 }
 

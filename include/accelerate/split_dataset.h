@@ -47,7 +47,7 @@ concept SplitSource = requires(const D& dataset) {
 }
 &&(GetsItems<D> || TorchDataset<D> || (IndexesItems<D> && !requires(D & d) { d.begin(); }));
 
-/// The names by which `torch::data::make_data_loader` knows a dataset.
+/// The member types that `torch::data::make_data_loader` needs.
 template <class D>
 struct DatasetTypes {};
 template <TorchDataset D>

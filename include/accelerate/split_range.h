@@ -1,4 +1,4 @@
-// accelerate/split_range.h - who gets which items when a list is shared out. No Torch.
+// accelerate/split_range.h - which items each process gets of a list. No Torch.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace accelerate {
 
 /// How `split_between_processes` cuts.
 struct SplitOptions {
-  /// Repeat an item until every process holds equally many, for a `gather` of the results. Drop
-  /// what is beyond the original length afterwards.
+  /// Repeat an item until every process holds equally many, so that the results can be gathered.
+  /// Drop the results beyond the original length afterwards.
   bool apply_padding = false;
 };
 
@@ -51,13 +51,12 @@ enum class PadWith : std::uint8_t { kLastOfPart, kLastOfInput };
 
 /// The part with the rules of Python Accelerate 1.13 on top: a process beyond the last item holds
 /// that item, lists are padded with the last item of the part and tensors with that of the input.
-[[nodiscard]] ACCELERATE_API SplitPart split_part(std::int64_t length, int num_processes,
-                                                  int process_index, SplitOptions options,
-                                                  PadWith pad_with);
+[[nodiscard]] SplitPart split_part(std::int64_t length, int num_processes, int process_index,
+                                   SplitOptions options, PadWith pad_with);
 
-/// Checks that the leaves of one map agree in length; throws `ArgumentError` naming two that do
-/// not.
-class ACCELERATE_API SplitLengths {
+/// Checks that the leaves of one map agree in length; throws `ArgumentError` naming two that
+/// differ.
+class SplitLengths {
  public:
   void add(const std::string& path, std::int64_t length);
 
@@ -65,9 +64,6 @@ class ACCELERATE_API SplitLengths {
   std::string first_path_;
   std::int64_t first_length_ = -1;
 };
-
-/// A dataset that does not know its size cannot be split.
-[[noreturn]] ACCELERATE_API void throw_unknown_size();
 
 }  // namespace detail
 }  // namespace accelerate

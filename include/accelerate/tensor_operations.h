@@ -82,19 +82,19 @@ template <detail::Sendable T>
 /// The tree with a `TensorInformation` in place of each tensor.
 template <class T>
 [[nodiscard]] auto get_data_structure(const T& tree) {
-  return tree::transform<TensorInformation>(detail::information, tree);
+  return tree::transform<TensorInformation>(detail::TensorOps::information, tree);
 }
 
 /// The tree with its shape, a list of sizes, in place of each tensor.
 template <class T>
 [[nodiscard]] auto get_shape(const T& tree) {
-  return tree::transform<std::vector<std::int64_t>>(detail::shape, tree);
+  return tree::transform<std::vector<std::int64_t>>(detail::TensorOps::shape, tree);
 }
 
 /// Tensors on the CPU, not initialised, of the shapes and dtypes that `structure` describes.
 template <class S>
 [[nodiscard]] auto initialize_tensors(const S& structure) {
-  return tree::transform<at::Tensor, TensorInformation>(detail::empty_tensor, structure);
+  return tree::transform<at::Tensor, TensorInformation>(detail::TensorOps::empty, structure);
 }
 
 /// The size of dimension 0 of the first leaf: item 0 of sequences, the first entry of mappings.
@@ -105,7 +105,7 @@ template <class T>
   return detail::batch_size(tree, TreePath());
 }
 
-/// The same, with nothing instead of an error.
+/// As `find_batch_size`, but returns nullopt instead of throwing.
 template <class T>
 [[nodiscard]] std::optional<std::int64_t> ignorant_find_batch_size(const T& tree) noexcept {
   try {
@@ -115,7 +115,7 @@ template <class T>
   }
 }
 
-/// The device of the first tensor, wherever in the tree it is; nothing if there is none.
+/// The device of the first tensor in the tree; nullopt if there is none.
 template <class T>
 [[nodiscard]] std::optional<at::Device> find_device(const T& tree) {
   std::optional<at::Device> device;
@@ -133,18 +133,21 @@ template <class T>
 /// numbers beyond what a `Value` holds.
 template <class T>
 [[nodiscard]] Value listify(const T& tree) {
-  tree::detail::LeafVisitor<decltype(detail::check_listable)> check{detail::check_listable};
+  tree::detail::LeafVisitor<decltype(detail::TensorOps::check_listable)> check{
+      detail::TensorOps::check_listable};
   tree::detail::walk<at::Tensor>(tree, check, TreePath());
-  return to_value(tree::transform<Value>(detail::listify, tree));
+  return to_value(tree::transform<Value>(detail::TensorOps::listify, tree));
 }
 
 /// `tensor[start:stop:step]` on dimension 0 of each tensor, with Python's rules for negative and
 /// large positions. A tensor of no dimension throws `ArgumentError`.
 template <class T>
 [[nodiscard]] std::remove_cvref_t<T> slice_tensors(T&& tree, const Slice& slice) {
-  return tree::map([&](const TreePath& path,
-                       const at::Tensor& leaf) { return detail::slice(path, leaf, slice); },
-                   std::forward<T>(tree));
+  return tree::map(
+      [&](const TreePath& path, const at::Tensor& leaf) {
+        return detail::TensorOps::slice(path, leaf, slice);
+      },
+      std::forward<T>(tree));
 }
 
 /// Batches of one structure, concatenated leaf by leaf along `dim`. Throws `ArgumentError` with the
@@ -152,7 +155,7 @@ template <class T>
 /// lone batch without tensors is returned as it is.
 template <class T>
 [[nodiscard]] T concatenate(std::span<const T> batches, std::int64_t dim = 0) {
-  if (batches.empty()) detail::refuse_no_batches();
+  if (batches.empty()) detail::TensorOps::refuse_no_batches();
   if constexpr (!TensorTree<T>) {
     if (batches.size() > 1) detail::refuse_other("concatenate", "", typeid(T));
     return batches.front();
@@ -160,7 +163,8 @@ template <class T>
     if (batches.size() > 1) detail::refuse_others<at::Tensor>("concatenate", batches.front());
     std::vector<tree::Flat> parts;
     for (const T& batch : batches) parts.push_back(tree::flatten(batch, tree::Order::kSorted));
-    return tree::unflatten(batches.front(), detail::concatenate(parts, dim), tree::Order::kSorted);
+    return tree::unflatten(batches.front(), detail::TensorOps::concatenate(parts, dim),
+                           tree::Order::kSorted);
   }
 }
 template <class T>
@@ -171,7 +175,7 @@ template <class T>
 /// Half and bfloat16 tensors as float; all others are returned as they are.
 template <class T>
 [[nodiscard]] std::remove_cvref_t<T> convert_to_fp32(T&& tree) {
-  return recursively_apply(detail::to_fp32, std::forward<T>(tree));
+  return recursively_apply(detail::TensorOps::to_fp32, std::forward<T>(tree));
 }
 
 /// A callable that passes what `forward` returns through `convert_to_fp32`. It can be called where

@@ -1,4 +1,4 @@
-// accelerate/tensor_operations_detail.h - options and insides of accelerate/tensor_operations.h.
+// accelerate/tensor_operations_detail.h - options and internals of accelerate/tensor_operations.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,29 +35,46 @@ struct SendOptions {
   std::vector<std::string> skip_keys = {};
 };
 
-/// Positions as in Python's `start:stop:step`; unset means from the start, to the end, every one.
+/// Positions as in Python's `start:stop:step`; nullopt means from the start, to the end, step 1.
 struct Slice {
   std::optional<std::int64_t> start = std::nullopt;
   std::optional<std::int64_t> stop = std::nullopt;
   std::optional<std::int64_t> step = std::nullopt;
 };
 
-/// What `pad_input_tensors` fills up with.
+/// The rows that `pad_input_tensors` adds.
 enum class PadFill : std::uint8_t { kZeros, kRepeatLast };
 
 namespace detail {
 
-/// Throws `ArgumentError` unless as many items came as the type has members.
-ACCELERATE_API void check_item_count(std::size_t given, std::size_t members,
-                                     const std::type_info& type);
+/// What the operations of accelerate/tensor_operations.h do to single tensors and lists of them.
+struct ACCELERATE_API TensorOps {
+  [[nodiscard]] static TensorInformation information(const at::Tensor& tensor);
+  [[nodiscard]] static std::vector<std::int64_t> shape(const at::Tensor& tensor);
+  [[nodiscard]] static at::Tensor empty(const TensorInformation& information);
+  [[nodiscard]] static Value listify(const at::Tensor& tensor);
+  /// Throws `ArgumentError` for a tensor whose numbers cannot be listed.
+  static void check_listable(const TreePath& path, const at::Tensor& tensor);
+  [[nodiscard]] static at::Tensor to_fp32(const at::Tensor& tensor);
+  [[nodiscard]] static at::Tensor slice(const TreePath& path, const at::Tensor& tensor,
+                                        const Slice& slice);
+  [[nodiscard]] static std::vector<at::Tensor> concatenate(std::span<const tree::Flat> parts,
+                                                           std::int64_t dim);
+  [[noreturn]] static void refuse_no_batches();
+  /// Throws `ArgumentError` unless the number of items is the number of members of the type.
+  static void check_item_count(std::size_t given, std::size_t members, const std::type_info& type);
+};
+
+[[nodiscard]] ACCELERATE_API at::Tensor to_device(const at::Tensor& tensor, at::Device device,
+                                                  bool non_blocking);
 
 /// A tuple, pair, array or struct with named members, filled in order.
 template <class T, class Range>
 T with_members(const T& like, const Range& range) {
   T result = like;
   const auto fill = [&range](auto&... members) {
-    check_item_count(static_cast<std::size_t>(std::distance(range.begin(), range.end())),
-                     sizeof...(members), typeid(T));
+    TensorOps::check_item_count(static_cast<std::size_t>(std::distance(range.begin(), range.end())),
+                                sizeof...(members), typeid(T));
     [[maybe_unused]] auto item = range.begin();
     ((members = static_cast<std::remove_reference_t<decltype(members)>>(*item++)), ...);
   };
@@ -75,7 +92,7 @@ concept HasTo = requires(T& x, at::Device device) {
   x.to(device);
 }
 || requires(T& x, at::Device device) { x.to(device, true); };
-/// Holders and pointers of what moves itself in place: modules.
+/// Holders and pointers of objects that move themselves in place: modules.
 template <class T>
 concept LeadsToMover = requires(T& x, at::Device device) {
   { x->to(device, true) } -> std::same_as<void>;
@@ -89,9 +106,6 @@ template <class T>
 concept HasSendHook = !Sendable<T> && requires(T x, at::Device device, const SendOptions& options) {
   x = send_to_device(std::move(x), device, options);
 };
-
-[[nodiscard]] ACCELERATE_API at::Tensor to_device(const at::Tensor& tensor, at::Device device,
-                                                  bool non_blocking);
 
 struct SendVisitor {
   at::Device device;
@@ -127,17 +141,6 @@ struct SendVisitor {
   [[nodiscard]] tree::Order order() const { return tree::Order::kContainer; }
 };
 
-[[nodiscard]] ACCELERATE_API TensorInformation information(const at::Tensor& tensor);
-[[nodiscard]] ACCELERATE_API std::vector<std::int64_t> shape(const at::Tensor& tensor);
-[[nodiscard]] ACCELERATE_API at::Tensor empty_tensor(const TensorInformation& information);
-[[nodiscard]] ACCELERATE_API Value listify(const at::Tensor& tensor);
-/// Throws `ArgumentError` for a tensor whose numbers cannot be listed.
-ACCELERATE_API void check_listable(const TreePath& path, const at::Tensor& tensor);
-[[nodiscard]] ACCELERATE_API at::Tensor to_fp32(const at::Tensor& tensor);
-[[nodiscard]] ACCELERATE_API at::Tensor slice(const TreePath& path, const at::Tensor& tensor,
-                                              const Slice& slice);
-[[nodiscard]] ACCELERATE_API std::vector<at::Tensor> concatenate(std::span<const tree::Flat> parts,
-                                                                 std::int64_t dim);
 class ACCELERATE_API InputPadding {
  public:
   InputPadding(std::int64_t batch_size, std::int64_t num_processes, std::int64_t dim, PadFill fill);

@@ -230,7 +230,7 @@ Value size_shape(const at::Tensor& leaf) {
 
 }  // namespace
 
-void gather(Tensors& leaves, const TreeView& view, const Call& call) {
+void LeafCollectives::gather(Tensors& leaves, const TreeView& view, const Call& call) {
   const Peers peers("gather", call);
   verify(peers, leaves, view, {.operation = "gather"});
   view.refuse_others(peers.operation());
@@ -246,7 +246,8 @@ void gather(Tensors& leaves, const TreeView& view, const Call& call) {
   }
 }
 
-void broadcast(Tensors& leaves, const TreeView& view, int from_process, const Call& call) {
+void LeafCollectives::broadcast(Tensors& leaves, const TreeView& view, int from_process,
+                                const Call& call) {
   const Peers peers("broadcast", call);
   // In debug mode first of all: a process that threw alone would leave the others waiting.
   verify(peers, leaves, view,
@@ -269,8 +270,8 @@ void broadcast(Tensors& leaves, const TreeView& view, int from_process, const Ca
   }
 }
 
-void pad_across_processes(Tensors& leaves, const TreeView& view, const Padding& padding,
-                          const Call& call) {
+void LeafCollectives::pad_across_processes(Tensors& leaves, const TreeView& view,
+                                           const Padding& padding, const Call& call) {
   const Peers peers("pad_across_processes", call);
   warn_of_nested(leaves, view);
   try {
@@ -305,7 +306,8 @@ void pad_across_processes(Tensors& leaves, const TreeView& view, const Padding& 
   }
 }
 
-void check_gathered(std::span<const at::Tensor> parameters, std::optional<int> modifier_rank) {
+void LeafCollectives::check_gathered(std::span<const at::Tensor> parameters,
+                                     std::optional<int> modifier_rank) {
   if (std::ranges::any_of(parameters, is_sharded)) {
     throw UnsupportedError(
         "gathered_parameters is not supported for parameters that are spread over processes: they "

@@ -1,4 +1,5 @@
-// Bytes between processes: one message where they are few, a second one where they are many.
+// Objects between processes: one message of a fixed size, and a second one if some do not fit in
+// it.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/object_operations.h"
 #include "comm/peers.h"
+#include "core/exception_text.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
@@ -17,7 +19,7 @@ namespace {
 /// objects fit, and an all-gather of 4 KiB takes no longer than one of 8 bytes.
 constexpr std::size_t kSlotBytes = 4096;
 
-/// What one process says in its slot.
+/// The start of each slot.
 struct Header {
   std::uint64_t length = 0;
   std::uint64_t count = 0;
@@ -27,12 +29,12 @@ constexpr std::size_t kInlineBytes = kSlotBytes - sizeof(Header);
 /// A length beyond this is not an object but a broken message.
 constexpr std::uint64_t kMaxObjectBytes = std::uint64_t{1} << 33;
 
-/// In place of a length: the object could not be written, and the slot has the reason.
+/// Instead of a length: the object could not be written, and the slot holds the reason.
 constexpr std::uint64_t kRefused = ~std::uint64_t{0};
 
-/// The object of this process, or why there is none.
+/// The object of this process, or the error that prevented it.
 struct Written {
-  std::string bytes = {};  // the reason where there is an error
+  std::string bytes = {};  // the text of the error if there is one
   std::exception_ptr error = nullptr;
 };
 
@@ -40,12 +42,9 @@ struct Written {
 Written written(const Encode& encode) {
   try {
     return {encode()};
-  } catch (const c10::Error& error) {
-    return {error.what_without_backtrace(), std::current_exception()};
-  } catch (const std::exception& error) {
-    return {error.what(), std::current_exception()};
   } catch (...) {
-    return {"an exception of an unknown type", std::current_exception()};
+    auto [type, message, stack] = current_exception_text();
+    return {message.empty() ? std::move(type) : std::move(message), std::current_exception()};
   }
 }
 
@@ -57,7 +56,7 @@ at::Tensor message(std::size_t size) {
   return at::zeros({static_cast<std::int64_t>(size)}, at::kByte);
 }
 
-/// Collective. `in`, a CPU tensor of as many bytes on every process, from all of them.
+/// Collective. Gathers `in`, a CPU tensor of the same number of bytes on every process.
 at::Tensor all_gather(const Peers& peers, const at::Tensor& in) {
   const auto device = peers.message_device();
   const auto sent = in.to(device);
@@ -71,7 +70,7 @@ struct Slots {
   std::vector<std::string> bytes = {};  // the first part of each object
 };
 
-/// Throws the error of this process, or tells about that of another.
+/// Throws the error of this process, or `CommError` with that of another.
 void refuse_unwritten(const Peers& peers, const Written& mine, const Slots& slots) {
   if (mine.error) std::rethrow_exception(mine.error);
   for (std::size_t rank = 0; rank < slots.headers.size(); ++rank) {
@@ -112,9 +111,10 @@ Slots exchange_slots(const Peers& peers, const Written& object, std::size_t coun
 
 }  // namespace
 
-bool is_alone(const GroupHandle* group) { return Peers("exchange", {group, {}}).alone(); }
-
-int rank_in(const GroupHandle* group) { return Peers("exchange", {group, {}}).rank(); }
+GroupPlace place_in(const GroupHandle* group) {
+  const Peers peers("exchange", {group, {}});
+  return {.rank = peers.rank(), .size = peers.size()};
+}
 
 std::vector<std::string> exchange(const Encode& encode, const GroupHandle* group,
                                   const char* operation, std::source_location where) {

@@ -18,8 +18,8 @@ namespace {
 /// serves all dtypes.
 constexpr std::int64_t kSmallBytes = 256 * 1024;
 
-void check_dtype(const at::Tensor& leaf, std::size_t index, const TreeView& view,
-                 Reduction reduction) {
+void check_reducible(const at::Tensor& leaf, std::size_t index, const TreeView& view,
+                     Reduction reduction) {
   const auto dtype = leaf.scalar_type();
   const auto refuse = [&](const char* remedy) {
     const auto place = leaf_place(view, index);
@@ -69,7 +69,7 @@ at::Tensor to_work(const at::Tensor& leaf, bool maximum) {
   return elements.view({-1}).to(work_dtype(dtype));
 }
 
-/// What `to_work` did, undone. `owned`: the work tensor belongs to nobody else.
+/// Reverses `to_work`. `owned` means that the work tensor has no other owner.
 at::Tensor from_work(const at::Tensor& work, const at::Tensor& leaf, bool maximum, bool owned) {
   const auto dtype = leaf.scalar_type();
   auto result = owned ? work : work.clone();
@@ -229,8 +229,8 @@ void reduce_one(const Peers& peers, at::Tensor& leaf, Reduction reduction) {
 
 }  // namespace
 
-void reduce(Tensors& leaves, const TreeView& view, Reduction reduction, double scale,
-            const Call& call) {
+void LeafCollectives::reduce(Tensors& leaves, const TreeView& view, Reduction reduction,
+                             double scale, const Call& call) {
   const Peers peers("reduce", call);
   if (scale != 1.0) {
     warn_once(
@@ -248,7 +248,7 @@ void reduce(Tensors& leaves, const TreeView& view, Reduction reduction, double s
     for (auto& leaf : leaves) leaf = leaf.clone();
     return;
   }
-  for (std::size_t i = 0; i < leaves.size(); ++i) check_dtype(leaves[i], i, view, reduction);
+  for (std::size_t i = 0; i < leaves.size(); ++i) check_reducible(leaves[i], i, view, reduction);
   peers.check(leaves, view);
   if (is_one_sum(peers, leaves, reduction)) {
     return reduce_one(peers, leaves.front(), reduction);

@@ -34,7 +34,7 @@ namespace {
 
 std::string place(const std::string& path) { return path.empty() ? "" : str(" at ", path); }
 
-// Standard types as people write them.
+// Shortens the names of standard types to their usual spelling.
 std::string shortened(std::string name) {
   const std::pair<std::string_view, std::string_view> words[] = {
       {"std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> >",
@@ -103,8 +103,6 @@ std::string type_name(const std::type_info& type) {
   return shortened(status == 0 ? name.get() : type.name());
 }
 
-std::string value_type_name(const Value& value) { return std::string(value.kind_name()); }
-
 void refuse_other(std::string_view operation, const std::string& path, const std::type_info& type,
                   std::string_view expected) {
   throw ArgumentError(str(operation, " got a leaf", place(path), " of type ", type_name(type),
@@ -113,17 +111,18 @@ void refuse_other(std::string_view operation, const std::string& path, const std
 
 void refuse_other_value(std::string_view operation, const std::string& path, const Value& value,
                         std::string_view expected) {
-  throw ArgumentError(str(operation, " got a leaf", place(path), " of kind ",
-                          value_type_name(value), ": ", value.repr(), ". Only leaves of ", expected,
-                          " can be used here."));
+  throw ArgumentError(str(operation, " got a leaf", place(path), " of kind ", value.kind_name(),
+                          ": ", value.repr(), ". Only leaves of ", expected, " can be used here."));
 }
 
-void refuse_empty(const TreePath& path, const std::type_info& container) {
+void BatchSize::refuse_empty(const TreePath& path, const std::type_info& container) {
   throw ArgumentError(str("cannot find the batch size from an empty container: the ",
                           type_name(container), place(path.str()), " holds nothing."));
 }
 
-void refuse_no_batches() { throw ArgumentError("concatenate got no batches. Pass at least one."); }
+void TensorOps::refuse_no_batches() {
+  throw ArgumentError("concatenate got no batches. Pass at least one.");
+}
 
 void refuse_value(const TreePath& path, const Value& value, const std::string& wanted) {
   throw ArgumentError(str("the value", place(path.str()), " is of kind ", value.kind_name(),
@@ -145,18 +144,20 @@ at::Tensor to_device(const at::Tensor& tensor, at::Device device, bool non_block
   return tensor.to(device, non_blocking);
 }
 
-TensorInformation information(const at::Tensor& tensor) {
+TensorInformation TensorOps::information(const at::Tensor& tensor) {
   return {tensor.sizes().vec(), tensor.scalar_type()};
 }
 
-std::vector<std::int64_t> shape(const at::Tensor& tensor) { return tensor.sizes().vec(); }
+std::vector<std::int64_t> TensorOps::shape(const at::Tensor& tensor) {
+  return tensor.sizes().vec();
+}
 
-at::Tensor empty_tensor(const TensorInformation& information) {
+at::Tensor TensorOps::empty(const TensorInformation& information) {
   if (information.dtype == at::ScalarType::Undefined) return {};
   return at::empty(information.shape, at::TensorOptions(information.dtype));
 }
 
-Value listify(const at::Tensor& tensor) {
+Value TensorOps::listify(const at::Tensor& tensor) {
   auto host = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg();
   if (at::isReducedFloatingType(host.scalar_type())) host = host.to(at::kFloat);
   host = host.contiguous();
@@ -178,7 +179,7 @@ Value listify(const at::Tensor& tensor) {
   }
 }
 
-void check_listable(const TreePath& path, const at::Tensor& tensor) {
+void TensorOps::check_listable(const TreePath& path, const at::Tensor& tensor) {
   const auto refuse = [&](const auto&... why) {
     throw ArgumentError(detail::str("listify: the tensor", place(path.str()), " ", why...));
   };
@@ -195,18 +196,19 @@ void check_listable(const TreePath& path, const at::Tensor& tensor) {
   }
 }
 
-void check_item_count(std::size_t given, std::size_t members, const std::type_info& type) {
+void TensorOps::check_item_count(std::size_t given, std::size_t members,
+                                 const std::type_info& type) {
   if (given == members) return;
   throw ArgumentError(str("honor_type got ", given, " items for a ", type_name(type),
                           ", which has ", members, " members. Pass one item per member."));
 }
 
-at::Tensor to_fp32(const at::Tensor& tensor) {
+at::Tensor TensorOps::to_fp32(const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   return dtype == at::kHalf || dtype == at::kBFloat16 ? tensor.to(at::kFloat) : tensor;
 }
 
-std::int64_t batch_size(const at::Tensor& tensor, const TreePath& path) {
+std::int64_t BatchSize::of(const at::Tensor& tensor, const TreePath& path) {
   if (!tensor.defined()) {
     throw ArgumentError(
         str("cannot find the batch size: the tensor", place(path.str()), " is not defined."));
@@ -218,7 +220,7 @@ std::int64_t batch_size(const at::Tensor& tensor, const TreePath& path) {
   return tensor.size(0);
 }
 
-at::Tensor slice(const TreePath& path, const at::Tensor& tensor, const Slice& slice) {
+at::Tensor TensorOps::slice(const TreePath& path, const at::Tensor& tensor, const Slice& slice) {
   const auto step = slice.step.value_or(1);
   if (step == 0) throw ArgumentError("slice_tensors: the step of a slice cannot be 0.");
   if (tensor.dim() == 0) {
@@ -236,14 +238,15 @@ at::Tensor slice(const TreePath& path, const at::Tensor& tensor, const Slice& sl
   return tensor.slice(0, start, stop, step);
 }
 
-std::vector<at::Tensor> concatenate(std::span<const tree::Flat> parts, std::int64_t dim) {
+std::vector<at::Tensor> TensorOps::concatenate(std::span<const tree::Flat> parts,
+                                               std::int64_t dim) {
   const tree::Flat& first = parts.front();
   for (std::size_t p = 1; p < parts.size(); ++p) {
     const auto& paths = parts[p].paths;
     const auto [mine, theirs] =
         std::mismatch(first.paths.begin(), first.paths.end(), paths.begin(), paths.end());
     if (mine == first.paths.end() && theirs == paths.end()) continue;
-    // The sorted lists tell whose the extra leaf is.
+    // The lists are sorted, so they show which batch has the extra leaf.
     const bool missing =
         mine != first.paths.end() && std::find(paths.begin(), paths.end(), *mine) == paths.end();
     const auto& where = missing ? *mine : *theirs;

@@ -15,7 +15,7 @@ namespace accelerate {
 namespace detail {
 namespace {
 
-/// A tensor of more elements is shown by shape and dtype alone.
+/// A tensor with more elements is shown by shape and dtype only.
 constexpr std::int64_t kShownElements = 1000;
 
 std::string shape_text(at::IntArrayRef shape) {
@@ -48,7 +48,7 @@ class TensorLeaf final : public ValueLeaf {
     }
     std::ostringstream out;
     // at::print wants a double or complex; the list form is exact and one line.
-    out << "tensor(" << listify(tensor_).repr();
+    out << "tensor(" << TensorOps::listify(tensor_).repr();
     const auto dtype = tensor_.scalar_type();
     if (dtype != at::kFloat && dtype != at::kLong && dtype != at::kBool) {
       out << ", dtype=" << dtype_name(dtype);
@@ -81,8 +81,8 @@ class InformationLeaf final : public ValueLeaf {
   TensorInformation information_;
 };
 
-/// The bytes of a tensor of this shape. Refuses shapes whose size cannot be. LibTorch computes
-/// strides as if sizes of 0 were 1, so that these must not hide the others.
+/// The bytes of a tensor of this shape. Throws if they overflow. LibTorch computes strides as if
+/// sizes of 0 were 1, so a size of 0 must not hide the others.
 std::uint64_t checked_bytes(const ObjectReader& in, const std::vector<std::int64_t>& shape,
                             std::size_t item_size) {
   auto extent = static_cast<std::int64_t>(item_size);
@@ -96,38 +96,70 @@ std::uint64_t checked_bytes(const ObjectReader& in, const std::vector<std::int64
   return empty ? 0 : static_cast<std::uint64_t>(extent);
 }
 
+void write_tensor(ObjectWriter& out, const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_nested() ||
+      tensor.is_meta()) {
+    throw ArgumentError(detail::str("a tensor to be sent as an object has layout ", tensor.layout(),
+                                    tensor.is_quantized() ? " and is quantized" : "",
+                                    tensor.is_nested() ? " and is nested" : "",
+                                    tensor.is_meta() ? " and no data" : "",
+                                    "; only dense tensors with data can be sent"));
+  }
+  const auto dense = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+  out.open(ObjectTag::kTensor, 1);
+  out.number(dense.scalar_type());
+  write(out, dense.sizes().vec());
+  out.raw("tensor", dense.const_data_ptr(), dense.nbytes());
+}
+
+at::ScalarType checked_dtype(ObjectReader& in) {
+  const auto code = in.integer();
+  if (code < 0 || code > static_cast<std::int64_t>(at::ScalarType::Undefined)) {
+    in.refuse("a dtype that this LibTorch does not have");
+  }
+  return static_cast<at::ScalarType>(code);
+}
+
+at::Tensor read_tensor(ObjectReader& in) {
+  if (in.open(ObjectTag::kTensor) != 1) in.refuse("a tensor of an unknown form");
+  const auto dtype = checked_dtype(in);
+  if (dtype == at::ScalarType::Undefined || c10::isQIntType(dtype)) {
+    in.refuse("a tensor of a dtype that is never sent");
+  }
+  const auto shape = read<std::vector<std::int64_t>>(in);
+  const auto data = in.raw("tensor");
+  if (data.size() != checked_bytes(in, shape, c10::elementSize(dtype))) {
+    in.refuse("a tensor whose data does not fit its shape");
+  }
+  auto tensor = at::empty(shape, at::TensorOptions(dtype));
+  if (!data.empty()) std::memcpy(tensor.mutable_data_ptr(), data.data(), data.size());
+  return tensor;
+}
+
 class TensorLeafCodec final : public LeafCodec {
  public:
   void write(ObjectWriter& out, const ValueLeaf& leaf) const override {
     if (const auto* tensor = dynamic_cast<const TensorLeaf*>(&leaf)) {
-      out.boolean(true);
-      return write_tensor(out, tensor->tensor());
+      return tensor->tensor().defined() ? write_tensor(out, tensor->tensor()) : out.value(Value());
     }
     const auto* described = dynamic_cast<const InformationLeaf*>(&leaf);
     if (described == nullptr) {
       throw ArgumentError(
           str("a value to be sent holds ", leaf.kind_name(), ", which is not data"));
     }
-    out.boolean(false);
-    out.integer(static_cast<std::int64_t>(described->information().dtype));
+    out.open(ObjectTag::kLeaf, 1);
+    out.number(described->information().dtype);
     detail::write(out, described->information().shape);
   }
 
   [[nodiscard]] std::shared_ptr<const ValueLeaf> read(ObjectReader& in) const override {
-    if (in.boolean()) return tensor_leaf(read_tensor(in));
+    if (in.next() == ObjectTag::kTensor) return tensor_leaf(read_tensor(in));
+    if (in.open(ObjectTag::kLeaf) != 1) in.refuse("an object of an unknown kind");
     TensorInformation information;
     information.dtype = checked_dtype(in);
     information.shape = detail::read<std::vector<std::int64_t>>(in);
     (void)checked_bytes(in, information.shape, 1);
     return std::make_shared<InformationLeaf>(std::move(information));
-  }
-
-  static at::ScalarType checked_dtype(ObjectReader& in) {
-    const auto code = in.integer();
-    if (code < 0 || code > static_cast<std::int64_t>(at::ScalarType::Undefined)) {
-      in.refuse("a dtype that this LibTorch does not have");
-    }
-    return static_cast<at::ScalarType>(code);
   }
 };
 
@@ -161,39 +193,6 @@ at::ScalarType read_dtype(const TreePath& path, const Value& value) {
 const LeafCodec& tensor_leaf_codec() {
   static const TensorLeafCodec codec;
   return codec;
-}
-
-void write_tensor(ObjectWriter& out, const at::Tensor& tensor) {
-  out.open(ObjectTag::kTensor, tensor.defined() ? 1 : 0);
-  if (!tensor.defined()) return;
-  if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_nested() ||
-      tensor.is_meta()) {
-    throw ArgumentError(detail::str("a tensor to be sent as an object has layout ", tensor.layout(),
-                                    tensor.is_quantized() ? " and is quantized" : "",
-                                    tensor.is_nested() ? " and is nested" : "",
-                                    tensor.is_meta() ? " and no data" : "",
-                                    "; only dense tensors with data can be sent"));
-  }
-  const auto dense = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
-  out.integer(static_cast<std::int64_t>(dense.scalar_type()));
-  write(out, dense.sizes().vec());
-  out.raw("tensor", dense.const_data_ptr(), dense.nbytes());
-}
-
-at::Tensor read_tensor(ObjectReader& in) {
-  if (in.open(ObjectTag::kTensor) == 0) return {};
-  const auto dtype = TensorLeafCodec::checked_dtype(in);
-  if (dtype == at::ScalarType::Undefined || c10::isQIntType(dtype)) {
-    in.refuse("a tensor of a dtype that is never sent");
-  }
-  const auto shape = read<std::vector<std::int64_t>>(in);
-  const auto data = in.raw("tensor");
-  if (data.size() != checked_bytes(in, shape, c10::elementSize(dtype))) {
-    in.refuse("a tensor whose data does not fit its shape");
-  }
-  auto tensor = at::empty(shape, at::TensorOptions(dtype));
-  if (!data.empty()) std::memcpy(tensor.mutable_data_ptr(), data.data(), data.size());
-  return tensor;
 }
 
 }  // namespace detail

@@ -74,12 +74,12 @@ void ObjectWriter::boolean(bool x) { tag(x ? ObjectTag::kTrue : ObjectTag::kFals
 void ObjectWriter::integer(std::int64_t x) {
   tag(ObjectTag::kInteger);
   // Small numbers of either sign take one byte.
-  number((static_cast<std::uint64_t>(x) << 1) ^ static_cast<std::uint64_t>(x >> 63));
+  varint((static_cast<std::uint64_t>(x) << 1) ^ static_cast<std::uint64_t>(x >> 63));
 }
 
 void ObjectWriter::natural(std::uint64_t x) {
   tag(ObjectTag::kNatural);
-  number(x);
+  varint(x);
 }
 
 void ObjectWriter::real(double x) {
@@ -95,18 +95,18 @@ void ObjectWriter::text(std::string_view x) {
 
 void ObjectWriter::open(ObjectTag kind, std::uint64_t count) {
   tag(kind);
-  number(count);
+  varint(count);
 }
 
 void ObjectWriter::raw(std::string_view type, const void* data, std::size_t size) {
   open(ObjectTag::kRaw, type.size());
   bytes_.append(type);
-  number(size);
+  varint(size);
   if (size > 0) bytes_.append(static_cast<const char*>(data), size);
 }
 
 // Seven bits a byte, the lowest first; the top bit says that more follow.
-void ObjectWriter::number(std::uint64_t x) {
+void ObjectWriter::varint(std::uint64_t x) {
   for (; x >= 0x80; x >>= 7) bytes_.push_back(static_cast<char>(x | 0x80));
   bytes_.push_back(static_cast<char>(x));
 }
@@ -151,7 +151,6 @@ void ObjectWriter::value(const Value& x, const LeafCodec* leaves, int depth) {
       if (leaves == nullptr) {
         throw ArgumentError(str("a value to be sent holds ", x.kind_name(), ", which is not data"));
       }
-      tag(ObjectTag::kLeaf);
       return leaves->write(*this, *x.leaf());
   }
 }
@@ -159,6 +158,15 @@ void ObjectWriter::value(const Value& x, const LeafCodec* leaves, int depth) {
 void ObjectReader::refuse(const std::string& found) const {
   throw CommError(str("an object from another process could not be read: found ", found,
                       ". Do all processes run the same program and send the same type?"));
+}
+
+void ObjectReader::refuse(const Value& found, const char* wanted) const {
+  refuse(str(found.kind_name(), " where ", wanted, " was expected"));
+}
+
+ObjectTag ObjectReader::next() const {
+  if (rest_.empty()) refuse("the end of the data where a value was expected");
+  return static_cast<ObjectTag>(rest_.front());
 }
 
 std::string_view ObjectReader::take(std::uint64_t size) {
@@ -175,7 +183,7 @@ void ObjectReader::expect(ObjectTag wanted) {
   if (found != wanted) refuse(str(name(found), " where ", name(wanted), " was expected"));
 }
 
-std::uint64_t ObjectReader::number() {
+std::uint64_t ObjectReader::varint() {
   std::uint64_t result = 0;
   for (int shift = 0; shift < 64; shift += 7) {
     const auto byte = static_cast<std::uint8_t>(take(1).front());
@@ -196,13 +204,13 @@ bool ObjectReader::boolean() {
 
 std::int64_t ObjectReader::integer() {
   expect(ObjectTag::kInteger);
-  const auto folded = number();
+  const auto folded = varint();
   return static_cast<std::int64_t>((folded >> 1) ^ (~(folded & 1) + 1));
 }
 
 std::uint64_t ObjectReader::natural() {
   expect(ObjectTag::kNatural);
-  return number();
+  return varint();
 }
 
 double ObjectReader::real() {
@@ -219,14 +227,14 @@ std::string ObjectReader::text() { return std::string(take(open(ObjectTag::kText
 
 std::uint64_t ObjectReader::open(ObjectTag wanted) {
   expect(wanted);
-  const auto count = number();
+  const auto count = varint();
   if (counts_items(wanted) && count > rest_.size()) refuse("a length beyond the end of the data");
   return count;
 }
 
 std::string_view ObjectReader::raw(std::string_view type) {
   if (take(open(ObjectTag::kRaw)) != type) refuse("data of another C++ type");
-  return take(number());
+  return take(varint());
 }
 
 void ObjectReader::raw(std::string_view type, void* data, std::size_t size) {
@@ -237,13 +245,12 @@ void ObjectReader::raw(std::string_view type, void* data, std::size_t size) {
 
 Value ObjectReader::value(const LeafCodec* leaves, int depth) {
   if (depth > kMaxValueDepth) refuse(str("a value nested deeper than ", kMaxValueDepth, " levels"));
-  if (rest_.empty()) refuse("the end of the data where a value was expected");
   const auto items = [&](ObjectTag kind) {
     Value::List list;
     for (auto count = open(kind); count > 0; --count) list.push_back(value(leaves, depth + 1));
     return list;
   };
-  switch (static_cast<ObjectTag>(rest_.front())) {
+  switch (next()) {
     case ObjectTag::kNone:
       return static_cast<void>(tag()), Value();
     case ObjectTag::kFalse:
@@ -269,9 +276,10 @@ Value ObjectReader::value(const LeafCodec* leaves, int depth) {
       }
       return Value(std::move(dict));
     }
+    case ObjectTag::kTensor:
     case ObjectTag::kLeaf:
       if (leaves == nullptr) refuse("an object where only data can be");
-      return static_cast<void>(tag()), Value(leaves->read(*this));
+      return Value(leaves->read(*this));
     default:
       refuse(str(name(tag()), " where a value was expected"));
   }

@@ -47,11 +47,5 @@ void SplitLengths::add(const std::string& path, std::int64_t length) {
   }
 }
 
-void throw_unknown_size() {
-  throw ArgumentError(
-      "split_between_processes: the dataset does not know its size. Split the list of what it "
-      "reads from instead, such as its files.");
-}
-
 }  // namespace detail
 }  // namespace accelerate

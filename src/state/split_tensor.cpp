@@ -7,30 +7,21 @@
 #include "core/text.h"
 
 namespace accelerate::detail {
-namespace {
 
-void require_rows(const at::Tensor& tensor) {
+SplitPart SplitLeaf::part(std::int64_t length, SplitShare& share, const std::string& path,
+                          PadWith pad_with) {
+  if (share.num_processes > 1) share.lengths.add(path, length);
+  return split_part(length, share.num_processes, share.process_index, share.options, pad_with);
+}
+
+at::Tensor SplitLeaf::split(const at::Tensor& tensor, SplitShare& share, const std::string& path) {
+  if (share.num_processes == 1) return tensor;
   if (!tensor.defined() || tensor.dim() == 0) {
     throw ArgumentError(
         "split_between_processes: a tensor without dimensions has no rows to share out. Give it "
         "one with `unsqueeze(0)`, or leave it out.");
   }
-}
-
-Value split_list(std::span<const Value> items, const SplitPart& part) {
-  Value::List mine;
-  for (std::int64_t i = 0; i < part.size(); ++i) {
-    mine.push_back(items[static_cast<std::size_t>(part.at(i))]);
-  }
-  return Value(std::move(mine));
-}
-
-}  // namespace
-
-at::Tensor split_leaf(const at::Tensor& tensor, const SplitShare& share) {
-  if (share.num_processes == 1) return tensor;
-  require_rows(tensor);
-  const SplitPart part = share.part(tensor.size(0), PadWith::kLastOfInput);
+  const SplitPart part = SplitLeaf::part(tensor.size(0), share, path, PadWith::kLastOfInput);
   at::Tensor mine = tensor.slice(0, part.start, part.end);
   if (!share.options.apply_padding) return mine;
   if (part.padding > 0) {
@@ -42,36 +33,32 @@ at::Tensor split_leaf(const at::Tensor& tensor, const SplitShare& share) {
   return mine.to(share.device);
 }
 
-void add_lengths(const at::Tensor& tensor, const std::string& path, SplitLengths& to) {
-  require_rows(tensor);
-  to.add(path, tensor.size(0));
-}
-
-void add_lengths(const Value& value, const std::string& path, SplitLengths& to) {
-  if (value.is_dict()) {
-    for (const auto& [key, item] : value.as_dict()) {
-      add_lengths(item, str(path, path.empty() ? "" : ".", key.to_string()), to);
-    }
-  } else if (value.is_list() || value.is_tuple()) {
-    to.add(path, static_cast<std::int64_t>(value.items().size()));
-  } else if (value.is_tensor()) {
-    add_lengths(value.as_tensor(), path, to);
-  }
-}
-
-Value split_leaf(const Value& value, const SplitShare& share) {
+Value SplitLeaf::split(const Value& value, SplitShare& share, const std::string& path) {
   if (share.num_processes == 1) return value;
   if (value.is_dict()) {
     Value::Dict mine;
-    for (const auto& [key, item] : value.as_dict()) mine.set(key, split_leaf(item, share));
+    for (const auto& [key, item] : value.as_dict()) {
+      mine.set(key, split(item, share, str(path, path.empty() ? "" : ".", key.to_string())));
+    }
     return Value(std::move(mine));
   }
   if (value.is_list() || value.is_tuple()) {
     const auto items = value.items();
-    return split_list(items, share.part(static_cast<std::int64_t>(items.size())));
+    const SplitPart part = SplitLeaf::part(static_cast<std::int64_t>(items.size()), share, path);
+    Value::List mine;
+    for (std::int64_t i = 0; i < part.size(); ++i) {
+      mine.push_back(items[static_cast<std::size_t>(part.at(i))]);
+    }
+    return Value(std::move(mine));
   }
-  if (value.is_tensor()) return Value(split_leaf(value.as_tensor(), share));
+  if (value.is_tensor()) return Value(split(value.as_tensor(), share, path));
   return value;
+}
+
+void SplitLeaf::refuse_unknown_size() {
+  throw ArgumentError(
+      "split_between_processes: the dataset does not know its size. Split the list of what it "
+      "reads from instead, such as its files.");
 }
 
 }  // namespace accelerate::detail
