@@ -67,7 +67,7 @@ double side_thread_nanoseconds() {
     std::string name;
     std::getline(std::ifstream(task.path() / "comm") >> std::ws, name);
     double nanoseconds = 0;
-    if (name == "rank watch") {
+    if (name == "side channel") {
       std::ifstream(task.path() / "schedstat") >> nanoseconds;
     }
     sum += nanoseconds;

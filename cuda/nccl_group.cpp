@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/announced.h"
+#include "comm/guarded_backend.h"
 
 namespace accelerate::detail {
 namespace {
@@ -22,51 +22,51 @@ std::string problem_of(const c10::ivalue::Future& result) {
     case c10d::WorkResult::SUCCESS:
       return "";
     case c10d::WorkResult::TIMEOUT:
-      return "NCCL has waited for as long as the timeout says";
+      return "NCCL has waited for the full timeout";
     default:
-      return "NCCL reports an error, which stands above";
+      return "NCCL reports an error, printed above";
   }
 }
 
-/// NCCL with a guard. A collective runs on the device, so nothing fails here: c10d's own watchdog
-/// says when one is complete, and when one never can be, the guard ends the process.
-class GuardedNccl : public Announced<Nccl> {
+/// NCCL with a guard. A collective runs on the device, so nothing fails here: c10d's watchdog
+/// reports when one is complete, and if one never can be, the guard ends the process.
+class GuardedNccl : public GuardedBackend<Nccl> {
  public:
   GuardedNccl(const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
               const c10::intrusive_ptr<Options>& nccl, std::shared_ptr<DeviceCallGuard> guard)
-      : Announced(store, options.rank, options.world_size, nccl), guard_(std::move(guard)) {}
+      : GuardedBackend(store, options.rank, options.world_size, nccl), guard_(std::move(guard)) {}
 
   void startCoalescing() override {
-    // Some collectives are carried out by several, which are the same call.
-    if (inside_ == this) return Announced::startCoalescing();
+    // NCCL implements some collectives by several, which are part of one call.
+    if (inside_ == this) return GuardedBackend::startCoalescing();
     {
       const std::scoped_lock lock(mutex_);
-      several_ = GatheredFacts{.kind = "several at once"};
+      several_ = CallFactsBuilder{.kind = "several at once"};
     }
-    Announced::startCoalescing();
+    GuardedBackend::startCoalescing();
   }
   WorkPtr endCoalescing() override {
-    std::optional<GatheredFacts> several;
+    std::optional<CallFactsBuilder> several;
     {
       const std::scoped_lock lock(mutex_);
       several.swap(several_);
     }
-    const auto call = several ? several->all() : CallFacts{.kind = "several at once"};
-    return announced(call, [&] { return Announced::endCoalescing(); });
+    const auto call = several ? several->facts() : CallFacts{.kind = "several at once"};
+    return start_guarded(call, [&] { return GuardedBackend::endCoalescing(); });
   }
 
  private:
-  WorkPtr announced(const CallFacts& call, c10::function_ref<WorkPtr()> start) override {
-    // Some collectives are carried out by others, which are the same call.
+  WorkPtr start_guarded(const CallFacts& call, c10::function_ref<WorkPtr()> start) override {
+    // NCCL implements some collectives by others, which are part of this call.
     if (inside_ == this) return start();
     const std::scoped_lock lock(mutex_);
     if (several_) {  // one call, announced at its end
-      several_->about(call);
+      several_->add(call);
       return start();
     }
     const auto ticket = guard_->enter(call);
     // The first call connects the ranks, and waits for them here.
-    guard_->end_with(ticket);
+    guard_->end_process_on_failure(ticket);
     WorkPtr work;
     inside_ = this;
     try {
@@ -77,8 +77,8 @@ class GuardedNccl : public Announced<Nccl> {
       guard_->leave(ticket);
       throw;
     }
-    // What a graph records is not under way, and the watchdog never hears of it. Of a call that the
-    // program wants on its own stream (asyncOp off) nothing is given back.
+    // A recorded call of a graph is not under way, and the watchdog never reports it. A call on the
+    // stream of the program (asyncOp off) returns no work.
     const bool recorded =
         at::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
     if (!work || recorded) {
@@ -100,7 +100,7 @@ class GuardedNccl : public Announced<Nccl> {
 
   std::shared_ptr<DeviceCallGuard> guard_;
   std::mutex mutex_;
-  std::optional<GatheredFacts> several_;  // those between start and end
+  std::optional<CallFactsBuilder> several_;  // those between start and end
 };
 
 thread_local const GuardedNccl* GuardedNccl::inside_ = nullptr;
@@ -115,11 +115,11 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_group(const c10::intrusive_ptr<c10d:
   auto group = c10::make_intrusive<GuardedNccl>(store, options, nccl, guard);
   // Bound to its device, so that barriers need not guess which GPU is meant.
   group->setBoundDeviceId(options.device);
-  // After a failure NCCL waits in its destructor for work that never completes. So it gets none.
+  // After a failure NCCL's destructor would wait for work that never completes: leak the object.
   guard->when_failed(
       [weak = c10::weak_intrusive_ptr<GuardedNccl>(group)] { (void)weak.lock().release(); });
   // A kernel that waits for a rank keeps the device, and CUDA waits for it when the process ends.
-  guard->when_told([weak = c10::weak_intrusive_ptr<GuardedNccl>(group)] {
+  guard->before_throw([weak = c10::weak_intrusive_ptr<GuardedNccl>(group)] {
     if (const auto failed = weak.lock()) failed->abort();
   });
   return group;

@@ -1,9 +1,6 @@
 #include "comm/call_checks.h"
 
-#include <algorithm>
 #include <string>
-#include <torch/csrc/distributed/c10d/Types.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "accelerate/errors.h"
 #include "comm/call_facts.h"
@@ -12,9 +9,6 @@
 namespace accelerate::detail {
 namespace {
 
-// Some programs ask for the longest time there is, to which nothing can be added.
-constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
-
 // detail:: because a tensor's shape brings c10::str along.
 std::string shape_of(const at::Tensor& tensor) {
   return detail::str(dtype_literal(tensor.scalar_type()), " and shape ", tensor.sizes());
@@ -22,10 +16,30 @@ std::string shape_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-std::chrono::milliseconds chosen_timeout(std::chrono::milliseconds of_call,
-                                         std::chrono::milliseconds of_group) {
-  const bool unset = of_call == c10d::kUnsetTimeout || of_call == kNoTimeout;
-  return std::min(unset ? of_group : of_call, kLongest);
+std::string not_dense(const at::Tensor& tensor) {
+  if (tensor.is_nested()) return "nested";
+  if (tensor.is_quantized()) return "quantized";
+  if (tensor.layout() != at::kStrided) return detail::str("of layout ", tensor.layout());
+  return {};
+}
+
+void check_dense(const char* kind, const at::Tensor& tensor) {
+  if (!tensor.defined()) throw ArgumentError(str(kind, ": a tensor is undefined."));
+  if (const auto what = not_dense(tensor); !what.empty()) {
+    throw ArgumentError(str(kind, ": the tensor is ", what,
+                            ", and only dense tensors can be sent. Convert it first."));
+  }
+  if (!tensor.is_cpu()) {
+    throw ArgumentError(str(kind, ": the tensor is on ", tensor.device().str(),
+                            ", but shared memory serves the CPU. Move it there first."));
+  }
+}
+
+void check_dtype(const char* kind, const at::Tensor& tensor, const at::Tensor& like) {
+  if (tensor.scalar_type() == like.scalar_type()) return;
+  throw ArgumentError(str(kind, ": the tensors are of ", dtype_literal(tensor.scalar_type()),
+                          " and ", dtype_literal(like.scalar_type()),
+                          "; all must be of one dtype."));
 }
 
 const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* kind) {

@@ -1,20 +1,21 @@
-// src/comm/call_checks.h - whether the tensors of a collective fit together.
+// src/comm/call_checks.h - checks that the tensors of a collective fit together.
 //
-// Internal. What is wrong with one call is an `ArgumentError` on the rank that made it, before the
-// others hear of it.
+// Internal. Each check throws `ArgumentError` on the rank that made the call, before it is announced.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <chrono>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace accelerate::detail {
 
-/// The time limit of a call: its own, or that of the group where it has none.
-[[nodiscard]] std::chrono::milliseconds chosen_timeout(std::chrono::milliseconds of_call,
-                                                       std::chrono::milliseconds of_group);
+/// Why a tensor cannot be sent, e.g. "nested" or "of layout Sparse"; "" if it can.
+[[nodiscard]] std::string not_dense(const at::Tensor& tensor);
+/// The tensor is dense and on the CPU.
+void check_dense(const char* kind, const at::Tensor& tensor);
+void check_dtype(const char* kind, const at::Tensor& tensor, const at::Tensor& like);
 
 [[nodiscard]] const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* kind);
 [[nodiscard]] const std::vector<at::Tensor>& only_one(
@@ -22,11 +23,11 @@ namespace accelerate::detail {
 
 void check_count(const char* kind, const char* what, std::size_t count, int size);
 void check_rank(const char* kind, const char* what, std::int64_t rank, int size);
-/// Parts that travel between ranks have one shape, up to how the elements are arranged.
+/// Tensors exchanged between ranks agree in dtype and number of elements.
 void check_like(const char* kind, const at::Tensor& tensor, const at::Tensor& like);
 /// `whole` holds a part for each of `size` ranks.
 void check_whole(const char* kind, const at::Tensor& whole, const at::Tensor& part, int size);
-/// A result for each input.
+/// There is one result for each input.
 void check_pairs(const char* kind, const std::vector<at::Tensor>& outputs,
                  const std::vector<at::Tensor>& inputs);
 

@@ -9,7 +9,7 @@
 namespace accelerate::detail {
 namespace {
 
-// As many tensors as fit are shown one by one. The guard keeps so much for each call.
+// Tensors are listed one by one up to this length, which the guard stores for each call.
 constexpr std::size_t kMostText = 64;
 
 std::uint64_t mix(std::uint64_t hash, std::int64_t value) {
@@ -42,15 +42,15 @@ std::string message_text(bool sends, const at::Tensor& tensor, int peer) {
              peer < 0 ? std::string("any rank") : str("rank ", peer));
 }
 
-void GatheredFacts::also(const at::Tensor& tensor) {
+void CallFactsBuilder::add_next(const at::Tensor& tensor) {
   content = mix(mix(content, tensors), static_cast<std::int64_t>(tensor.scalar_type()));
   for (const auto size : tensor.sizes()) content = mix(content, size);
   content = mix(content, tensor.dim());
   elements += tensor.numel();
-  show(tensor_text(tensor), "tensors");
+  append(tensor_text(tensor), "tensors");
 }
 
-void GatheredFacts::about(const CallFacts& call) {
+void CallFactsBuilder::add(const CallFacts& call) {
   std::int64_t count = call.dtype[0] == '\0' ? 0 : 1;
   content = mix(content, ++tensors);
   for (const char* text : {call.kind, call.dtype}) {
@@ -64,10 +64,10 @@ void GatheredFacts::about(const CallFacts& call) {
   content = mix(mix(content, call.reduction), call.root);
   content = mix(content, static_cast<std::int64_t>(call.content));
   elements += count;
-  show(str(call.kind, " ", call.dtype, "[", join(call.sizes, ","), "]"), "calls");
+  append(str(call.kind, " ", call.dtype, "[", join(call.sizes, ","), "]"), "calls");
 }
 
-void GatheredFacts::show(const std::string& next, const char* what) {
+void CallFactsBuilder::append(const std::string& next, const char* what) {
   const bool fits = more.size() == shown && shown + next.size() + 2 <= kMostText;
   if (fits) {
     more += str(", ", next);

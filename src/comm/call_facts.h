@@ -1,4 +1,4 @@
-// src/comm/call_facts.h - what the guard is told about a collective on tensors.
+// src/comm/call_facts.h - describes a collective on tensors to the guard.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,10 +11,10 @@
 
 namespace accelerate::detail {
 
-/// "float32", for ever.
+/// The name of a dtype as a static string, for example "float32".
 [[nodiscard]] const char* dtype_literal(at::ScalarType dtype);
 
-/// `tensor` must outlive the facts.
+/// The facts of a call on one tensor, which must outlive them.
 [[nodiscard]] inline CallFacts facts_of(const char* kind, const at::Tensor& tensor,
                                         int reduction = -1, int root = -1) {
   const auto sizes = tensor.sizes();
@@ -25,11 +25,11 @@ namespace accelerate::detail {
           .root = root};
 }
 
-/// "recv float32[4] from rank 1"; `peer` is -1 where any rank will do.
+/// "recv float32[4] from rank 1"; `peer` -1 means any rank.
 [[nodiscard]] std::string message_text(bool sends, const at::Tensor& tensor, int peer);
 
-/// The facts of a call on several tensors, which are added one after the other.
-struct GatheredFacts {
+/// Collects the facts of a call on several tensors.
+struct CallFactsBuilder {
   const char* kind = "";
   int reduction = -1;
   int root = -1;
@@ -39,18 +39,18 @@ struct GatheredFacts {
   std::uint64_t content = 0;
   std::int64_t elements = 0;  ///< of all tensors
   std::string more = {};
-  std::size_t shown = 0;  ///< how much of `more` is whole tensors
+  std::size_t shown = 0;  ///< the length of the part of `more` that lists whole tensors
 
-  void about(const at::Tensor& tensor) {
-    if (tensors++ > 0) return also(tensor);
+  void add(const at::Tensor& tensor) {
+    if (tensors++ > 0) return add_next(tensor);
     dtype = dtype_literal(tensor.scalar_type());
     elements = tensor.numel();
     sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
   }
-  /// A call that this one is made of.
-  void about(const CallFacts& call);
-  /// Good as long as these are.
-  [[nodiscard]] CallFacts all() const {
+  /// Adds a call that is part of this one.
+  void add(const CallFacts& call);
+  /// Refers to this object, which must outlive the result.
+  [[nodiscard]] CallFacts facts() const {
     return {.kind = kind,
             .dtype = dtype,
             .sizes = sizes,
@@ -61,8 +61,8 @@ struct GatheredFacts {
   }
 
  private:
-  void also(const at::Tensor& tensor);
-  void show(const std::string& next, const char* what);
+  void add_next(const at::Tensor& tensor);
+  void append(const std::string& next, const char* what);
 };
 
 }  // namespace accelerate::detail

@@ -19,7 +19,7 @@ void copy_text(char (&to)[N], const char* from) noexcept {
   to[length] = '\0';
 }
 
-/// Of a text that may be gone when somebody asks.
+/// Copies a text that may be gone when the log is read.
 template <std::size_t N>
 void keep_text(std::array<char, N>& to, const char* from) noexcept {
   const auto length = std::min(std::strlen(from), N - 1);
@@ -78,7 +78,7 @@ std::string CallPage::text() const {
   return result;
 }
 
-ToldCall read_page(const CallPage& page) {
+ReportedCall read_page(const CallPage& page) {
   CallPage copy;
   for (int attempt = 0; attempt < 100; ++attempt) {
     const auto before = page.version.load(std::memory_order_acquire);
@@ -117,7 +117,7 @@ Ticket CallLog::enter(const CallFacts& facts, const CallSite& site) {
   next.reduction = facts.reduction;
   next.root = facts.root;
   next.site = site;
-  next.site.call = nullptr;  // gone when somebody asks
+  next.site.call = nullptr;  // gone when the log is read
   keep_text(next.name, site.name != nullptr ? site.name : "");
   keep_text(next.more, call == nullptr ? facts.more : "");
   keep_text(next.remark, site.remark != nullptr ? site.remark : "");
@@ -161,7 +161,7 @@ void CallLog::publish(const Entry& entry) noexcept {
   page.version.fetch_add(1, std::memory_order_release);
 }
 
-ToldCall CallLog::told(const Entry& entry) const {
+ReportedCall CallLog::report(const Entry& entry) const {
   CallPage page;
   page.line = entry.site.line;
   std::copy(entry.sizes.begin(), entry.sizes.end(), page.sizes);
@@ -182,31 +182,31 @@ ToldCall CallLog::told(const Entry& entry) const {
           .open = oldest_open_};
 }
 
-std::optional<ToldCall> CallLog::waiting(Clock::time_point since) const {
+std::optional<ReportedCall> CallLog::waiting(Clock::time_point since) const {
   const std::scoped_lock lock(mutex_);
   if (oldest_open_ > last_) return std::nullopt;
   const Entry& oldest = entry(oldest_open_);
   if (oldest.sequence != oldest_open_ || oldest.since > since) return std::nullopt;
-  return told(oldest);
+  return report(oldest);
 }
 
-ToldCall CallLog::tell(std::uint64_t sequence) const {
+ReportedCall CallLog::report(std::uint64_t sequence) const {
   const std::scoped_lock lock(mutex_);
   const Entry& asked = entry(sequence);
-  if (sequence > 0 && asked.sequence == sequence) return told(asked);
-  return last_ == 0 ? ToldCall{} : told(entry(last_));
+  if (sequence > 0 && asked.sequence == sequence) return report(asked);
+  return last_ == 0 ? ReportedCall{} : report(entry(last_));
 }
 
-ToldCall CallLog::last_completed() const {
+ReportedCall CallLog::last_completed() const {
   const std::scoped_lock lock(mutex_);
   const Entry& last = entry(oldest_open_ - 1);
   const bool known = oldest_open_ > 1 && last.sequence == oldest_open_ - 1;
-  return known ? told(last) : ToldCall{};
+  return known ? report(last) : ReportedCall{};
 }
 
-ToldCall CallLog::latest() const {
+ReportedCall CallLog::latest() const {
   const std::scoped_lock lock(mutex_);
-  return last_ == 0 ? ToldCall{} : told(entry(last_));
+  return last_ == 0 ? ReportedCall{} : report(entry(last_));
 }
 
 }  // namespace accelerate::detail

@@ -1,8 +1,7 @@
-// src/comm/call_log.h - what a rank did last in a group: the calls it announced and which of them
-// are complete.
+// src/comm/call_log.h - the latest calls of a rank in a group, and which of them are complete.
 //
 // Internal, no Torch. Writing it costs a fraction of a microsecond per collective; texts are made
-// only when somebody asks.
+// only when they are asked for.
 #pragma once
 
 #include <array>
@@ -13,8 +12,8 @@
 #include <optional>
 #include <string>
 
+#include "comm/desync_detector.h"
 #include "comm/guard.h"
-#include "comm/jury.h"
 #include "core/call_site.h"
 
 namespace accelerate::detail {
@@ -24,7 +23,7 @@ struct CallPage {
   std::atomic<std::uint32_t> version{0};  ///< odd while it is being written
   std::uint32_t line = 0;
   std::uint64_t sequence = 0;
-  std::uint64_t open = 0;  ///< as in ToldCall
+  std::uint64_t open = 0;  ///< as in ReportedCall
   std::uint64_t signature = 0;
   std::int64_t sizes[6] = {};
   std::int32_t dimensions = -1;  ///< -1: no tensor
@@ -43,8 +42,8 @@ struct CallPage {
   [[nodiscard]] std::string text() const;
 };
 
-/// A copy that is whole; of a page whose writer died in between, what is there.
-[[nodiscard]] ToldCall read_page(const CallPage& page);
+/// A consistent copy; if the writer died while it wrote, the bytes that are there.
+[[nodiscard]] ReportedCall read_page(const CallPage& page);
 
 class CallLog {
  public:
@@ -57,12 +56,12 @@ class CallLog {
   void leave(const Ticket& ticket) noexcept;
 
   /// The oldest call that has been waiting since before `since`.
-  [[nodiscard]] std::optional<ToldCall> waiting(Clock::time_point since) const;
-  /// What happened in call `sequence`; the latest one where it has not come so far or is forgotten.
-  [[nodiscard]] ToldCall tell(std::uint64_t sequence) const;
-  [[nodiscard]] ToldCall latest() const;
-  /// The last one before all that are under way; `sequence` is 0 where there is none.
-  [[nodiscard]] ToldCall last_completed() const;
+  [[nodiscard]] std::optional<ReportedCall> waiting(Clock::time_point since) const;
+  /// The call `sequence`; the latest one if that has not been reached or is no longer stored.
+  [[nodiscard]] ReportedCall report(std::uint64_t sequence) const;
+  [[nodiscard]] ReportedCall latest() const;
+  /// The last call before all that are under way; `sequence` is 0 if there is none.
+  [[nodiscard]] ReportedCall last_completed() const;
 
  private:
   static constexpr std::size_t kSize = 1024;
@@ -89,7 +88,7 @@ class CallLog {
     return entries_[sequence % kSize];
   }
   void publish(const Entry& entry) noexcept;
-  [[nodiscard]] ToldCall told(const Entry& entry) const;
+  [[nodiscard]] ReportedCall report(const Entry& entry) const;
 
   CallPage* page_;
   mutable std::mutex mutex_;
@@ -98,8 +97,8 @@ class CallLog {
   std::uint64_t oldest_open_ = 1;
 };
 
-/// The same for all ranks that do the same from the same place; never 0. Of barriers and broadcasts
-/// the place does not count: rank 0 may do them in another branch.
+/// Equal on all ranks that make the same call at the same line; never 0. The line does not count
+/// for barriers and broadcasts: rank 0 may make them in another branch.
 [[nodiscard]] std::uint64_t signature_of(const CallFacts& facts, const CallSite& site);
 
 }  // namespace accelerate::detail

@@ -1,7 +1,7 @@
-// Debug mode: before a collective the processes compare what they bring along.
+// Debug mode: before a collective the processes compare their arguments.
 //
-// The facts go through the store, not through the group, since mismatched messages on the group are
-// what shall be prevented. A process that does not come is named after the timeout.
+// The facts go through the store, not through the group, because mismatched messages on the group
+// must be prevented. A missing process is named after the timeout.
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -70,7 +70,7 @@ Value problems_of(const Tensors& leaves, const TreeView& view, const DebugFacts&
   return Value(std::move(problems));
 }
 
-/// What one process says. Dicts, so that the report can show each part as it came.
+/// The facts of one process as a dict, so that the report can show each part.
 Value facts_of(const Peers& peers, const Tensors& leaves, const TreeView& view,
                const DebugFacts& facts) {
   const auto of = facts.of != nullptr ? facts.of : &shape_of;
@@ -123,7 +123,7 @@ std::string call_and_place(const Value& one) {
   const int rank = first_astray(all, "call");
   throw DistributedOperationException(
       str("rank ", rank, " is in another operation than rank 0, and the processes would wait for ",
-          "each other for ever. Every process must make the same calls in the same order.\n",
+          "each other forever. Every process must make the same calls in the same order.\n",
           block("Operations", all, call_and_place)),
       rank);
 }
@@ -146,7 +146,7 @@ std::string device_block(const Facts& all) {
 [[noreturn]] void refuse_devices(const Facts& all, const DebugFacts& facts) {
   const int rank = first_astray(all, "devices");
   throw DistributedOperationException(
-      str("The operation cannot be applied because of device mismatches. Move the tensors of rank ",
+      str("Cannot apply desired operation due to device mismatches. Move the tensors of rank ",
           rank, " to the devices of rank 0 before the call.\n\nOperation: `",
           dotted(facts.operation), "`", device_block(all)),
       rank);
@@ -163,7 +163,7 @@ std::string device_block(const Facts& all) {
     return !one.at("problems").as_list().empty();
   });
   throw DistributedOperationException(
-      str("The operation cannot be applied because some processes pass tensors that cannot be ",
+      str("Cannot apply desired operation: some processes pass tensors that cannot be ",
           "used. Pass dense tensors that are not expanded.\n\nOperation: `",
           dotted(facts.operation), "`", block("Tensors that cannot be used", all, list)),
       static_cast<int>(rank - all.begin()));
@@ -181,7 +181,7 @@ void compare(const Facts& all, const DebugFacts& facts) {
   }
   const bool same_shapes = agree(all, "shapes");
   if (same_shapes && agree(all, "dtypes")) {
-    // What is wrong on all processes alike is refused by each of them after this.
+    // A problem that all processes share is refused by each of them after this.
     if (!agree(all, "devices")) refuse_devices(all, facts);
     if (!agree(all, "problems")) refuse_problems(all, facts);
     return;
@@ -191,7 +191,7 @@ void compare(const Facts& all, const DebugFacts& facts) {
   const auto dtypes =
       block("Input dtypes", all, [](const Value& one) { return one.at("dtypes").repr(); });
   throw DistributedOperationException(
-      str("The operation cannot be applied because of ", same_shapes ? "dtype" : "shape",
+      str("Cannot apply desired operation due to ", same_shapes ? "dtype" : "shape",
           " mismatches. All ", same_shapes ? "dtypes" : "shapes",
           " across devices must be valid.\n\nOperation: `", dotted(facts.operation), "`", shapes,
           agree(all, "dtypes") ? "" : dtypes),
@@ -218,7 +218,7 @@ class Board {
     }
     Facts all;
     for (const auto& name : keys) all.push_back(read(name));
-    // Everybody who is here has read the facts of two calls ago.
+    // Every process that is here has read the facts of two calls ago.
     if (call_ > 2) {
       peers_.guarded([&] { store_->deleteKey(key(call_ - 2, peers_.rank())); });
     }
@@ -230,7 +230,7 @@ class Board {
     return str("accelerate/debug/", peers_.group()->getGroupName(), "/", call, "/", rank);
   }
 
-  /// Throws unless everybody came.
+  /// Throws unless every process came.
   void refuse_missing(const std::vector<std::string>& keys, const DebugFacts& facts) const {
     std::vector<int> missing;
     Facts all;

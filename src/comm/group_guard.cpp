@@ -19,39 +19,40 @@
 namespace accelerate::detail {
 namespace {
 
-// The jury waits two seconds for the cause of a failed connection; then it names the connection.
-constexpr auto kTimeForTheJury = std::chrono::milliseconds(3000);
+// The detector waits two seconds for the cause of a failed connection, then it names the
+// connection.
+constexpr auto kDetectionTime = std::chrono::milliseconds(3000);
 
 // How long a program with a call on a device may take to reach its next call, which throws.
-constexpr auto kTimeToBeTold = std::chrono::milliseconds(500);
+constexpr auto kTimeToThrow = std::chrono::milliseconds(500);
 
-/// The guards of this process. Never destroyed: processes end in any order of things.
+/// The side channels of this process. Never destroyed: static objects end in any order.
 struct AllGuards {
   std::mutex mutex;
-  std::vector<std::weak_ptr<Watch>> watches;
+  std::vector<std::weak_ptr<SideChannel>> channels;
 
   static AllGuards& get() {
     static auto* const all = new AllGuards;
     return *all;
   }
-  std::vector<std::shared_ptr<Watch>> alive() {
+  std::vector<std::shared_ptr<SideChannel>> alive() {
     const std::scoped_lock lock(mutex);
-    std::erase_if(watches, [](const auto& watch) { return watch.expired(); });
-    std::vector<std::shared_ptr<Watch>> result;
-    for (const auto& watch : watches) result.push_back(watch.lock());
+    std::erase_if(channels, [](const auto& channel) { return channel.expired(); });
+    std::vector<std::shared_ptr<SideChannel>> result;
+    for (const auto& channel : channels) result.push_back(channel.lock());
     std::erase(result, nullptr);
     return result;
   }
 };
 
-/// Gradients are reduced as they become ready, on whichever thread of autograd comes to them: the
-/// line that this thread was called from may differ between ranks.
+/// Gradients are reduced as they become ready, on any thread of autograd: the line that this thread
+/// was called from may differ between ranks.
 CallSite place_of_call() {
   if (!torch::autograd::get_current_node()) return current_call_site();
   return {.name = "backward"};
 }
 
-// When this process ends, the others learn how: a rank that waits for us must not wait in vain.
+// When this process ends, it tells the others how, so that no rank waits for it in vain.
 
 void install_end_handlers() {
   static std::once_flag once;
@@ -64,33 +65,33 @@ void install_end_handlers() {
 
 }  // namespace
 
-GroupGuard::GroupGuard(const WatchOptions& options, const Blackboard& blackboard)
+GroupGuard::GroupGuard(const SideChannelOptions& options, const Blackboard& blackboard)
     : rank_(options.rank) {
   install_end_handlers();
-  watch_ = std::make_shared<Watch>(
+  side_channel_ = std::make_shared<SideChannel>(
       options, blackboard, [this](const Finding&) { cancel_all(); },
       [](const std::string& text) { warn(text); });
   auto& all = AllGuards::get();
   const std::scoped_lock lock(all.mutex);
-  all.watches.push_back(watch_);
+  all.channels.push_back(side_channel_);
 }
 
 GroupGuard::~GroupGuard() = default;
 
 Ticket GroupGuard::enter(const CallFacts& facts) {
-  const auto ticket = watch_->log().enter(facts, place_of_call());
-  if (watch_->failed()) tell(verdict(ticket));
+  const auto ticket = side_channel_->log().enter(facts, place_of_call());
+  if (side_channel_->failed()) throw_to_program(verdict(ticket));
   return ticket;
 }
 
 void GroupGuard::leave(const Ticket& ticket) noexcept {
-  watch_->log().leave(ticket);
+  side_channel_->log().leave(ticket);
   const std::scoped_lock lock(mutex_);
   under_way_.erase(ticket.sequence);
 }
 
 Ticket GroupGuard::message() noexcept {
-  // Collectives never count so far.
+  // Larger than the number of any collective.
   constexpr std::uint64_t kFirst = std::uint64_t{1} << 63;
   return {.sequence = kFirst + ++messages_, .signature = 1};
 }
@@ -100,8 +101,8 @@ void GroupGuard::on_failure(const Ticket& ticket, std::function<void()> cancel) 
     const std::scoped_lock lock(mutex_);
     under_way_[ticket.sequence] = std::move(cancel);
   }
-  // The finding may have come in between, and then nobody else looks at this call.
-  if (watch_->failed()) cancel_all();
+  // The finding may have come in between; then this call would not be cancelled.
+  if (side_channel_->failed()) cancel_all();
 }
 
 void GroupGuard::cancel_all() {
@@ -121,28 +122,28 @@ void GroupGuard::when_failed(std::function<void()> f) {
   when_failed_.push_back(std::move(f));
 }
 
-void GroupGuard::when_told(std::function<void()> f) {
+void GroupGuard::before_throw(std::function<void()> f) {
   const std::scoped_lock lock(mutex_);
-  when_told_.push_back(std::move(f));
+  before_throw_.push_back(std::move(f));
 }
 
-void GroupGuard::end_with(const Ticket& ticket) {
+void GroupGuard::end_process_on_failure(const Ticket& ticket) {
   on_failure(ticket, [this, ticket] {
     if (ends_.exchange(true)) return;
-    // A program that meets the error in its next call may have something to save first.
-    std::thread([error = error_of(ticket), told = told_] {
-      std::this_thread::sleep_for(kTimeToBeTold);
-      if (!*told) end_with_error(error);
+    // A program that gets the error in its next call may have something to save first.
+    std::thread([error = error_of(ticket), thrown = thrown_] {
+      std::this_thread::sleep_for(kTimeToThrow);
+      if (!*thrown) end_with_error(error);
     }).detach();
   });
 }
 
 CommError GroupGuard::error_of(const Ticket& ticket) const {
-  return error_in(watch_->log().tell(ticket.sequence).text);
+  return error_in(side_channel_->log().report(ticket.sequence).text);
 }
 
 CommError GroupGuard::error_in(const std::string& own_call) const {
-  const auto finding = watch_->finding(std::chrono::milliseconds(0)).value_or(Finding{});
+  const auto finding = side_channel_->finding(std::chrono::milliseconds(0)).value_or(Finding{});
   return CommError(str(finding.text, "\n  this is rank ", rank_, ", in ", own_call), finding.rank);
 }
 
@@ -151,48 +152,48 @@ std::exception_ptr GroupGuard::verdict(const Ticket& ticket) const {
 }
 
 std::exception_ptr GroupGuard::explain(const Ticket& ticket, const std::string& message, int rank) {
-  watch_->transport_failed(ticket, message);
-  if (watch_->finding(kTimeForTheJury)) return verdict(ticket);
-  const auto own = watch_->log().tell(ticket.sequence);
+  side_channel_->transport_failed(ticket, message);
+  if (side_channel_->finding(kDetectionTime)) return verdict(ticket);
+  const auto own = side_channel_->log().report(ticket.sequence);
   return std::make_exception_ptr(
       CommError(str(own.text, " failed on rank ", rank_, ": ", message), rank));
 }
 
 void GroupGuard::fail(const Ticket& ticket, const std::string& suspicion, int rank) {
-  tell(explain(ticket, suspicion, rank));
+  throw_to_program(explain(ticket, suspicion, rank));
 }
 
 std::exception_ptr GroupGuard::failure_of(const std::string& message, const std::string& suspicion,
                                           int rank) {
-  watch_->transport_failed(Ticket{}, str(message, ": ", suspicion));
-  const bool found = watch_->finding(kTimeForTheJury).has_value();
-  program_is_told();
+  side_channel_->transport_failed(Ticket{}, str(message, ": ", suspicion));
+  const bool found = side_channel_->finding(kDetectionTime).has_value();
+  notify_before_throw();
   return std::make_exception_ptr(
       found ? error_in(message)
             : CommError(str(message, " failed on rank ", rank_, ": ", suspicion), rank));
 }
 
-void GroupGuard::program_is_told() {
-  *told_ = true;
-  std::vector<std::function<void()>> when_told;
+void GroupGuard::notify_before_throw() {
+  *thrown_ = true;
+  std::vector<std::function<void()>> before_throw;
   {
     const std::scoped_lock lock(mutex_);
-    when_told.swap(when_told_);
+    before_throw.swap(before_throw_);
   }
-  for (const auto& f : when_told) f();
+  for (const auto& f : before_throw) f();
 }
 
-void GroupGuard::tell(const std::exception_ptr& error) {
-  program_is_told();
+void GroupGuard::throw_to_program(const std::exception_ptr& error) {
+  notify_before_throw();
   std::rethrow_exception(error);
 }
 
 void GroupGuard::this_process_threw(const std::string& message) noexcept {
-  for (const auto& watch : AllGuards::get().alive()) watch->threw(message);
+  for (const auto& channel : AllGuards::get().alive()) channel->threw(message);
 }
 
 void GroupGuard::this_process_ends() noexcept {
-  for (const auto& watch : AllGuards::get().alive()) watch->farewell();
+  for (const auto& channel : AllGuards::get().alive()) channel->farewell();
 }
 
 }  // namespace accelerate::detail

@@ -1,8 +1,8 @@
-// src/comm/group_guard.h - the guard of one process group: the log of its calls and the watch
-// beside it.
+// src/comm/group_guard.h - the guard of one process group: the log of its calls and the side
+// channel.
 //
-// Internal. Shared by the backends of a group; when a rank has strayed, every call that is under
-// way fails with the same `CommError`, and so does every later one.
+// Internal. Shared by the backends of a group. When a rank has diverged, all calls under way fail
+// with the same `CommError`, and so does every later one.
 #pragma once
 
 #include <atomic>
@@ -17,14 +17,14 @@
 
 #include "accelerate/errors.h"
 #include "comm/guard.h"
-#include "comm/watch.h"
+#include "comm/side_channel.h"
 
 namespace accelerate::detail {
 
 class GroupGuard : public DeviceCallGuard {
  public:
   /// Collective.
-  GroupGuard(const WatchOptions& options, const Blackboard& blackboard);
+  GroupGuard(const SideChannelOptions& options, const Blackboard& blackboard);
   ~GroupGuard() override;
 
   [[nodiscard]] Ticket enter(const CallFacts& facts) override;
@@ -32,26 +32,26 @@ class GroupGuard : public DeviceCallGuard {
   [[noreturn]] void fail(const Ticket& ticket, const std::string& suspicion, int rank) override;
   [[nodiscard]] std::exception_ptr failure_of(const std::string& message,
                                               const std::string& suspicion, int rank) override;
-  [[nodiscard]] bool failed() const noexcept override { return watch_->failed(); }
+  [[nodiscard]] bool failed() const noexcept override { return side_channel_->failed(); }
 
-  /// For `on_failure` and `leave` of a message from rank to rank, of which the log knows nothing.
+  /// A ticket for `on_failure` and `leave` of a message from rank to rank, which is not logged.
   [[nodiscard]] Ticket message() noexcept;
-  /// `cancel` is called, on the side thread, when the group fails before the call is complete; at
-  /// once when it has failed already. Once or never.
+  /// `cancel` is called, on the side thread, if the group fails before the call is complete; at
+  /// once if it has failed already.
   void on_failure(const Ticket& ticket, std::function<void()> cancel);
 
   void transport_failed(const Ticket& ticket, const std::string& message) override {
-    watch_->transport_failed(ticket, message);
+    side_channel_->transport_failed(ticket, message);
   }
-  /// `transport_failed` for who has to wait for it: the exception to throw.
+  /// As `transport_failed`, but waits for the diagnosis and returns the exception to throw.
   [[nodiscard]] std::exception_ptr explain(const Ticket& ticket, const std::string& message,
                                            int rank = -1);
-  /// The exception of a call that is cancelled.
+  /// The exception of a call that was cancelled.
   [[nodiscard]] std::exception_ptr verdict(const Ticket& ticket) const;
 
-  void end_with(const Ticket& ticket) override;
+  void end_process_on_failure(const Ticket& ticket) override;
   void when_failed(std::function<void()> f) override;
-  void when_told(std::function<void()> f) override;
+  void before_throw(std::function<void()> f) override;
 
   /// This process ends by an exception: tells the others of all groups. Called by the handler of
   /// uncaught exceptions.
@@ -63,21 +63,21 @@ class GroupGuard : public DeviceCallGuard {
   [[nodiscard]] CommError error_of(const Ticket& ticket) const;
   [[nodiscard]] CommError error_in(const std::string& own_call) const;
   void cancel_all();
-  /// The program is about to learn of it by an exception.
-  void program_is_told();
-  /// Throws to the program.
-  [[noreturn]] void tell(const std::exception_ptr& error);
+  /// Calls what `before_throw` has registered.
+  void notify_before_throw();
+  /// Throws `error`, after what `before_throw` has registered.
+  [[noreturn]] void throw_to_program(const std::exception_ptr& error);
 
   int rank_;
   std::mutex mutex_;
   std::map<std::uint64_t, std::function<void()>> under_way_;
   std::vector<std::function<void()>> when_failed_;
-  std::vector<std::function<void()>> when_told_;
-  // Whether the program has been told by an exception.
-  std::shared_ptr<std::atomic<bool>> told_ = std::make_shared<std::atomic<bool>>(false);
+  std::vector<std::function<void()>> before_throw_;
+  // Whether the program has got the failure as an exception.
+  std::shared_ptr<std::atomic<bool>> thrown_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> ends_{false};
   std::atomic<std::uint64_t> messages_{0};
-  std::shared_ptr<Watch> watch_;
+  std::shared_ptr<SideChannel> side_channel_;
 };
 
 }  // namespace accelerate::detail

@@ -1,7 +1,7 @@
-// src/comm/guard.h - what stands between a collective and the backend that carries it out.
+// src/comm/guard.h - the interface between a collective and the guard that watches it.
 //
-// Internal. Every collective of a group is announced here before data moves and signed off when it
-// is complete, so that a rank which strays can be named.
+// Internal. Backends announce every collective of a group here before data moves, and report when
+// it is complete, so that a rank that diverges can be named.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@
 
 namespace accelerate::detail {
 
-/// What a collective does, as far as all ranks must agree on it.
+/// The properties of a collective on which all ranks must agree.
 struct CallFacts {
   const char* kind = "";   ///< "all_reduce"; a literal
   const char* dtype = "";  ///< "float32"; a literal, "" without a tensor
   std::span<const std::int64_t> sizes = {};
-  int reduction = -1;  ///< c10d's number, -1 where nothing is reduced
-  int root = -1;       ///< -1 where all ranks are alike
-  // Of a call on several tensors, what is behind the first one.
-  std::uint64_t content = 0;  ///< the same exactly if number, dtypes and sizes are; 0: nothing
-  const char* more = "";      ///< for people, e.g. ", float32[2]"
+  int reduction = -1;  ///< c10d's number, -1 if nothing is reduced
+  int root = -1;       ///< -1 if there is no root
+  // The tensors after the first one, of a call on several.
+  std::uint64_t content = 0;  ///< a hash of their number, dtypes and sizes; 0 if there are none
+  const char* more = "";      ///< as text, e.g. ", float32[2]"
 };
 
 /// An announced collective.
 struct Ticket {
   std::uint64_t sequence = 0;
-  /// The same on all ranks that do the same call from the same place; 0 never.
+  /// Equal on all ranks that make the same call at the same line; never 0.
   std::uint64_t signature = 0;
 };
 
@@ -39,11 +39,11 @@ class CallGuard {
   [[nodiscard]] virtual Ticket enter(const CallFacts& facts) = 0;
   virtual void leave(const Ticket& ticket) noexcept = 0;
 
-  /// The backend found that `rank` is in another call, has left or died, or does not come. Throws
-  /// `CommError` with the verdict that all ranks share, or with `suspicion` when none is reached.
+  /// The backend found that `rank` is in another call, has left, died, or is late. Throws
+  /// `CommError` with the verdict that all ranks share, or with `suspicion` if there is none.
   [[noreturn]] virtual void fail(const Ticket& ticket, const std::string& suspicion, int rank) = 0;
-  /// The same for a message from rank to rank, which nobody has announced: the exception to throw.
-  /// `message` says what it is, e.g. "recv float32[4] from rank 1".
+  /// As `fail`, for a message from rank to rank, which is not announced; returns the exception.
+  /// `message` describes it, e.g. "recv float32[4] from rank 1".
   [[nodiscard]] virtual std::exception_ptr failure_of(const std::string& message,
                                                       const std::string& suspicion, int rank) {
     try {
@@ -54,23 +54,24 @@ class CallGuard {
     return nullptr;  // never
   }
 
-  /// Whether a verdict is there; a backend that waits looks at it now and then and calls `fail`.
+  /// Whether there is a verdict. A backend that waits checks this from time to time.
   [[nodiscard]] virtual bool failed() const noexcept = 0;
 };
 
-/// The same for calls that run on a device, where nobody can take them back: a program that waits
+/// The guard of calls that run on a device, where they cannot be cancelled: a program that waits
 /// for its stream sees no exception.
 class DeviceCallGuard : public CallGuard {
  public:
-  /// When the group fails before the call is complete, this process reports it and ends.
-  virtual void end_with(const Ticket& ticket) = 0;
-  /// The transport failed under a call. Others know better why; the group fails with what is found.
+  /// If the group fails before the call is complete, this process reports that and ends.
+  virtual void end_process_on_failure(const Ticket& ticket) = 0;
+  /// The transport failed under a call. The root cause may come from another rank: the group fails
+  /// with the diagnosis.
   virtual void transport_failed(const Ticket& ticket, const std::string& message) = 0;
   /// `f` is called, on the side thread, when the group fails, before anything else happens.
   virtual void when_failed(std::function<void()> f) = 0;
-  /// `f` is called once the program is about to learn of it by an exception: what occupies the
-  /// device must end, or the program could not.
-  virtual void when_told(std::function<void()> f) = 0;
+  /// `f` is called before the program gets the failure as an exception: it ends what occupies the
+  /// device, or the program could not end.
+  virtual void before_throw(std::function<void()> f) = 0;
 };
 
 }  // namespace accelerate::detail

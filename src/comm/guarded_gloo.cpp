@@ -1,4 +1,5 @@
-// Gloo with a guard: collectives that do not fit together never pair, and fail with a name.
+// Gloo with a guard: collectives that differ between ranks are never paired, and the error names
+// the rank.
 //
 // The one translation unit that sees Gloo's headers. The LibTorch wheel contains Gloo but not its
 // headers; Debian's libgloo-dev lends them. Only c10d's own class is used, and nothing of Gloo is
@@ -15,11 +16,12 @@
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
-#include "comm/announced.h"
 #include "comm/call_checks.h"
 #include "comm/group_guard.h"
+#include "comm/guarded_backend.h"
 #include "comm/guarded_gloo.h"
-#include "comm/messages.h"
+#include "comm/message_exchange.h"
+#include "core/exception_text.h"
 #include "core/text.h"
 #include "state/process_group.h"
 
@@ -38,26 +40,21 @@ constexpr std::size_t kShortMessage = 64 << 10;
 std::string message_of(const std::exception_ptr& exception) {
   try {
     std::rethrow_exception(exception);
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
   } catch (...) {
-    return "an unknown exception";
+    return current_exception_text().message;
   }
 }
 
-/// What Gloo does for one collective.
+/// The works of Gloo for one collective.
 struct UnderWay {
   std::vector<WorkPtr> works;
-  /// What is left to do when they are complete, and what comes of it; without it, the result is
-  /// theirs.
+  /// Called when all are complete; `results` are then the results, else those of the works.
   std::function<void()> finish = {};
   Tensors results = {};
 };
 
-/// A collective under way. It completes when Gloo's does, or fails when the group has failed,
-/// whichever is first; Gloo's own may then never come back.
+/// A collective under way. It completes when Gloo's does, or fails when the group fails, whichever
+/// is first; Gloo's own work may then never end.
 class GuardedWork : public c10d::Work {
  public:
   GuardedWork(UnderWay under_way, std::shared_ptr<GroupGuard> guard, const Ticket& ticket)
@@ -103,8 +100,8 @@ class GuardedWork : public c10d::Work {
   /// On a thread of Gloo.
   void take(Future& inner) {
     if (inner.hasError()) {
-      // A lost connection is a consequence. Its cause is found within two seconds, and then this
-      // work fails with it.
+      // A lost connection is a consequence. The cause is found within two seconds, and this work
+      // then fails with it.
       return guard_->transport_failed(ticket_, message_of(inner.exception_ptr()));
     }
     if (--incomplete_ > 0 || !claim()) return;
@@ -144,8 +141,8 @@ class DoneWork : public c10d::Work {
   c10::intrusive_ptr<Future> future_;
 };
 
-/// A message from rank to rank. The others know nothing of it, so it is not announced; but it fails
-/// when the group does, and a broken connection is explained as that of a collective is.
+/// A message from rank to rank. The other ranks do not take part, so it is not announced; but it
+/// fails when the group does, and a broken connection is diagnosed as for collectives.
 class MessageWork : public c10d::Work {
  public:
   MessageWork(WorkPtr inner, std::shared_ptr<GroupGuard> guard, at::Tensor tensor, int peer)
@@ -165,7 +162,7 @@ class MessageWork : public c10d::Work {
       const bool done = inner_->wait(timeout);
       if (done || !guard_->failed()) return done;
     } catch (const std::exception&) {
-      problem = message_of(std::current_exception());
+      problem = current_exception_text().message;
     }
     const bool sends = retrieveOpType() == c10d::OpType::SEND;
     std::rethrow_exception(guard_->failure_of(message_text(sends, tensor_, peer_), problem, peer_));
@@ -186,11 +183,11 @@ class MessageWork : public c10d::Work {
   Ticket ticket_;
 };
 
-class GuardedGloo : public Announced<Gloo> {
+class GuardedGloo : public GuardedBackend<Gloo> {
  public:
   GuardedGloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
               c10::intrusive_ptr<Options> options, std::shared_ptr<GroupGuard> guard)
-      : Announced(store, rank, size, std::move(options)),
+      : GuardedBackend(store, rank, size, std::move(options)),
         guard_(std::move(guard)),
         messages_(*this, guard_) {}
 
@@ -212,12 +209,12 @@ class GuardedGloo : public Announced<Gloo> {
     Tensors copies;
     for (const auto& input : inputs) copies.push_back(dense_copy(input));
     const auto call = several("reduce_scatter of several", inputs, number(options.reduceOp));
-    return reduce_and_take(call.all(), outputs, copies, options);
+    return reduce_and_take(call.facts(), outputs, copies, options);
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& options) override {
     if (!is_short(output, input) || options.asyncOp) {
-      return Announced::_allgather_base(output, input, options);
+      return GuardedBackend::_allgather_base(output, input, options);
     }
     return exchange(facts_of("all_gather", input), output, input);
   }
@@ -232,12 +229,12 @@ class GuardedGloo : public Announced<Gloo> {
     return message(false, tensors, -1, [&] { return Gloo::recvAnysource(tensors, tag); });
   }
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_for_all) override {
-    const Inside inside(this);  // it explains by itself what becomes of its messages
+    const Inside inside(this);  // it reports its failures by itself
     Gloo::monitoredBarrier(options, wait_for_all);
   }
 
  private:
-  /// What Gloo is called for meanwhile is part of a call that is known already.
+  /// While it lives, calls of Gloo are part of a call that is announced already.
   class Inside {
    public:
     explicit Inside(const GuardedGloo* group) { inside_ = group; }
@@ -256,22 +253,22 @@ class GuardedGloo : public Announced<Gloo> {
     if (guard_->failed()) std::rethrow_exception(failure("the group has failed"));
     try {
       return c10::make_intrusive<MessageWork>(start(), guard_, tensor, peer);
-    } catch (const c10::Error&) {  // a call that cannot be: Gloo says why
+    } catch (const c10::Error&) {  // an invalid call: Gloo says why
       throw;
     } catch (const std::exception&) {
-      std::rethrow_exception(failure(message_of(std::current_exception())));
+      std::rethrow_exception(failure(current_exception_text().message));
     }
   }
 
-  WorkPtr announced(const CallFacts& call, c10::function_ref<WorkPtr()> start) override {
-    // Gloo carries some collectives out by others, which are the same call.
+  WorkPtr start_guarded(const CallFacts& call, c10::function_ref<WorkPtr()> start) override {
+    // Gloo implements some collectives by others, which are part of this call.
     if (inside_ == this) return start();
     return begin(call, [&] { return UnderWay{.works = {start()}}; });
   }
 
   template <class F>
   WorkPtr begin(const CallFacts& call, F&& start) {
-    // Calls of several threads keep one order in the log and in Gloo.
+    // Calls of several threads have the same order in the log and in Gloo.
     const std::scoped_lock lock(mutex_);
     const auto ticket = guard_->enter(call);
     collectiveCounter_ = tag_of(ticket);  // Gloo pairs collectives by it
@@ -286,8 +283,8 @@ class GuardedGloo : public Announced<Gloo> {
     return GuardedWork::start(std::move(under_way), guard_, ticket);
   }
 
-  /// Gloo's own way to reduce and scatter: all ranks reduce everything, and each takes its part.
-  /// Gloo does the latter in `wait`, so its works have no future. `wholes` are overwritten.
+  /// As Gloo does it: all ranks reduce everything, and each takes its part. Gloo does the latter in
+  /// `wait`, so its own works have no future. `wholes` are overwritten.
   WorkPtr reduce_and_take(const CallFacts& call, const Tensors& outputs, const Tensors& wholes,
                           const c10d::ReduceScatterOptions& options) {
     check_pairs(call.kind, outputs, wholes);
@@ -331,8 +328,8 @@ class GuardedGloo : public Announced<Gloo> {
     const auto ticket = guard_->enter(call);
     const auto parts = output.view({getSize(), -1});
     const auto own = input.view({-1});
-    std::vector<Message> arriving;
-    std::vector<Message> leaving;
+    std::vector<PeerMessage> arriving;
+    std::vector<PeerMessage> leaving;
     for (int step = 1; step < getSize(); ++step) {
       const int from = (getRank() + getSize() - step) % getSize();
       arriving.push_back({from, parts[from]});
@@ -351,7 +348,7 @@ class GuardedGloo : public Announced<Gloo> {
   static thread_local const GuardedGloo* inside_;
 
   std::shared_ptr<GroupGuard> guard_;
-  Messages messages_;
+  MessageExchange messages_;
   std::mutex mutex_;
 };
 
@@ -368,7 +365,7 @@ c10::intrusive_ptr<Gloo::Options> gloo_options(const GroupOptions& options) {
   } else {
     gloo->devices.push_back(Gloo::createDefaultDevice());
   }
-  // As many threads as Python's: two per device run the collectives of overlapping buckets.
+  // Two threads per device, as in Python, run the collectives of overlapping buckets.
   gloo->threads = static_cast<int>(gloo->devices.size()) * 2;
   return gloo;
 }
@@ -385,7 +382,7 @@ c10::intrusive_ptr<c10d::Backend> make_guarded_gloo(const c10::intrusive_ptr<c10
                                                     const std::shared_ptr<GroupGuard>& guard) {
   auto group = c10::make_intrusive<GuardedGloo>(store, options.rank, options.world_size,
                                                 gloo_options(options), guard);
-  // After a failure Gloo waits in its destructor for work that never completes. So it gets none.
+  // After a failure Gloo's destructor would wait for work that never completes: leak the object.
   guard->when_failed(
       [weak = c10::weak_intrusive_ptr<GuardedGloo>(group)] { (void)weak.lock().release(); });
   return group;

@@ -1,4 +1,4 @@
-// src/comm/guarded_gloo.h - Gloo, whose collectives are announced to a guard.
+// src/comm/guarded_gloo.h - Gloo with collectives that are announced to a guard.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -17,7 +17,7 @@ namespace accelerate::detail {
     const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
     const std::shared_ptr<GroupGuard>& guard);
 
-/// Collective. Without a guard: for messages that somebody else announces.
+/// Collective. Without a guard, for messages that are part of an announced call.
 [[nodiscard]] c10::intrusive_ptr<c10d::Backend> make_gloo(
     const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options);
 

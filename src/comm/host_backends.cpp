@@ -1,5 +1,5 @@
-// Which backend carries the collectives of the host's memory: shared memory where all ranks of a
-// group are on one host, both that and Gloo where they are on several, or Gloo alone.
+// Chooses the backend for CPU tensors: shared memory if all ranks of a group are on one host,
+// shared memory and Gloo if they are on several, or Gloo alone.
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -14,50 +14,51 @@
 #include "core/text.h"
 #include "core/world.h"
 #include "state/process_group.h"
-#include "state/roll.h"
+#include "state/roster.h"
 
 namespace accelerate::detail {
 namespace {
 
 constexpr const char* kVariable = "ACCELERATE_HOST_BACKEND";
 
-enum class Wish : std::uint8_t { kAny, kGloo, kShm };
+enum class HostBackendChoice : std::uint8_t { kAny, kGloo, kShm };
 
-Wish wish_of(const Environment& environment) {
+HostBackendChoice choice_of(const Environment& environment) {
   const auto text = environment.get(kVariable);
-  if (!text) return Wish::kAny;
+  if (!text) return HostBackendChoice::kAny;
   const auto word = to_lower(*text);
-  if (word == "gloo") return Wish::kGloo;
-  if (word == "shm") return Wish::kShm;
+  if (word == "gloo") return HostBackendChoice::kGloo;
+  if (word == "shm") return HostBackendChoice::kShm;
   throw ConfigError(str(kVariable, " is '", *text, "'. Choose gloo, or shm for shared memory."));
 }
 
-std::shared_ptr<GroupGuard> make_guard(const Roll& roll, const GroupOptions& options,
-                                       std::chrono::milliseconds stall = WatchOptions{}.stall) {
+std::shared_ptr<GroupGuard> make_guard(
+    const Roster& roster, const GroupOptions& options,
+    std::chrono::milliseconds stall = SideChannelOptions{}.stall) {
   const Blackboard blackboard{
-      .set = [&](const auto& key, const auto& value) { roll.say(key, value); },
-      .get = [&](const auto& key) { return roll.hear(key, 0); }};
-  return std::make_shared<GroupGuard>(WatchOptions{.rank = options.rank,
-                                                   .size = options.world_size,
-                                                   .address = options.address,
-                                                   .times = {.timeout = options.timeout},
-                                                   .stall = stall,
-                                                   .timeout = options.timeout},
+      .set = [&](const auto& key, const auto& value) { roster.publish(key, value); },
+      .get = [&](const auto& key) { return roster.read(key, 0); }};
+  return std::make_shared<GroupGuard>(SideChannelOptions{.rank = options.rank,
+                                                         .size = options.world_size,
+                                                         .address = options.address,
+                                                         .times = {.timeout = options.timeout},
+                                                         .stall = stall,
+                                                         .timeout = options.timeout},
                                       blackboard);
 }
 
-/// Collective. What all ranks want and where they are; the same answer on all of them.
+/// The choice of all ranks and the hosts they are on; the same on all ranks.
 struct Common {
   RanksByHost hosts;
-  Wish wish = Wish::kAny;
+  HostBackendChoice choice = HostBackendChoice::kAny;
 };
 
-Common agree(const Roll& roll, const GroupOptions& options) {
-  const auto wish = wish_of(Environment::process());
-  const auto own = str(static_cast<int>(wish), " ", host_identity(), "/", this_host_name());
-  roll.say(str("host/", options.rank), own);
-  Common common{.hosts = {}, .wish = wish};
-  const auto all = roll.hear_all("host");
+Common agree(const Roster& roster, const GroupOptions& options) {
+  const auto choice = choice_of(Environment::process());
+  const auto own = str(static_cast<int>(choice), " ", host_identity(), "/", this_host_name());
+  roster.publish(str("host/", options.rank), own);
+  Common common{.hosts = {}, .choice = choice};
+  const auto all = roster.read_all("host");
   for (int rank = 0; rank < options.world_size; ++rank) {
     const auto& other = all[rank];
     if (other[0] != own[0]) {
@@ -81,28 +82,28 @@ ShmOptions shm_options(const GroupOptions& options) {
   return shm;
 }
 
-// Null when plain Gloo is to serve the CPU.
+// Returns null if Gloo alone is to serve the CPU.
 c10::intrusive_ptr<c10d::Backend> make_cpu(const c10::intrusive_ptr<c10d::Store>& store,
-                                           const GroupOptions& options, const Roll& roll,
+                                           const GroupOptions& options, const Roster& roster,
                                            const Common& common,
                                            const c10::intrusive_ptr<c10d::Backend>& gloo,
                                            const std::shared_ptr<GroupGuard>& guard) {
-  if (common.wish == Wish::kGloo) return nullptr;
+  if (common.choice == HostBackendChoice::kGloo) return nullptr;
   const bool several = common.hosts.size() > 1;
   std::string why_not;
   c10::intrusive_ptr<c10d::Backend> cpu;
-  if (several && common.wish == Wish::kShm) {
+  if (several && common.choice == HostBackendChoice::kShm) {
     why_not = "the ranks are on several hosts";
   } else if (several && common.hosts.size() == static_cast<std::size_t>(options.world_size)) {
     why_not = "each is on a host of its own";
   } else if (several) {
-    cpu = TwoLevelBackend::try_make(store, options, roll, common.hosts, shm_options(options), gloo,
-                                    guard, why_not);
+    cpu = TwoLevelBackend::try_make(store, options, roster, common.hosts, shm_options(options),
+                                    gloo, guard, why_not);
   } else {
     cpu = ShmBackend::try_make(c10::make_intrusive<c10d::PrefixStore>("shm", store), options.rank,
                                options.world_size, shm_options(options), guard, why_not);
   }
-  if (!cpu && common.wish == Wish::kShm) {
+  if (!cpu && common.choice == HostBackendChoice::kShm) {
     throw ConfigError(str(kVariable, " is shm, which is not possible here: ", why_not,
                           ". Leave it unset, and gloo is taken."));
   }
@@ -112,18 +113,19 @@ c10::intrusive_ptr<c10d::Backend> make_cpu(const c10::intrusive_ptr<c10d::Store>
 
 }  // namespace
 
-std::shared_ptr<DeviceCallGuard> make_device_guard(const GroupOptions& options, const Roll& roll) {
-  // c10d looks ten times a second what is complete on the device; before that nobody waits.
-  return make_guard(roll, options, std::chrono::milliseconds(300));
+std::shared_ptr<DeviceCallGuard> make_device_guard(const GroupOptions& options,
+                                                   const Roster& roster) {
+  // c10d checks ten times a second which calls are complete on the device.
+  return make_guard(roster, options, std::chrono::milliseconds(300));
 }
 
 HostBackends make_host_backends(const c10::intrusive_ptr<c10d::Store>& store,
-                                const GroupOptions& options, const Roll& roll) {
-  // First, because Gloo would wait for a rank that does not come without a word about it.
-  const auto common = agree(roll, options);
-  const auto guard = make_guard(roll, options);
+                                const GroupOptions& options, const Roster& roster) {
+  // First, because Gloo would wait for a missing rank without naming it.
+  const auto common = agree(roster, options);
+  const auto guard = make_guard(roster, options);
   const auto gloo = make_guarded_gloo(store, options, guard);
-  return {.cpu = make_cpu(store, options, roll, common, gloo, guard), .gloo = gloo};
+  return {.cpu = make_cpu(store, options, roster, common, gloo, guard), .gloo = gloo};
 }
 
 }  // namespace accelerate::detail

@@ -29,9 +29,9 @@ HostLeaders::HostLeaders(c10::intrusive_ptr<c10d::Backend> gloo,
 // From and to every other host.
 void HostLeaders::exchange(const CallPart& call, const std::vector<at::Tensor>& arriving,
                            const std::vector<at::Tensor>& leaving) {
-  std::vector<Message> in;
-  std::vector<Message> out;
-  // Each begins with its neighbour, so that not all send to the same one at first.
+  std::vector<PeerMessage> in;
+  std::vector<PeerMessage> out;
+  // Each starts with its neighbour, so that not all send to the same one at first.
   for (int step = 1; step < count_; ++step) {
     const int from = (own_ + count_ - step) % count_;
     const int to = (own_ + step) % count_;
@@ -51,8 +51,8 @@ void HostLeaders::all_gather(const CallPart& call, const std::vector<at::Tensor>
            std::vector<at::Tensor>(blocks.size(), blocks[static_cast<std::size_t>(own_)]));
 }
 
-// Each leader reduces its share of the data and passes it on. Of little data the share is the
-// whole.
+// Each leader reduces its share of the data and sends it to the others; little data is reduced by
+// each leader as a whole.
 void HostLeaders::all_reduce(const CallPart& call, const at::Tensor& data,
                              const ShmArithmetic& arithmetic) {
   const auto bytes = data.numel();
@@ -75,8 +75,8 @@ void HostLeaders::all_reduce(const CallPart& call, const at::Tensor& data,
                                    : static_cast<const std::byte*>(parts.const_data_ptr()) +
                                          host * own.numel());
   }
-  reduce(arithmetic.element, arithmetic.reduction, sources, result, nullptr,
-         static_cast<std::size_t>(own.numel() / element));
+  reduce_elements(arithmetic.element, arithmetic.reduction, sources, result, nullptr,
+                  static_cast<std::size_t>(own.numel() / element));
   if (!whole) all_gather(call, shares);
 }
 
@@ -89,7 +89,7 @@ void HostLeaders::broadcast(const CallPart& call, const at::Tensor& data, int ro
   while (bit <= place) bit *= 2;
   if (place > 0)
     messages_.exchange(call.ticket, {{at_place(place - bit / 2), data}}, {}, call.timeout);
-  std::vector<Message> leaving;
+  std::vector<PeerMessage> leaving;
   for (; place + bit < count_; bit *= 2) leaving.push_back({at_place(place + bit), data});
   if (!leaving.empty()) messages_.exchange(call.ticket, {}, leaving, call.timeout);
 }

@@ -1,8 +1,8 @@
-// src/comm/host_leaders.h - what the leaders of several hosts do among themselves.
+// src/comm/host_leaders.h - collectives among the leaders of several hosts.
 //
-// Internal. One rank per host. Everything is messages between two of them, tagged with the call of
-// the whole group that they belong to. The leaders take each other in the order of the hosts, so
-// all hold the same bits.
+// Internal. One rank per host is its leader. All data travels as messages between two leaders,
+// tagged with the call of the group. Reductions follow the order of the hosts, so all leaders hold
+// the same bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "comm/group_guard.h"
-#include "comm/messages.h"
+#include "comm/message_exchange.h"
 #include "comm/shm_collectives.h"
 
 namespace accelerate::detail {
 
-/// A call of the whole group, of which something is a part.
+/// The call of the whole group to which a stage belongs.
 struct CallPart {
   Ticket ticket = {};
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
@@ -27,7 +27,7 @@ struct CallPart {
 
 class HostLeaders {
  public:
-  /// `gloo` connects the leaders; this one is number `getRank()`. Nobody else uses it.
+  /// `gloo` connects the leaders, of which this is number `getRank()`, and has no other user.
   HostLeaders(c10::intrusive_ptr<c10d::Backend> gloo, const std::shared_ptr<GroupGuard>& guard);
 
   // Collective among the leaders. Tensors are flat, dense and of bytes.
@@ -36,10 +36,10 @@ class HostLeaders {
   /// `data` becomes the reduction over all hosts. An average is for the caller to divide.
   void all_reduce(const CallPart& call, const at::Tensor& data, const ShmArithmetic& arithmetic);
   void broadcast(const CallPart& call, const at::Tensor& data, int root);
-  /// `blocks[i]` is what host i brings along; the own one is filled.
+  /// `blocks[i]` becomes the block of host i; the own one is the input.
   void all_gather(const CallPart& call, const std::vector<at::Tensor>& blocks);
 
-  /// Ends what is under way, and whatever comes later, with an error.
+  /// Ends the running collective, and every later one, with an error.
   void close() noexcept { messages_.close(); }
 
  private:
@@ -47,7 +47,7 @@ class HostLeaders {
                 const std::vector<at::Tensor>& leaving);
 
   c10::intrusive_ptr<c10d::Backend> gloo_;
-  Messages messages_;
+  MessageExchange messages_;
   int own_;
   int count_;
 };

@@ -10,6 +10,7 @@
 #include "comm/call_facts.h"
 #include "comm/call_log.h"
 #include "comm/shm_backend.h"
+#include "core/exception_text.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
@@ -89,19 +90,15 @@ void Peers::check_rank(int rank, const char* what) const {
 }
 
 void Peers::guarded(const std::function<void()>& communicate) const {
-  const auto failed = [this](const std::string& why) {
-    return CommError(str(call_site(), " failed on rank ", rank_, " of ", size_, ": ", why));
-  };
   try {
     communicate();
   } catch (const Error&) {
     throw;
   } catch (const c10::OutOfMemoryError&) {
     throw;  // a caller may try again with less
-  } catch (const c10::Error& error) {
-    throw failed(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    throw failed(error.what());
+  } catch (const std::exception&) {
+    throw CommError(str(call_site(), " failed on rank ", rank_, " of ", size_, ": ",
+                        current_exception_text().message));
   }
 }
 
@@ -110,7 +107,7 @@ template <class Group>
 c10::intrusive_ptr<c10d::Work> all_gather_into(Group& group, at::Tensor& out, at::Tensor& in) {
   c10d::AllgatherOptions options;
   // On the host the caller's thread does it all. NCCL gives no work back for such a call, and a
-  // collective that nobody can ask after cannot be watched.
+  // collective without a work cannot be watched.
   options.asyncOp = !in.is_cpu();
   if constexpr (requires { group.all_gather_single(out, in, options); }) {
     return group.all_gather_single(out, in, options);
@@ -159,13 +156,6 @@ void Peers::all_reduce(const std::vector<AllReduce>& messages) const {
 
 at::Device Peers::message_device() const {
   return serves(c10::kCPU) ? at::Device(at::kCPU) : state_.device();
-}
-
-std::string not_dense(const at::Tensor& tensor) {
-  if (tensor.is_nested()) return "nested";
-  if (tensor.is_quantized()) return "quantized";
-  if (tensor.layout() != at::kStrided) return detail::str("of layout ", tensor.layout());
-  return {};
 }
 
 std::string leaf_place(const TreeView& view, std::size_t leaf) {

@@ -18,6 +18,7 @@
 #include "accelerate/collectives_detail.h"
 #include "accelerate/fwd.h"
 #include "accelerate/state.h"
+#include "comm/call_checks.h"
 #include "core/call_site.h"
 
 namespace accelerate::detail {
@@ -60,7 +61,7 @@ class Peers {
   /// All are under way before the first is waited for.
   void all_reduce(const std::vector<AllReduce>& messages) const;
 
-  /// Collective. The same from one tensor into another, where `share_memory`.
+  /// Collective. As above, from one tensor into another; requires `share_memory`.
   void all_reduce_into(const at::Tensor& out, const at::Tensor& in,
                        c10d::ReduceOp::RedOpType operation) const;
 
@@ -91,9 +92,6 @@ class Peers {
 
 /// " at ['mask']" for a leaf of a tree; "" for a bare tensor.
 [[nodiscard]] std::string leaf_place(const TreeView& view, std::size_t leaf);
-
-/// Why no message can carry a tensor, e.g. "nested" or "of layout Sparse"; "" when one can.
-[[nodiscard]] std::string not_dense(const at::Tensor& tensor);
 
 /// A tensor for what a message brings.
 [[nodiscard]] at::Tensor empty_result(at::IntArrayRef sizes, const at::TensorOptions& options);

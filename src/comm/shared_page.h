@@ -9,18 +9,18 @@
 
 namespace accelerate::detail {
 
-/// A page in memory that other processes can map. It has no name: nothing is left of it when the
-/// last one ends.
+/// A page in memory that other processes can map. It has no name in a file system, so nothing is
+/// left when the last process ends.
 class SharedPage {
  public:
-  /// A new one; where the system refuses, memory of this process alone (`path` is empty).
+  /// Makes a page; if the system refuses, in memory of this process alone (`path` is empty).
   SharedPage();
   ~SharedPage();
   SharedPage(const SharedPage&) = delete;
   SharedPage& operator=(const SharedPage&) = delete;
 
   [[nodiscard]] CallPage* get() const noexcept { return page_; }
-  /// Where others open it, as long as this process lives.
+  /// The path that other processes open while this process lives.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
  private:
@@ -29,7 +29,7 @@ class SharedPage {
   std::string path_;
 };
 
-/// The page of another process of this host; nullptr where it cannot be reached.
+/// The page of another process of this host; nullptr if it cannot be opened.
 [[nodiscard]] std::shared_ptr<const CallPage> open_page(const std::string& path);
 
 }  // namespace accelerate::detail

@@ -5,11 +5,11 @@
 #include <algorithm>
 
 #include "accelerate/errors.h"
+#include "comm/backend_work.h"
 #include "comm/call_checks.h"
 #include "comm/call_facts.h"
 #include "comm/shm_collectives.h"
 #include "comm/shm_tensors.h"
-#include "comm/shm_work.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
@@ -17,8 +17,8 @@ namespace {
 
 using OpType = c10d::OpType;
 
-template <class Whole, class Part>
-std::vector<Part> parts_of(const Whole& whole, int size) {
+template <class Part>
+std::vector<Part> parts_of(const Part& whole, int size) {
   std::vector<Part> parts;
   const auto bytes = whole.bytes / static_cast<std::size_t>(size);
   for (int rank = 0; rank < size; ++rank) {
@@ -27,15 +27,15 @@ std::vector<Part> parts_of(const Whole& whole, int size) {
   return parts;
 }
 
-// The rows of a tensor, dealt out as `splits` says; evenly when it says nothing.
-template <class Whole, class Part>
-std::vector<Part> rows_of(const char* kind, const Whole& whole, const at::Tensor& tensor,
+// The rows of a tensor, divided by `splits`; evenly if that is empty.
+template <class Part>
+std::vector<Part> rows_of(const char* kind, const Part& whole, const at::Tensor& tensor,
                           const std::vector<std::int64_t>& splits, int size) {
   const auto rows = tensor.dim() == 0 ? 0 : tensor.size(0);
   if (splits.empty()) {
-    if (rows % size == 0) return parts_of<Whole, Part>(whole, size);
-    throw ArgumentError(str(kind, ": ", rows, " rows cannot be dealt out evenly to ", size,
-                            " ranks. Say how many each gets."));
+    if (rows % size == 0) return parts_of(whole, size);
+    throw ArgumentError(str(kind, ": ", rows, " rows cannot be divided evenly among ", size,
+                            " ranks. Pass split sizes."));
   }
   check_count(kind, "split sizes", splits.size(), size);
   std::int64_t sum = 0;
@@ -55,7 +55,54 @@ std::vector<Part> rows_of(const char* kind, const Whole& whole, const at::Tensor
   return parts;
 }
 
-// What has become of a message; null when it has arrived.
+// A collective in rounds through the segment.
+class ShmCall final : public ExecutorCall {
+ public:
+  ShmCall(std::shared_ptr<ShmSegment> segment, ShmCollective rounds,
+          std::function<void()> copy_back)
+      : segment_(std::move(segment)),
+        rounds_(std::move(rounds)),
+        copy_back_(std::move(copy_back)) {}
+
+  bool advance(const WaitBudget& budget) override {
+    for (;; ++round_) {
+      if (!arrived_) {
+        rounds_->fill(round_, segment_->next_slots());
+        segment_->arrive(ticket.signature);
+        arrived_ = true;
+      }
+      const auto outcome = segment_->await(budget, guard.get());
+      if (outcome.fault == ShmFault::kPending) return false;
+      if (outcome.fault != ShmFault::kNone) fail(outcome);
+      try {
+        rounds_->drain(round_, segment_->slots());
+      } catch (const ShmDisagreement& disagreement) {
+        guard->fail(ticket, str(kind, ": ", disagreement.what, "."), disagreement.rank);
+      }
+      arrived_ = false;
+      if (rounds_->last(round_)) break;
+    }
+    copy_back_();
+    return true;
+  }
+  void release() noexcept override { copy_back_ = nullptr; }
+  bool single_round() const noexcept override { return rounds_->last(0); }
+
+ private:
+  [[noreturn]] void fail(const ShmOutcome& outcome) {
+    const auto why = str(kind, ": ", segment_->describe(outcome), ".");
+    if (outcome.fault == ShmFault::kClosed) throw CommError(why);
+    guard->fail(ticket, why, outcome.rank);
+  }
+
+  std::shared_ptr<ShmSegment> segment_;
+  ShmCollective rounds_;
+  std::function<void()> copy_back_;
+  std::int64_t round_ = 0;
+  bool arrived_ = false;
+};
+
+// The error of a message that has ended; null if it has arrived.
 std::exception_ptr message_failure(bool sends, const at::Tensor& tensor, const ShmMessage& message,
                                    CallGuard& guard, const ShmSegment& segment) {
   const char* kind = sends ? "send" : "recv";
@@ -74,163 +121,135 @@ std::exception_ptr message_failure(bool sends, const at::Tensor& tensor, const S
 
 }  // namespace
 
-// A collective as the caller has asked for it.
-struct ShmBackend::Call {
-  OpType type;
-  GatheredFacts facts;
-  ShmCollective rounds = {};
-  Tensors results = {};
+// A collective, and the memory of its tensors.
+struct ShmBackend::Call : BackendCall {
+  using BackendCall::BackendCall;
+
+  [[nodiscard]] ShmInput in(const at::Tensor& tensor) { return memory.in(facts.kind, tensor); }
+  [[nodiscard]] ShmOutput out(const at::Tensor& tensor) { return memory.out(facts.kind, tensor); }
+  [[nodiscard]] ShmOutput in_and_out(const at::Tensor& tensor) {
+    return memory.in_and_out(facts.kind, tensor);
+  }
+  /// One tensor like `like` for each rank.
+  [[nodiscard]] std::vector<ShmInput> in_each(const Tensors& list, const at::Tensor& like,
+                                              int size) {
+    check_count(facts.kind, "tensors", list.size(), size);
+    std::vector<ShmInput> parts;
+    for (const auto& tensor : list) {
+      check_like(facts.kind, tensor, like);
+      parts.push_back(in(tensor));
+    }
+    return parts;
+  }
+  [[nodiscard]] std::vector<ShmOutput> out_each(const Tensors& list, const at::Tensor& like,
+                                                int size) {
+    check_count(facts.kind, "tensors", list.size(), size);
+    std::vector<ShmOutput> parts;
+    for (const auto& tensor : list) {
+      check_like(facts.kind, tensor, like);
+      parts.push_back(out(tensor));
+    }
+    return parts;
+  }
+
   ShmMemory memory = {};
-  bool asynchronous = true;
-  std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
 };
 
 ShmBackend::ShmBackend(std::shared_ptr<ShmSegment> segment, std::shared_ptr<CallGuard> guard,
                        const ShmOptions& options)
-    : c10d::Backend(segment->rank(), segment->size()),
+    : ExecutorBackend(segment->rank(), segment->size(), options.timeout),
       segment_(std::move(segment)),
       guard_(std::move(guard)),
-      lane_(std::make_shared<ShmLane>(segment_, guard_)),
       mailbox_(std::make_shared<ShmMailbox>(segment_, guard_)),
-      timeout_(options.timeout),
       inline_bytes_(options.inline_bytes) {
   init();
 }
 
-ShmBackend::~ShmBackend() { close(); }
-
 void ShmBackend::close() noexcept {
-  lane_->close();
+  executor_->close([this] { segment_->close(); });
   mailbox_->close();
   segment_->leave();
 }
 
-c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
-  return c10::make_intrusive<Options>(getBackendName(), timeout_.load());
-}
-
-void ShmBackend::setTimeout(std::chrono::milliseconds timeout) { timeout_.store(timeout); }
-
 c10d::ErrorType ShmBackend::getError() {
-  const bool failed = guard_->failed() || segment_->told().fault != ShmFault::kNone;
+  const bool failed = guard_->failed() || segment_->reported_fault().fault != ShmFault::kNone;
   return failed ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
-ShmBackend::WorkPtr ShmBackend::start(Call call) {
-  auto operation = std::make_shared<ShmOperation>();
-  operation->rounds = std::move(call.rounds);
-  operation->kind = call.facts.kind;
-  operation->timeout = chosen_timeout(call.timeout, timeout_.load());
-  const auto bytes = call.memory.bytes();
-  operation->after = std::move(call.memory).copy_back();
-  operation->ticket = guard_->enter(call.facts.all());
-  const auto work = c10::make_intrusive<ShmCollectiveWork>(
-      ShmWork::About{rank_, call.type, call.facts.kind, std::move(call.results), ++sequence_},
-      lane_, operation);
-  operation->settle = [work](const std::exception_ptr& error) { work->settle(error); };
-  try {
-    lane_->submit(operation, !call.asynchronous       ? ShmHaste::kNow
-                             : bytes <= inline_bytes_ ? ShmHaste::kSoon
-                                                      : ShmHaste::kLater);
-  } catch (...) {
-    operation->settle = nullptr;
-    guard_->leave(operation->ticket);
-    throw;
-  }
-  return work;
+ShmBackend::WorkPtr ShmBackend::start(Call call, ShmCollective rounds) {
+  const auto schedule = !call.asynchronous                     ? Schedule::kInline
+                        : call.memory.bytes() <= inline_bytes_ ? Schedule::kStartInline
+                                                               : Schedule::kBackground;
+  auto executed =
+      std::make_shared<ShmCall>(segment_, std::move(rounds), std::move(call.memory).copy_back());
+  return submit(std::move(call), executed, guard_, schedule);
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const char* kind = "all_reduce";
-  const auto& tensor = only_one(tensors, kind);
-  Call call{.type = OpType::ALLREDUCE,
-            .facts = {.kind = kind, .reduction = options.reduceOp.op_},
-            .results = tensors,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.facts.about(tensor);
-  const auto arithmetic = arithmetic_of(kind, tensor, options.reduceOp);
-  const auto data = call.memory.in_and_out(kind, tensor);
-  call.rounds = shm_all_reduce(as_input(data), data, arithmetic, *segment_);
-  return start(std::move(call));
-}
-
-void ShmBackend::all_reduce_into(const at::Tensor& output, const at::Tensor& input,
-                                 const c10d::ReduceOp& operation) {
-  const char* kind = "all_reduce";
-  Call call{.type = OpType::ALLREDUCE,
-            .facts = {.kind = kind, .reduction = operation.op_},
-            .results = {output},
-            .asynchronous = false};
-  call.facts.about(input);
-  check_dtype(kind, output, input);
-  const auto in = call.memory.in(kind, input);
-  const auto out = call.memory.out(kind, output);
-  call.rounds = shm_all_reduce(in, out, arithmetic_of(kind, input, operation), *segment_);
-  start(std::move(call))->wait();
+  static_cast<void>(only_one(tensors, kind));
+  return all_reduce(OpType::ALLREDUCE, kind, tensors, options);
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce_sparse(Tensors& tensors,
                                                  const c10d::AllreduceOptions& options) {
-  return allreduce(tensors, options);  // says that it has to be dense
+  return allreduce(tensors, options);  // throws: the tensor must be dense
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  const char* kind = "all_reduce_coalesced";
-  Call call{.type = OpType::ALLREDUCE_COALESCED,
-            .facts = {.kind = kind, .reduction = options.reduceOp.op_},
-            .results = tensors,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
+  return all_reduce(OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", tensors, options);
+}
+
+ShmBackend::WorkPtr ShmBackend::all_reduce(OpType type, const char* kind, const Tensors& tensors,
+                                           const c10d::AllreduceOptions& options) {
+  Call call(type, kind, options, tensors);
   std::vector<ShmCollective> parts;
   for (const auto& tensor : tensors) {
-    call.facts.about(tensor);
+    call.facts.add(tensor);
     const auto arithmetic = arithmetic_of(kind, tensor, options.reduceOp);
-    const auto data = call.memory.in_and_out(kind, tensor);
+    const auto data = call.in_and_out(tensor);
     parts.push_back(shm_all_reduce(as_input(data), data, arithmetic, *segment_));
   }
-  call.rounds = shm_in_turn(std::move(parts));
-  return start(std::move(call));
+  return start(std::move(call), shm_in_turn(std::move(parts)));
+}
+
+void ShmBackend::all_reduce_into(const at::Tensor& output, const at::Tensor& input,
+                                 const c10d::ReduceOp& operation) {
+  c10d::AllreduceOptions options;
+  options.reduceOp = operation;
+  options.asyncOp = false;
+  Call call(OpType::ALLREDUCE, "all_reduce", options, {output});
+  call.facts.add(input);
+  check_dtype(call.facts.kind, output, input);
+  const auto in = call.in(input);
+  const auto out = call.out(output);
+  const auto arithmetic = arithmetic_of(call.facts.kind, input, operation);
+  start(std::move(call), shm_all_reduce(in, out, arithmetic, *segment_))->wait();
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const char* kind = "reduce";
   const auto& tensor = only_one(tensors, kind);
   check_rank(kind, "root", options.rootRank, size_);
-  const auto root = static_cast<int>(options.rootRank);
-  Call call{.type = OpType::REDUCE,
-            .facts = {.kind = kind, .reduction = options.reduceOp.op_, .root = root},
-            .results = tensors,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.facts.about(tensor);
+  Call call(OpType::REDUCE, kind, options, tensors);
+  call.facts.add(tensor);
   const auto arithmetic = arithmetic_of(kind, tensor, options.reduceOp);
-  call.rounds = shm_reduce(call.memory.in_and_out(kind, tensor), arithmetic, root, *segment_);
-  return start(std::move(call));
+  const auto data = call.in_and_out(tensor);
+  const int root = call.facts.root;
+  return start(std::move(call), shm_reduce(data, arithmetic, root, *segment_));
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                const c10d::ReduceScatterOptions& options) {
   const char* kind = "reduce_scatter";
   const auto& output = only_one(outputs, kind);
-  const auto& list = only_one(inputs, kind);
-  check_count(kind, "tensors", list.size(), size_);
-  Call call{.type = OpType::REDUCE_SCATTER,
-            .facts = {.kind = kind, .reduction = options.reduceOp.op_},
-            .results = outputs,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.facts.about(output);
-  std::vector<ShmInput> parts;
-  for (const auto& tensor : list) {
-    check_like(kind, tensor, output);
-    parts.push_back(call.memory.in(kind, tensor));
-  }
+  Call call(OpType::REDUCE_SCATTER, kind, options, outputs);
+  call.facts.add(output);
+  auto parts = call.in_each(only_one(inputs, kind), output, size_);
   const auto arithmetic = arithmetic_of(kind, output, options.reduceOp);
-  call.rounds =
-      shm_reduce_scatter(std::move(parts), call.memory.out(kind, output), arithmetic, *segment_);
-  return start(std::move(call));
+  const auto out = call.out(output);
+  return start(std::move(call), shm_reduce_scatter(std::move(parts), out, arithmetic, *segment_));
 }
 
 ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -244,37 +263,28 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   const char* kind = "reduce_scatter";
   check_pairs(kind, outputs, inputs);
-  Call call{.type = OpType::_REDUCE_SCATTER_BASE,
-            .facts = {.kind = kind, .reduction = options.reduceOp.op_},
-            .results = outputs,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
+  Call call(OpType::_REDUCE_SCATTER_BASE, kind, options, outputs);
   std::vector<ShmCollective> parts;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     check_whole(kind, inputs[i], outputs[i], size_);
-    call.facts.about(outputs[i]);
+    call.facts.add(outputs[i]);
     const auto arithmetic = arithmetic_of(kind, outputs[i], options.reduceOp);
-    auto of_ranks = parts_of<ShmInput, ShmInput>(call.memory.in(kind, inputs[i]), size_);
-    parts.push_back(shm_reduce_scatter(std::move(of_ranks), call.memory.out(kind, outputs[i]),
-                                       arithmetic, *segment_));
+    auto of_ranks = parts_of(call.in(inputs[i]), size_);
+    parts.push_back(
+        shm_reduce_scatter(std::move(of_ranks), call.out(outputs[i]), arithmetic, *segment_));
   }
-  call.rounds = shm_in_turn(std::move(parts));
-  return start(std::move(call));
+  return start(std::move(call), shm_in_turn(std::move(parts)));
 }
 
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const char* kind = "broadcast";
   const auto& tensor = only_one(tensors, kind);
   check_rank(kind, "root", options.rootRank, size_);
-  const auto root = static_cast<int>(options.rootRank);
-  Call call{.type = OpType::BROADCAST,
-            .facts = {.kind = kind, .root = root},
-            .results = tensors,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.facts.about(tensor);
-  call.rounds = shm_broadcast(call.memory.in_and_out(kind, tensor), root, *segment_);
-  return start(std::move(call));
+  Call call(OpType::BROADCAST, kind, options, tensors);
+  call.facts.add(tensor);
+  const auto data = call.in_and_out(tensor);
+  const int root = call.facts.root;
+  return start(std::move(call), shm_broadcast(data, root, *segment_));
 }
 
 ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
@@ -282,20 +292,11 @@ ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
   const char* kind = "all_gather";
   const auto& input = only_one(inputs, kind);
   const auto& list = only_one(outputs, kind);
-  check_count(kind, "tensors", list.size(), size_);
-  Call call{.type = OpType::ALLGATHER,
-            .facts = {.kind = kind},
-            .results = list,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.facts.about(input);
-  std::vector<ShmOutput> parts;
-  for (const auto& tensor : list) {
-    check_like(kind, tensor, input);
-    parts.push_back(call.memory.out(kind, tensor));
-  }
-  call.rounds = shm_gather(call.memory.in(kind, input), std::move(parts), *segment_);
-  return start(std::move(call));
+  Call call(OpType::ALLGATHER, kind, options, list);
+  call.facts.add(input);
+  auto parts = call.out_each(list, input, size_);
+  const auto in = call.in(input);
+  return start(std::move(call), shm_gather(in, std::move(parts), *segment_));
 }
 
 ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -309,46 +310,35 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   const char* kind = "all_gather";
   check_pairs(kind, outputs, inputs);
-  Call call{.type = OpType::_ALLGATHER_BASE,
-            .facts = {.kind = kind},
-            .results = outputs,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
+  Call call(OpType::_ALLGATHER_BASE, kind, options, outputs);
   std::vector<ShmCollective> parts;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     check_whole(kind, outputs[i], inputs[i], size_);
-    call.facts.about(inputs[i]);
-    auto of_ranks = parts_of<ShmOutput, ShmOutput>(call.memory.out(kind, outputs[i]), size_);
-    parts.push_back(shm_gather(call.memory.in(kind, inputs[i]), std::move(of_ranks), *segment_));
+    call.facts.add(inputs[i]);
+    auto of_ranks = parts_of(call.out(outputs[i]), size_);
+    parts.push_back(shm_gather(call.in(inputs[i]), std::move(of_ranks), *segment_));
   }
-  call.rounds = shm_in_turn(std::move(parts));
-  return start(std::move(call));
+  return start(std::move(call), shm_in_turn(std::move(parts)));
 }
 
 ShmBackend::WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
   const char* kind = "all_gather_coalesced";
   check_count(kind, "lists of tensors", outputs.size(), size_);
-  Call call{.type = OpType::ALLGATHER_COALESCED,
-            .facts = {.kind = kind},
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
+  Call call(OpType::ALLGATHER_COALESCED, kind, options);
   for (const auto& list : outputs) {
     check_pairs(kind, list, inputs);
     call.results.insert(call.results.end(), list.begin(), list.end());
   }
   std::vector<ShmCollective> parts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    call.facts.about(inputs[i]);
-    std::vector<ShmOutput> of_ranks;
-    for (const auto& list : outputs) {
-      check_like(kind, list[i], inputs[i]);
-      of_ranks.push_back(call.memory.out(kind, list[i]));
-    }
-    parts.push_back(shm_gather(call.memory.in(kind, inputs[i]), std::move(of_ranks), *segment_));
+    call.facts.add(inputs[i]);
+    Tensors of_ranks;
+    for (const auto& list : outputs) of_ranks.push_back(list[i]);
+    auto out = call.out_each(of_ranks, inputs[i], size_);
+    parts.push_back(shm_gather(call.in(inputs[i]), std::move(out), *segment_));
   }
-  call.rounds = shm_in_turn(std::move(parts));
-  return start(std::move(call));
+  return start(std::move(call), shm_in_turn(std::move(parts)));
 }
 
 ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
@@ -356,25 +346,18 @@ ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
   const char* kind = "gather";
   const auto& input = only_one(inputs, kind);
   check_rank(kind, "root", options.rootRank, size_);
-  Call call{.type = OpType::GATHER,
-            .facts = {.kind = kind, .root = static_cast<int>(options.rootRank)},
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.facts.about(input);
+  Call call(OpType::GATHER, kind, options);
+  call.facts.add(input);
   std::vector<ShmOutput> parts;
   if (rank_ == options.rootRank) {
     call.results = only_one(outputs, kind);
-    check_count(kind, "tensors", call.results.size(), size_);
-    for (const auto& tensor : call.results) {
-      check_like(kind, tensor, input);
-      parts.push_back(call.memory.out(kind, tensor));
-    }
+    parts = call.out_each(call.results, input, size_);
   } else if (!outputs.empty()) {
     throw ArgumentError(str(kind, ": rank ", rank_, " gave tensors for the result, but only rank ",
                             options.rootRank, ", the root, gets it. Pass an empty list."));
   }
-  call.rounds = shm_gather(call.memory.in(kind, input), std::move(parts), *segment_);
-  return start(std::move(call));
+  const auto in = call.in(input);
+  return start(std::move(call), shm_gather(in, std::move(parts), *segment_));
 }
 
 ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
@@ -382,27 +365,18 @@ ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
   const char* kind = "scatter";
   const auto& output = only_one(outputs, kind);
   check_rank(kind, "root", options.rootRank, size_);
-  const auto root = static_cast<int>(options.rootRank);
-  Call call{.type = OpType::SCATTER,
-            .facts = {.kind = kind, .root = root},
-            .results = outputs,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.facts.about(output);
+  Call call(OpType::SCATTER, kind, options, outputs);
+  call.facts.add(output);
+  const int root = call.facts.root;
   std::vector<ShmInput> parts;
   if (rank_ == root) {
-    const auto& list = only_one(inputs, kind);
-    check_count(kind, "tensors", list.size(), size_);
-    for (const auto& tensor : list) {
-      check_like(kind, tensor, output);
-      parts.push_back(call.memory.in(kind, tensor));
-    }
+    parts = call.in_each(only_one(inputs, kind), output, size_);
   } else if (!inputs.empty()) {
     throw ArgumentError(str(kind, ": rank ", rank_, " gave tensors to scatter, but only those of ",
                             "rank ", root, ", the root, are used. Pass an empty list."));
   }
-  call.rounds = shm_scatter(std::move(parts), call.memory.out(kind, output), root, *segment_);
-  return start(std::move(call));
+  const auto out = call.out(output);
+  return start(std::move(call), shm_scatter(std::move(parts), out, root, *segment_));
 }
 
 ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs,
@@ -410,21 +384,17 @@ ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs,
   const char* kind = "all_to_all";
   check_count(kind, "tensors to send", inputs.size(), size_);
   check_count(kind, "tensors to receive", outputs.size(), size_);
-  Call call{.type = OpType::ALLTOALL,
-            .facts = {.kind = kind, .dtype = dtype_literal(inputs.front().scalar_type())},
-            .results = outputs,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
+  Call call(OpType::ALLTOALL, kind, options, outputs);
+  call.facts.dtype = dtype_literal(inputs.front().scalar_type());
   std::vector<ShmInput> in;
   std::vector<ShmOutput> out;
   for (int rank = 0; rank < size_; ++rank) {
     check_dtype(kind, inputs[rank], inputs.front());
     check_dtype(kind, outputs[rank], inputs.front());
-    in.push_back(call.memory.in(kind, inputs[rank]));
-    out.push_back(call.memory.out(kind, outputs[rank]));
+    in.push_back(call.in(inputs[rank]));
+    out.push_back(call.out(outputs[rank]));
   }
-  call.rounds = shm_all_to_all(std::move(in), std::move(out), *segment_);
-  return start(std::move(call));
+  return start(std::move(call), shm_all_to_all(std::move(in), std::move(out), *segment_));
 }
 
 ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -433,25 +403,15 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
                                               const c10d::AllToAllOptions& options) {
   const char* kind = "all_to_all";
   check_dtype(kind, output, input);
-  Call call{.type = OpType::ALLTOALL_BASE,
-            .facts = {.kind = kind, .dtype = dtype_literal(input.scalar_type())},
-            .results = {output},
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  auto in =
-      rows_of<ShmInput, ShmInput>(kind, call.memory.in(kind, input), input, input_splits, size_);
-  auto out = rows_of<ShmOutput, ShmOutput>(kind, call.memory.out(kind, output), output,
-                                           output_splits, size_);
-  call.rounds = shm_all_to_all(std::move(in), std::move(out), *segment_);
-  return start(std::move(call));
+  Call call(OpType::ALLTOALL_BASE, kind, options, {output});
+  call.facts.dtype = dtype_literal(input.scalar_type());
+  auto in = rows_of(kind, call.in(input), input, input_splits, size_);
+  auto out = rows_of(kind, call.out(output), output, output_splits, size_);
+  return start(std::move(call), shm_all_to_all(std::move(in), std::move(out), *segment_));
 }
 
 ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
-  return start({.type = OpType::BARRIER,
-                .facts = {.kind = "barrier"},
-                .rounds = shm_barrier(),
-                .asynchronous = options.asyncOp,
-                .timeout = options.timeout});
+  return start(Call(OpType::BARRIER, "barrier", options), shm_barrier());
 }
 
 void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_for_all*/) {
@@ -481,7 +441,7 @@ ShmBackend::WorkPtr ShmBackend::post(Tensors& tensors, int peer, int tag, OpType
   message->peer = peer;
   message->tag = tag;
   message->type = static_cast<std::uint32_t>(tensor.scalar_type());
-  message->timeout = chosen_timeout(c10d::kUnsetTimeout, timeout_.load());
+  message->timeout = timeout_of(c10d::kUnsetTimeout);
   if (sends) {
     const auto in = memory.in(kind, tensor);
     message->data = const_cast<std::byte*>(in.data);  // a message to be sent is only read
@@ -492,7 +452,7 @@ ShmBackend::WorkPtr ShmBackend::post(Tensors& tensors, int peer, int tag, OpType
     message->bytes = out.bytes;
   }
   const auto work = c10::make_intrusive<ShmMessageWork>(
-      ShmWork::About{rank_, type, kind, tensors, 0}, mailbox_, message);
+      BackendWork::Info{rank_, type, kind, tensors, 0}, mailbox_, message);
   message->on_done = [work, sends, tensor, guard = guard_, segment = segment_,
                       copy_back = std::move(memory).copy_back()](ShmMessage& ended) {
     auto error = message_failure(sends, tensor, ended, *guard, *segment);

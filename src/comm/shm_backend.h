@@ -1,38 +1,32 @@
 // src/comm/shm_backend.h - collectives between the ranks of one host, through memory they share.
 //
-// Internal. Serves CPU tensors of every dtype that moves as bytes; reductions are carried out in
-// rank order, so all ranks hold the same bits and every run gives the same.
+// Internal. Serves dense CPU tensors of every dtype. Reductions follow the rank order, so all ranks
+// hold the same bits, in every run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "comm/executor_backend.h"
 #include "comm/guard.h"
-#include "comm/shm_lane.h"
+#include "comm/shm_collectives.h"
 #include "comm/shm_mailbox.h"
 #include "comm/shm_segment.h"
 
 namespace accelerate::detail {
 
-class ShmBackend final : public c10d::Backend {
+class ShmBackend final : public ExecutorBackend {
  public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Tensors = std::vector<at::Tensor>;
-  using TensorLists = std::vector<std::vector<at::Tensor>>;
-
-  /// Collective. Null on all ranks when one of them cannot take part: it is on another host, in
-  /// another container, the system grants no memory, or there are more than 64 ranks. Then
-  /// `why_not` says the same on all of them. Ranks that do not come are waited for as long as
-  /// `options.meeting_timeout` says. Two groups need stores with different prefixes.
+  /// Collective. Returns null on all ranks if one of them cannot take part, and sets `why_not` to
+  /// the same text on all: it is on another host, in another container, the system grants no
+  /// memory, or there are more than 64 ranks. Waits for the other ranks up to
+  /// `options.meeting_timeout`. Two groups need stores with different prefixes.
   [[nodiscard]] static c10::intrusive_ptr<ShmBackend> try_make(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const ShmOptions& options,
       std::shared_ptr<CallGuard> guard, std::string& why_not);
@@ -40,21 +34,14 @@ class ShmBackend final : public c10d::Backend {
   /// Use `try_make`.
   ShmBackend(std::shared_ptr<ShmSegment> segment, std::shared_ptr<CallGuard> guard,
              const ShmOptions& options);
-  /// Works that are under way fail, here and on ranks that need this one for them.
-  ~ShmBackend() override;
+  ~ShmBackend() override { close(); }
 
   const std::string getBackendName() const override { return "shm"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override;
-  void setTimeout(std::chrono::milliseconds timeout) override;
-  void setSequenceNumberForGroup() override {}
-  std::uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
   c10d::ErrorType getError() override;
-  void abort() override { close(); }
-  void shutdown() override { close(); }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
-  /// The same call to the other ranks as `allreduce`, which overwrites what it is given. `output`
-  /// has the size and dtype of `input`.
+  /// `allreduce` that leaves `input` unchanged. `output` has its size and dtype. Other ranks may
+  /// call either of the two.
   void all_reduce_into(const at::Tensor& output, const at::Tensor& input,
                        const c10d::ReduceOp& operation);
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -91,7 +78,7 @@ class ShmBackend final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_for_all) override;
 
   /// Messages of one sender with one tag arrive in order. A tensor of up to `mailbox_bytes` is sent
-  /// at once, whether or not somebody receives it.
+  /// at once, before it is received.
   WorkPtr send(Tensors& tensors, int receiver, int tag) override;
   WorkPtr recv(Tensors& tensors, int sender, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
@@ -99,17 +86,16 @@ class ShmBackend final : public c10d::Backend {
  private:
   struct Call;
 
-  [[nodiscard]] WorkPtr start(Call call);
+  [[nodiscard]] WorkPtr start(Call call, ShmCollective rounds);
+  [[nodiscard]] WorkPtr all_reduce(c10d::OpType type, const char* kind, const Tensors& tensors,
+                                   const c10d::AllreduceOptions& options);
   [[nodiscard]] WorkPtr post(Tensors& tensors, int peer, int tag, c10d::OpType type);
-  void close() noexcept;
+  void close() noexcept override;
 
   std::shared_ptr<ShmSegment> segment_;
   std::shared_ptr<CallGuard> guard_;
-  std::shared_ptr<ShmLane> lane_;
   std::shared_ptr<ShmMailbox> mailbox_;
-  std::atomic<std::chrono::milliseconds> timeout_;
   std::int64_t inline_bytes_;
-  std::atomic<std::uint64_t> sequence_{0};
 };
 
 }  // namespace accelerate::detail

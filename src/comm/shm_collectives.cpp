@@ -17,7 +17,7 @@ void move_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-// Results, which all ranks write at the same time: `of_all` bytes.
+// Writes results, of which all ranks together write `of_all` bytes at the same time.
 void put_bytes(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t of_all) {
   if (exceeds_cache(of_all)) return copy_past_cache(to, from, bytes);
   move_bytes(to, from, bytes);
@@ -75,8 +75,8 @@ class Reduce final : public ShmRounds {
     if (!wanted_) return;
     const auto piece = this->piece(round);
     const Sources sources(slots.size(), [&](int rank) { return slots.of(rank); });
-    reduce(arithmetic_.element, arithmetic_.reduction, sources, out_.data + piece.begin, nullptr,
-           piece.bytes / bytes_of(arithmetic_.element));
+    reduce_elements(arithmetic_.element, arithmetic_.reduction, sources, out_.data + piece.begin,
+                    nullptr, piece.bytes / bytes_of(arithmetic_.element));
   }
 
   [[nodiscard]] bool last(std::int64_t round) const override { return piece(round).last; }
@@ -91,8 +91,8 @@ class Reduce final : public ShmRounds {
   std::size_t slot_;
 };
 
-// Each rank reduces its share of the data and hands the result to the others: two rounds for what a
-// slot holds, but no rank reads everything of everybody.
+// Each rank reduces its share of the data and passes the result to the others: two rounds for what
+// a slot holds, but no rank reads all data of all ranks.
 class LongAllReduce final : public ShmRounds {
  public:
   LongAllReduce(ShmInput in, ShmOutput out, ShmArithmetic arithmetic, std::size_t slot)
@@ -104,7 +104,7 @@ class LongAllReduce final : public ShmRounds {
     const auto begin = share(slots.rank(), slots.size(), piece.bytes);
     const auto end = share(slots.rank() + 1, slots.size(), piece.bytes);
     if (round % 2 == 0) {
-      // Nobody but us reads our own share.
+      // The own share is read by this rank only.
       move_bytes(slots.own(), data, begin);
       move_bytes(slots.own() + end, data + end, piece.bytes - end);
       return;
@@ -112,14 +112,14 @@ class LongAllReduce final : public ShmRounds {
     const Sources sources(slots.size(), [&](int rank) {
       return (rank == slots.rank() ? data : slots.before(rank)) + begin;
     });
-    reduce(arithmetic_.element, arithmetic_.reduction, sources, slots.own() + begin,
-           out_.data + piece.begin + begin, (end - begin) / bytes_of(arithmetic_.element));
+    reduce_elements(arithmetic_.element, arithmetic_.reduction, sources, slots.own() + begin,
+                    out_.data + piece.begin + begin, (end - begin) / bytes_of(arithmetic_.element));
   }
 
   void drain(std::int64_t round, const ShmSlots& slots) override {
     if (round % 2 == 0) return;
     const auto piece = this->piece(round);
-    // All ranks begin at another place, so that they do not wait for the same memory.
+    // Each rank starts at another one, so that they do not wait for the same memory.
     for (int i = 1; i < slots.size(); ++i) {
       const int rank = (slots.rank() + i) % slots.size();
       const auto begin = share(rank, slots.size(), piece.bytes);
@@ -167,8 +167,8 @@ class ReduceScatter final : public ShmRounds {
     const Sources sources(slots.size(), [&](int rank) -> const std::byte* {
       return rank == slots.rank() ? in_[own].data + piece.begin : slots.of(rank) + part_ * own;
     });
-    reduce(arithmetic_.element, arithmetic_.reduction, sources, out_.data + piece.begin, nullptr,
-           piece.bytes / bytes_of(arithmetic_.element));
+    reduce_elements(arithmetic_.element, arithmetic_.reduction, sources, out_.data + piece.begin,
+                    nullptr, piece.bytes / bytes_of(arithmetic_.element));
   }
 
   [[nodiscard]] bool last(std::int64_t round) const override { return piece(round).last; }
@@ -182,30 +182,40 @@ class ReduceScatter final : public ShmRounds {
   std::size_t part_;
 };
 
-class Broadcast final : public ShmRounds {
+// What the root holds: one part for all other ranks (broadcast), or one for each rank (scatter).
+class FromRoot final : public ShmRounds {
  public:
-  Broadcast(ShmOutput data, int root, std::size_t slot) : data_(data), root_(root), slot_(slot) {}
+  FromRoot(std::vector<ShmInput> in, ShmOutput out, int root, bool each, std::size_t part)
+      : in_(std::move(in)), out_(out), root_(root), each_(each), part_(part) {}
 
   void fill(std::int64_t round, const ShmSlots& slots) override {
+    if (slots.rank() != root_) return;
     const auto piece = this->piece(round);
-    if (slots.rank() == root_) move_bytes(slots.own(), data_.data + piece.begin, piece.bytes);
+    auto* to = slots.own();
+    for (const auto& part : in_) {
+      move_bytes(to, part.data + piece.begin, piece.bytes);
+      to += part_;
+    }
   }
 
   void drain(std::int64_t round, const ShmSlots& slots) override {
+    if (slots.rank() == root_ && !each_) return;
     const auto piece = this->piece(round);
-    if (slots.rank() == root_) return;
+    const auto offset = each_ ? part_ * static_cast<std::size_t>(slots.rank()) : 0;
     const auto readers = static_cast<std::size_t>(slots.size() - 1);
-    put_bytes(data_.data + piece.begin, slots.of(root_), piece.bytes, readers * data_.bytes);
+    put_bytes(out_.data + piece.begin, slots.of(root_) + offset, piece.bytes, readers * out_.bytes);
   }
 
   [[nodiscard]] bool last(std::int64_t round) const override { return piece(round).last; }
 
  private:
-  [[nodiscard]] Piece piece(std::int64_t round) const { return {round, slot_, data_.bytes}; }
+  [[nodiscard]] Piece piece(std::int64_t round) const { return {round, part_, out_.bytes}; }
 
-  ShmOutput data_;
+  std::vector<ShmInput> in_;  // empty on all ranks but the root
+  ShmOutput out_;
   int root_;
-  std::size_t slot_;
+  bool each_;
+  std::size_t part_;
 };
 
 class Gather final : public ShmRounds {
@@ -240,39 +250,8 @@ class Gather final : public ShmRounds {
   std::size_t slot_;
 };
 
-class Scatter final : public ShmRounds {
- public:
-  Scatter(std::vector<ShmInput> in, ShmOutput out, int root, std::size_t part)
-      : in_(std::move(in)), out_(out), root_(root), part_(part) {}
-
-  void fill(std::int64_t round, const ShmSlots& slots) override {
-    if (slots.rank() != root_) return;
-    const auto piece = this->piece(round);
-    for (int rank = 0; rank < slots.size(); ++rank) {
-      move_bytes(slots.own() + part_ * static_cast<std::size_t>(rank), in_[rank].data + piece.begin,
-                 piece.bytes);
-    }
-  }
-
-  void drain(std::int64_t round, const ShmSlots& slots) override {
-    const auto piece = this->piece(round);
-    move_bytes(out_.data + piece.begin,
-               slots.of(root_) + part_ * static_cast<std::size_t>(slots.rank()), piece.bytes);
-  }
-
-  [[nodiscard]] bool last(std::int64_t round) const override { return piece(round).last; }
-
- private:
-  [[nodiscard]] Piece piece(std::int64_t round) const { return {round, part_, out_.bytes}; }
-
-  std::vector<ShmInput> in_;
-  ShmOutput out_;
-  int root_;
-  std::size_t part_;
-};
-
-// The first round also tells all ranks how much goes from whom to whom: they see the same table, so
-// they agree on the number of rounds, or that there is none.
+// In the first round each rank also writes how many bytes it sends to and expects from each other
+// one: all ranks read the same table, so they agree on the number of rounds, or all throw.
 class AllToAll final : public ShmRounds {
  public:
   AllToAll(std::vector<ShmInput> in, std::vector<ShmOutput> out, std::size_t slot)
@@ -395,7 +374,8 @@ ShmCollective shm_reduce_scatter(std::vector<ShmInput> in, ShmOutput out, ShmAri
 }
 
 ShmCollective shm_broadcast(ShmOutput data, int root, const ShmSegment& segment) {
-  return std::make_unique<Broadcast>(data, root, segment.chunk_bytes());
+  return std::make_unique<FromRoot>(std::vector{as_input(data)}, data, root, false,
+                                    segment.chunk_bytes());
 }
 
 ShmCollective shm_gather(ShmInput in, std::vector<ShmOutput> out, const ShmSegment& segment) {
@@ -404,7 +384,7 @@ ShmCollective shm_gather(ShmInput in, std::vector<ShmOutput> out, const ShmSegme
 
 ShmCollective shm_scatter(std::vector<ShmInput> in, ShmOutput out, int root,
                           const ShmSegment& segment) {
-  return std::make_unique<Scatter>(std::move(in), out, root, part_of(segment));
+  return std::make_unique<FromRoot>(std::move(in), out, root, true, part_of(segment));
 }
 
 ShmCollective shm_all_to_all(std::vector<ShmInput> in, std::vector<ShmOutput> out,
@@ -414,6 +394,7 @@ ShmCollective shm_all_to_all(std::vector<ShmInput> in, std::vector<ShmOutput> ou
 
 ShmCollective shm_in_turn(std::vector<ShmCollective> parts) {
   if (parts.empty()) return shm_barrier();
+  if (parts.size() == 1) return std::move(parts.front());
   return std::make_unique<InTurn>(std::move(parts));
 }
 

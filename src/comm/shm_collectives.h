@@ -1,8 +1,8 @@
 // src/comm/shm_collectives.h - collectives as rounds through the slots of a shared segment.
 //
 // Internal, without Torch. In every round each rank fills its slot, all ranks meet, and each reads
-// what it wants from the slots of the others. More data than fits into a slot takes more rounds.
-// The memory that is handed over here belongs to the caller and must live until the last round.
+// what it needs from the slots of the others. More data than fits into a slot takes more rounds.
+// The memory passed in here belongs to the caller and must live until the last round.
 #pragma once
 
 #include <cstddef>
@@ -21,13 +21,13 @@ class ShmRounds {
   virtual ~ShmRounds() = default;
   /// Before the ranks meet: writes the own slot.
   virtual void fill(std::int64_t round, const ShmSlots& slots) = 0;
-  /// After they have met. May throw `ShmDisagreement`, then on all ranks.
+  /// After they have met: reads the slots. May throw `ShmDisagreement`, then on all ranks.
   virtual void drain(std::int64_t round, const ShmSlots& slots) = 0;
-  /// Whether no other round follows. Before `drain` of that round: whether that is certain.
+  /// Whether no other round follows. Before `drain` of that round, false if that is not known yet.
   [[nodiscard]] virtual bool last(std::int64_t round) const = 0;
 };
 
-/// What the ranks have brought along does not fit together.
+/// The arguments of the ranks do not fit together.
 struct ShmDisagreement {
   std::string what;
   int rank = -1;
@@ -49,18 +49,18 @@ struct ShmOutput {
 
 struct ShmArithmetic {
   Element element = Element::kFloat32;
-  Reduction reduction = Reduction::kSum;
+  ShmReduction reduction = ShmReduction::kSum;
 };
 
 using ShmCollective = std::unique_ptr<ShmRounds>;
 
-/// Nothing but the meeting.
+/// Ends when all ranks have arrived.
 [[nodiscard]] ShmCollective shm_barrier();
 
 /// `out` becomes the reduction of `in` over all ranks; they may be the same memory.
 [[nodiscard]] ShmCollective shm_all_reduce(ShmInput in, ShmOutput out, ShmArithmetic arithmetic,
                                            const ShmSegment& segment);
-/// The same on rank `root` only; the others keep theirs.
+/// As `shm_all_reduce`, but only on rank `root`; the data of the others stays as it is.
 [[nodiscard]] ShmCollective shm_reduce(ShmOutput data, ShmArithmetic arithmetic, int root,
                                        const ShmSegment& segment);
 /// `in` holds a part for each rank; `out` becomes the reduction of the own parts.
@@ -68,7 +68,7 @@ using ShmCollective = std::unique_ptr<ShmRounds>;
                                                ShmArithmetic arithmetic, const ShmSegment& segment);
 
 [[nodiscard]] ShmCollective shm_broadcast(ShmOutput data, int root, const ShmSegment& segment);
-/// `out` gets the `in` of each rank; it is empty on ranks that do not want them.
+/// `out` gets the `in` of each rank; it is empty on ranks that need no result.
 [[nodiscard]] ShmCollective shm_gather(ShmInput in, std::vector<ShmOutput> out,
                                        const ShmSegment& segment);
 /// `in` holds a part for each rank and is empty on all but `root`.

@@ -9,10 +9,10 @@
 namespace accelerate::detail {
 namespace {
 
-using Clock = ShmPatience::Clock;
+using Clock = WaitBudget::Clock;
 
-// Messages that nobody waits for are looked after this often, until there have been none for a
-// while. A thread that is woken for every message would cost more than the message.
+// The background thread checks this often for messages without a waiting thread, until there have
+// been none for a while. Waking it for every message would cost more than the message.
 constexpr auto kTick = std::chrono::milliseconds(1);
 constexpr int kTicksBeforeRest = 50;
 
@@ -83,12 +83,12 @@ void ShmMailbox::close() noexcept {
     report(lock, finished);
   }
   attention_.notify_all();
-  if (!caretaker_.joinable()) return;
-  // What is told to a caller of ours may end with the last reference to us.
-  if (caretaker_.get_id() == std::this_thread::get_id()) {
-    caretaker_.detach();
+  if (!background_.joinable()) return;
+  // A callback on this thread may release the last reference to the mailbox.
+  if (background_.get_id() == std::this_thread::get_id()) {
+    background_.detach();
   } else {
-    caretaker_.join();
+    background_.join();
   }
 }
 
@@ -126,21 +126,21 @@ void ShmMailbox::receive(const ShmMessagePtr& message) {
 void ShmMailbox::post(std::unique_lock<std::mutex>& lock, Finished& finished) {
   if (closed_) fail_all({ShmFault::kClosed, segment_->rank()}, finished);
   if (!idle()) {
-    if (!caretaker_.joinable())
-      caretaker_ = std::thread([self = shared_from_this()] { self->look_after(); });
+    if (!background_.joinable())
+      background_ = std::thread([self = shared_from_this()] { self->run_background(); });
     if (dozing_) attention_.notify_all();
   }
   report(lock, finished);
 }
 
-// Tells the owners, without the lock: they may post the next message.
+// Calls the callbacks, without the lock: they may post the next message.
 void ShmMailbox::report(std::unique_lock<std::mutex>& lock, Finished& finished) {
   if (finished.empty()) return;
-  // Another thread may sleep although its message has come.
+  // Another thread may sleep although its message has arrived.
   if (waiting_ > 0) segment_->ring_bell(segment_->rank());
   lock.unlock();
   for (const auto& message : finished) {
-    // It may hold what holds the message.
+    // The callback may hold an owner of the message.
     if (const auto on_done = std::exchange(message->on_done, nullptr)) on_done(*message);
   }
   finished.clear();
@@ -181,7 +181,7 @@ bool ShmMailbox::wait(const ShmMessagePtr& message, Clock::time_point until) {
       break;
     }
     // Bytes that came before the end of their sender count.
-    if (!message->done && !progress(finished)) give_up_on_the_gone(finished);
+    if (!message->done && !progress(finished)) fail_hopeless(finished);
     report(lock, finished);
   }
   --waiting_;
@@ -195,7 +195,7 @@ bool ShmMailbox::idle() const {
          std::none_of(inboxes_.begin(), inboxes_.end(), [](const Inbox& i) { return i.target; });
 }
 
-void ShmMailbox::look_after() {
+void ShmMailbox::run_background() {
   std::unique_lock lock(mutex_);
   int quiet = 0;
   while (!closed_) {
@@ -206,7 +206,7 @@ void ShmMailbox::look_after() {
       quiet = 0;
     }
     if (idle() || waiting_ > 0) {
-      // One who waits looks after all messages, and calls us when it goes before the last is done.
+      // A waiting thread moves all messages, and notifies this one if it returns before the last.
       attention_.wait_for(lock, idle() ? kTick : kTicksBeforeRest * kTick);
       continue;
     }
@@ -214,7 +214,7 @@ void ShmMailbox::look_after() {
     const auto seen = segment_->bell();
     Finished finished;
     if (!progress(finished)) {
-      give_up_on_the_gone(finished);
+      fail_hopeless(finished);
       if (finished.empty()) {
         lock.unlock();
         segment_->await_bell(seen, Clock::time_point::max());
@@ -240,12 +240,12 @@ bool ShmMailbox::push(int to, Finished& finished) {
   bool moved = false;
   while (!queue.empty()) {
     auto& message = *queue.front();
-    if (!message.announced) {
+    if (!message.frame_sent) {
       const Frame frame{message.tag, message.type, message.bytes};
       if (room(*segment_, own, to) < sizeof frame) break;
       static_cast<void>(
           put(*segment_, own, to, reinterpret_cast<const std::byte*>(&frame), sizeof frame));
-      message.announced = moved = true;
+      message.frame_sent = moved = true;
     }
     const auto n =
         put(*segment_, own, to, message.data + message.moved, message.bytes - message.moved);
@@ -336,7 +336,7 @@ void ShmMailbox::end_frame(int from, Finished& finished) {
     inbox.target = nullptr;
     return;
   }
-  // It may have been asked for while it came in.
+  // Its receive may have been posted while it came in.
   Stored stored{inbox.frame, std::move(inbox.aside)};
   inbox.aside = {};
   if (const auto message = take_posted(from, stored.frame)) {
@@ -383,7 +383,7 @@ bool ShmMailbox::take_stored(ShmMessage& message) {
 
 ShmOutcome ShmMailbox::why_hopeless(const ShmMessage& message) const {
   if (guard_->failed()) return {ShmFault::kVerdict, -1};
-  if (const auto told = segment_->told(); told.fault != ShmFault::kNone) return told;
+  if (const auto told = segment_->reported_fault(); told.fault != ShmFault::kNone) return told;
   if (Clock::now() - message.since >= message.timeout) return {ShmFault::kLate, message.peer};
   if (message.peer >= 0) return {segment_->state_of(message.peer), message.peer};
   ShmOutcome gone;
@@ -395,12 +395,12 @@ ShmOutcome ShmMailbox::why_hopeless(const ShmMessage& message) const {
   return gone;
 }
 
-void ShmMailbox::give_up_on_the_gone(Finished& finished) {
+void ShmMailbox::fail_hopeless(Finished& finished) {
   const auto hopeless = [&](const ShmMessagePtr& message) {
     const auto outcome = why_hopeless(*message);
     if (outcome.fault == ShmFault::kNone) return false;
     // Half a message may be in the ring, so that those behind it cannot be told apart.
-    message->outcome = outcome.fault == ShmFault::kLate ? segment_->tell(outcome) : outcome;
+    message->outcome = outcome.fault == ShmFault::kLate ? segment_->report_fault(outcome) : outcome;
     message->done = true;
     finished.push_back(message);
     return true;

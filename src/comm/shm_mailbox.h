@@ -2,10 +2,10 @@
 //
 // Internal, without Torch. What fits into a ring is sent at once; the rest follows as the receiver
 // takes it out. Messages of one sender with one tag arrive in the order they were sent. A message
-// nobody has asked for stays in the ring until one behind it is wanted, then it is put aside.
+// without a posted receive stays in the ring until one behind it is needed; then it is stored.
 //
-// Messages move when somebody posts or waits for one. For those that nobody waits for, a thread
-// looks after them once in a while.
+// Messages move when a thread posts or waits for one. A background thread moves those for which no
+// thread waits.
 #pragma once
 
 #include <condition_variable>
@@ -25,14 +25,14 @@
 
 namespace accelerate::detail {
 
-/// A message that is to be sent or received. The memory belongs to whoever posts it.
+/// A message to be sent or received. The memory belongs to the caller.
 struct ShmMessage {
   /// The receiver, or the sender; -1 for a message of any sender.
   int peer = -1;
   int tag = 0;
   std::byte* data = nullptr;  // only read when it is sent
   std::size_t bytes = 0;
-  /// What the bytes are; both sides must say the same.
+  /// The dtype of the data; must be equal on both sides.
   std::uint32_t type = 0;
   /// How long it may take.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
@@ -40,13 +40,13 @@ struct ShmMessage {
   std::function<void(ShmMessage&)> on_done = {};
 
   bool done = false;
-  int source = -1;           ///< who has sent what was received
+  int source = -1;           ///< the sender of a received message
   ShmOutcome outcome = {};   ///< a peer is gone
   std::string problem = {};  ///< the message is not what was expected
   // How far it is; for the mailbox alone.
   std::size_t moved = 0;
-  bool announced = false;
-  ShmPatience::Clock::time_point since = {};
+  bool frame_sent = false;
+  WaitBudget::Clock::time_point since = {};
 };
 
 using ShmMessagePtr = std::shared_ptr<ShmMessage>;
@@ -60,10 +60,10 @@ class ShmMailbox : public std::enable_shared_from_this<ShmMailbox> {
 
   void send(const ShmMessagePtr& message);
   void receive(const ShmMessagePtr& message);
-  /// False when the message is not done by then.
-  [[nodiscard]] bool wait(const ShmMessagePtr& message, ShmPatience::Clock::time_point until);
+  /// Returns false if the message is not done by `until`.
+  [[nodiscard]] bool wait(const ShmMessagePtr& message, WaitBudget::Clock::time_point until);
   [[nodiscard]] bool done(const ShmMessagePtr& message);
-  /// Ends all messages that are under way, with `kClosed`. To be called before the last owner goes.
+  /// Ends all messages under way with `kClosed`. To be called before the last owner is destroyed.
   void close() noexcept;
 
  private:
@@ -72,18 +72,18 @@ class ShmMailbox : public std::enable_shared_from_this<ShmMailbox> {
     std::uint32_t type;
     std::uint64_t bytes;
   };
-  // A message that arrived before anybody asked for it.
+  // A message that arrived before its receive was posted.
   struct Stored {
     Frame frame;
     std::vector<std::byte> data;
   };
-  // What comes in from one rank.
+  // The incoming bytes of one rank.
   struct Inbox {
     bool in_frame = false;
     Frame frame{};
     std::size_t arrived = 0;
-    ShmMessagePtr target;  // null: it is put aside,
-    bool dropped = false;  // or nobody wants it any more
+    ShmMessagePtr target;  // null if the message is stored,
+    bool dropped = false;  // or discarded because its receive has failed
     std::vector<std::byte> aside;
     std::deque<Stored> stored;
   };
@@ -98,13 +98,13 @@ class ShmMailbox : public std::enable_shared_from_this<ShmMailbox> {
   [[nodiscard]] ShmMessagePtr take_posted(int from, const Frame& frame);
   [[nodiscard]] bool take_stored(ShmMessage& message);
   void fill_from(const Stored& stored, int from, ShmMessage& message);
-  void give_up_on_the_gone(Finished& finished);
+  void fail_hopeless(Finished& finished);
   [[nodiscard]] ShmOutcome why_hopeless(const ShmMessage& message) const;
   void fail_all(ShmOutcome outcome, Finished& finished) noexcept;
   [[nodiscard]] bool idle() const;
   void post(std::unique_lock<std::mutex>& lock, Finished& finished);
   void report(std::unique_lock<std::mutex>& lock, Finished& finished);
-  void look_after();
+  void run_background();
 
   std::shared_ptr<ShmSegment> segment_;
   std::shared_ptr<CallGuard> guard_;
@@ -117,7 +117,7 @@ class ShmMailbox : public std::enable_shared_from_this<ShmMailbox> {
   bool closed_ = false;
   std::condition_variable attention_;
   bool dozing_ = false;
-  std::thread caretaker_;
+  std::thread background_;
 };
 
 }  // namespace accelerate::detail

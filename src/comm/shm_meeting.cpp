@@ -30,7 +30,7 @@ class Meeting {
   }
 
  private:
-  // False when nobody has set the key by then.
+  // Returns false if the key is not set by then.
   [[nodiscard]] bool await(const std::string& key, std::chrono::milliseconds limit) {
     try {
       store_.wait({key}, std::max(limit, std::chrono::milliseconds(1)));
@@ -71,7 +71,7 @@ class Meeting {
     if (!why_not.empty()) return decide(why_not);
     const auto end = Clock::now() + options_.meeting_timeout;
     for (int rank = 1; rank < size_; ++rank) {
-      if (store_.check({kVerdict})) break;  // somebody has given up already
+      if (store_.check({kVerdict})) break;  // another rank has given up
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
       if (!await(answer_of(rank), left)) {
         return decide(

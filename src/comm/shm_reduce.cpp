@@ -152,7 +152,7 @@ struct Xor {
 };
 
 struct Job {
-  Reduction reduction;
+  ShmReduction reduction;
   std::span<const std::byte* const> sources;
   std::byte* out;
   std::byte* also;
@@ -188,7 +188,7 @@ ACCELERATE_INLINE void reduce_blocks(const Job& job) {
         sum[i] = Operation::of(sum[i], static_cast<Wide>(widen(next[i])));
       }
     }
-    if (job.reduction == Reduction::kAverage) {
+    if (job.reduction == ShmReduction::kAverage) {
       const auto divisor = static_cast<Wide>(ranks);
       for (std::size_t i = 0; i < n; ++i) sum[i] = static_cast<Wide>(sum[i] / divisor);
     }
@@ -208,11 +208,11 @@ ACCELERATE_INLINE void reduce_as(const Job& job) {
 template <class T>
 ACCELERATE_INLINE void reduce_float(const Job& job) {
   switch (job.reduction) {
-    case Reduction::kProduct:
+    case ShmReduction::kProduct:
       return reduce_as<Product, T>(job);
-    case Reduction::kMinimum:
+    case ShmReduction::kMinimum:
       return reduce_as<Minimum, T>(job);
-    case Reduction::kMaximum:
+    case ShmReduction::kMaximum:
       return reduce_as<Maximum, T>(job);
     default:
       return reduce_as<Sum, T>(job);
@@ -224,9 +224,9 @@ template <class T>
 ACCELERATE_INLINE void reduce_signed(const Job& job) {
   using Widest = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
   switch (job.reduction) {
-    case Reduction::kAverage:
+    case ShmReduction::kAverage:
       return reduce_blocks<Sum, T, Widest>(job);
-    case Reduction::kMinimum:
+    case ShmReduction::kMinimum:
       return reduce_as<Minimum, T>(job);
     default:
       return reduce_as<Maximum, T>(job);
@@ -236,15 +236,15 @@ ACCELERATE_INLINE void reduce_signed(const Job& job) {
 template <class T>
 ACCELERATE_INLINE void reduce_unsigned(const Job& job) {
   switch (job.reduction) {
-    case Reduction::kSum:
+    case ShmReduction::kSum:
       return reduce_as<Sum, T>(job);
-    case Reduction::kProduct:
+    case ShmReduction::kProduct:
       return reduce_as<Product, T>(job);
-    case Reduction::kAnd:
+    case ShmReduction::kAnd:
       return reduce_as<And, T>(job);
-    case Reduction::kOr:
+    case ShmReduction::kOr:
       return reduce_as<Or, T>(job);
-    case Reduction::kXor:
+    case ShmReduction::kXor:
       return reduce_as<Xor, T>(job);
     default:
       return reduce_signed<T>(job);
@@ -253,11 +253,11 @@ ACCELERATE_INLINE void reduce_unsigned(const Job& job) {
 
 ACCELERATE_INLINE void reduce_truth(const Job& job) {
   switch (job.reduction) {
-    case Reduction::kProduct:
-    case Reduction::kMinimum:
-    case Reduction::kAnd:
+    case ShmReduction::kProduct:
+    case ShmReduction::kMinimum:
+    case ShmReduction::kAnd:
       return reduce_as<And, Truth>(job);
-    case Reduction::kXor:
+    case ShmReduction::kXor:
       return reduce_as<Xor, Truth>(job);
     default:
       return reduce_as<Or, Truth>(job);
@@ -295,9 +295,9 @@ ACCELERATE_FOR_EACH_PROCESSOR void reduce_job(Element element, const Job& job) {
   }
 }
 
-bool sign_matters(Reduction reduction) {
-  return reduction == Reduction::kAverage || reduction == Reduction::kMinimum ||
-         reduction == Reduction::kMaximum;
+bool sign_matters(ShmReduction reduction) {
+  return reduction == ShmReduction::kAverage || reduction == ShmReduction::kMinimum ||
+         reduction == ShmReduction::kMaximum;
 }
 
 Element without_sign(Element element) {
@@ -342,21 +342,22 @@ std::size_t bytes_of(Element element) noexcept {
   }
 }
 
-bool can_reduce(Element element, Reduction reduction) noexcept {
+bool can_reduce(Element element, ShmReduction reduction) noexcept {
   switch (reduction) {
-    case Reduction::kAnd:
-    case Reduction::kOr:
-    case Reduction::kXor:
+    case ShmReduction::kAnd:
+    case ShmReduction::kOr:
+    case ShmReduction::kXor:
       return !is_float(element);
-    case Reduction::kAverage:
+    case ShmReduction::kAverage:
       return element != Element::kBool;
     default:
       return true;
   }
 }
 
-void reduce(Element element, Reduction reduction, std::span<const std::byte* const> sources,
-            std::byte* out, std::byte* also, std::size_t count) noexcept {
+void reduce_elements(Element element, ShmReduction reduction,
+                     std::span<const std::byte* const> sources, std::byte* out, std::byte* also,
+                     std::size_t count) noexcept {
   if (count == 0) return;
   if (!sign_matters(reduction)) element = without_sign(element);
   reduce_job(element, {reduction, sources, out, also, count});

@@ -27,7 +27,7 @@ enum class Element : std::uint8_t {
   kFloat64,
 };
 
-enum class Reduction : std::uint8_t {
+enum class ShmReduction : std::uint8_t {
   kSum,
   kAverage,  ///< of integers: rounded towards zero
   kProduct,
@@ -41,14 +41,15 @@ enum class Reduction : std::uint8_t {
 [[nodiscard]] std::size_t bytes_of(Element element) noexcept;
 
 /// Bits of floats are not combined, and truth values have no average.
-[[nodiscard]] bool can_reduce(Element element, Reduction reduction) noexcept;
+[[nodiscard]] bool can_reduce(Element element, ShmReduction reduction) noexcept;
 
 /// `out[i]` becomes the reduction of `sources[rank][i]` over all ranks, for `count` elements, and
 /// so does `also[i]` unless it is null. Each may be one of the sources.
 ///
 /// Numbers of 16 bits are added up as float32 and rounded once; integers wrap; truth values are
 /// added with "or" and multiplied with "and".
-void reduce(Element element, Reduction reduction, std::span<const std::byte* const> sources,
-            std::byte* out, std::byte* also, std::size_t count) noexcept;
+void reduce_elements(Element element, ShmReduction reduction,
+                     std::span<const std::byte* const> sources, std::byte* out, std::byte* also,
+                     std::size_t count) noexcept;
 
 }  // namespace accelerate::detail

@@ -26,7 +26,7 @@
 namespace accelerate::detail {
 namespace {
 
-using Clock = ShmPatience::Clock;
+using Clock = WaitBudget::Clock;
 using Word = std::atomic<std::uint32_t>;
 static_assert(sizeof(Word) == 4 && Word::is_always_lock_free &&
               std::atomic<std::uint64_t>::is_always_lock_free);
@@ -57,7 +57,7 @@ long futex(const Word& word, int operation, std::uint32_t value, const timespec*
 
 void wake_all(const Word& word) { futex(word, FUTEX_WAKE, INT_MAX); }
 
-// True when nobody woke us, for a slice or until `end`.
+// Sleeps for a slice or until `end`; true if not woken.
 bool sleep_while(const Word& word, std::uint32_t value, Clock::time_point end) {
   const auto now = Clock::now();
   if (end <= now) return true;
@@ -114,7 +114,7 @@ struct alignas(128) ShmSegment::Line {
   Word step{0};
   Word left{0};
   std::int32_t process = 0;
-  // By the parity of the step: nobody can be two steps ahead of anybody.
+  // By the parity of the step: no rank can be two steps ahead of another.
   std::array<std::atomic<std::uint64_t>, 2> calls{};
   alignas(128) Word bell{0};
   Word listeners{0};
@@ -132,7 +132,7 @@ struct ShmSegment::Header {
   alignas(128) std::atomic<std::uint64_t> arrivals{0};
   alignas(128) Word epoch{0};  // the last complete step
   alignas(128) Word sleepers{0};
-  alignas(128) std::atomic<std::uint64_t> told{0};
+  alignas(128) std::atomic<std::uint64_t> fault{0};
   std::array<Line, kMaxRanks> lines{};
 
   [[nodiscard]] std::size_t slots_at() const { return up_to(sizeof(Header), kPage); }
@@ -338,7 +338,7 @@ bool ShmSegment::behind(int rank) const noexcept {
   return static_cast<std::int32_t>(step - static_cast<std::uint32_t>(step_)) < 0;
 }
 
-ShmOutcome ShmSegment::await(const ShmPatience& patience, const CallGuard* guard) {
+ShmOutcome ShmSegment::await(const WaitBudget& patience, const CallGuard* guard) {
   if (failed_.fault != ShmFault::kNone) return failed_;
   const auto outcome = complete() ? compare_calls() : wait_for_all(patience, guard);
   if (outcome.fault != ShmFault::kPending && outcome.fault != ShmFault::kClosed) failed_ = outcome;
@@ -362,17 +362,17 @@ ShmOutcome ShmSegment::compare_calls() {
     if (calls[rank] == 0 || in_call(calls[rank]) * 2 <= size_) continue;
     const auto stray = std::find_if(calls.begin(), calls.begin() + size_,
                                     [&](auto call) { return call != 0 && call != calls[rank]; });
-    return tell({ShmFault::kOtherCall, static_cast<int>(stray - calls.begin())});
+    return report_fault({ShmFault::kOtherCall, static_cast<int>(stray - calls.begin())});
   }
-  return tell({ShmFault::kOtherCall, first_other});
+  return report_fault({ShmFault::kOtherCall, first_other});
 }
 
-ShmOutcome ShmSegment::wait_for_all(const ShmPatience& patience, const CallGuard* guard) {
+ShmOutcome ShmSegment::wait_for_all(const WaitBudget& patience, const CallGuard* guard) {
   const auto start = Clock::now();
   if (waiting_since_ == Clock::time_point{}) waiting_since_ = start;
   const auto pending = [&] { return ShmOutcome{ShmFault::kPending, -1}; };
   if (patience.until <= start) {
-    // One who looks again and again shall not look for a dead peer forever.
+    // A caller that polls must find a dead peer too.
     const bool seldom = start - waiting_since_ >= kSlice;
     const auto outcome = seldom ? look_around(patience, guard) : glance(guard);
     return outcome.fault == ShmFault::kNone ? pending() : outcome;
@@ -397,7 +397,7 @@ ShmOutcome ShmSegment::wait_for_all(const ShmPatience& patience, const CallGuard
   }
 }
 
-// True when nobody woke us.
+// True if not woken.
 bool ShmSegment::sleep_until(Clock::time_point end) noexcept {
   header_->sleepers.fetch_add(1, std::memory_order_seq_cst);
   const auto epoch = header_->epoch.load(std::memory_order_seq_cst);
@@ -409,26 +409,26 @@ bool ShmSegment::sleep_until(Clock::time_point end) noexcept {
   return nobody;
 }
 
-// What can be seen at no cost.
+// The checks that need no system call.
 ShmOutcome ShmSegment::glance(const CallGuard* guard) {
-  ShmOutcome outcome = told();
+  ShmOutcome outcome = reported_fault();
   if (closed()) outcome = {ShmFault::kClosed, rank_};
   if (outcome.fault == ShmFault::kNone && guard != nullptr && guard->failed()) {
     outcome = {ShmFault::kVerdict, -1};
   }
   for (int rank = 0; rank < size_ && outcome.fault == ShmFault::kNone; ++rank) {
     if (header_->lines[rank].left.load() != 0 && behind(rank)) {
-      outcome = tell({ShmFault::kLeft, rank});
+      outcome = report_fault({ShmFault::kLeft, rank});
     }
   }
   // All may have arrived before that happened.
   return complete() ? compare_calls() : outcome;
 }
 
-// When nothing has happened for a while.
-ShmOutcome ShmSegment::look_around(const ShmPatience& patience, const CallGuard* guard) {
+// The checks after a wait in which nothing happened.
+ShmOutcome ShmSegment::look_around(const WaitBudget& patience, const CallGuard* guard) {
   if (const auto outcome = glance(guard); outcome.fault != ShmFault::kNone) return outcome;
-  // Those who are here may not be in the same call.
+  // The ranks that have arrived may be in different calls.
   if (const auto outcome = compare_calls(); outcome.fault != ShmFault::kNone) return outcome;
   int missing = -1;
   for (int rank = size_ - 1; rank >= 0; --rank) {
@@ -436,10 +436,10 @@ ShmOutcome ShmSegment::look_around(const ShmPatience& patience, const CallGuard*
     missing = rank;
     const auto state = state_of(rank);
     // It may have arrived and ended between the two looks.
-    if (state != ShmFault::kNone && behind(rank)) return tell({state, rank});
+    if (state != ShmFault::kNone && behind(rank)) return report_fault({state, rank});
   }
   if (missing >= 0 && Clock::now() - waiting_since_ >= patience.timeout) {
-    return tell({ShmFault::kLate, missing});
+    return report_fault({ShmFault::kLate, missing});
   }
   return {};
 }
@@ -459,10 +459,10 @@ ShmFault ShmSegment::state_of(int rank) const noexcept {
   return line.left.load() != 0 ? ShmFault::kLeft : ShmFault::kDied;
 }
 
-// The first one to find a fault tells the others, who are not to find another one.
-ShmOutcome ShmSegment::tell(ShmOutcome outcome) noexcept {
+// The first fault counts: all ranks report the same one.
+ShmOutcome ShmSegment::report_fault(ShmOutcome outcome) noexcept {
   std::uint64_t none = 0;
-  if (header_->told.compare_exchange_strong(none, pack(outcome))) {
+  if (header_->fault.compare_exchange_strong(none, pack(outcome))) {
     wake_all(header_->epoch);
     for (int rank = 0; rank < size_; ++rank) ring_bell(rank);
     return outcome;
@@ -470,10 +470,10 @@ ShmOutcome ShmSegment::tell(ShmOutcome outcome) noexcept {
   return unpack(none);
 }
 
-ShmOutcome ShmSegment::told() const noexcept { return unpack(header_->told.load()); }
+ShmOutcome ShmSegment::reported_fault() const noexcept { return unpack(header_->fault.load()); }
 
 ShmRing& ShmSegment::ring(int from, int to) const noexcept {
-  // All zero, as memory of the system is, is a ring that nobody has used.
+  // New memory is zero, which is an empty ring.
   return *reinterpret_cast<ShmRing*>(base_ + header_->ring_at(from, to));
 }
 

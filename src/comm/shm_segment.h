@@ -6,8 +6,8 @@
 //
 // Collectives proceed in steps. Before a step each rank writes into its own slot; once all ranks
 // have arrived, each reads the slots of the others. A rank has two slots, used in turn: one is read
-// while the other is filled for the next step. With its arrival a rank says which call it is in, so
-// that ranks in different calls find out before they touch the data.
+// while the other is filled for the next step. With its arrival a rank publishes the signature of
+// its call, so that ranks in different calls are found before they read data.
 #pragma once
 
 #include <atomic>
@@ -23,16 +23,16 @@
 namespace accelerate::detail {
 
 struct ShmOptions {
-  /// What a rank can hand over in one step. Rank 0 decides, as with all sizes but `inline_bytes`.
+  /// Bytes per rank in one step. Rank 0 decides, as for all sizes but `inline_bytes`.
   std::int64_t chunk_bytes = 1 << 20;
-  /// Messages from rank to rank of up to this size are sent before anybody receives them.
+  /// Messages from rank to rank of up to this size are sent before they are received.
   std::int64_t mailbox_bytes = 256 << 10;
   /// Up to this size every rank reduces all of the data, which takes one step instead of two.
   std::int64_t direct_bytes = 32 << 10;
   /// Asynchronous calls with more than this run on a thread of their own.
   std::int64_t inline_bytes = 64 << 10;
-  /// How long a rank that waits keeps its core before it lets others run, and how often it does the
-  /// latter before it sleeps. Unset: as suits the number of ranks and cores.
+  /// How long a waiting rank spins before it yields, and how often it yields before it sleeps.
+  /// Negative values choose by the number of ranks and cores.
   std::chrono::microseconds spin = std::chrono::microseconds(-1);
   int yields = -1;
   /// A rank that has not arrived after this long has failed.
@@ -43,42 +43,42 @@ struct ShmOptions {
 
 enum class ShmFault : std::uint8_t {
   kNone,
-  kPending,  ///< not there yet, and the caller did not want to wait any longer
+  kPending,  ///< incomplete at the end of the wait budget
   kOtherCall,
   kLeft,
   kDied,
   kLate,
-  kVerdict,  ///< the guard knows more
+  kVerdict,  ///< the guard has the diagnosis
   kClosed,   ///< this rank closes its side
 };
 
-/// How a wait ended, and which rank is to blame.
+/// How a wait ended, and the rank at fault.
 struct ShmOutcome {
   ShmFault fault = ShmFault::kNone;
   int rank = -1;
 };
 
 /// How long to wait for others.
-struct ShmPatience {
+struct WaitBudget {
   using Clock = std::chrono::steady_clock;
-  /// The end of the caller's patience, which is nobody's fault. In the past: just look.
+  /// When the caller stops waiting, which is no fault. A time in the past means: do not wait.
   Clock::time_point until = Clock::time_point::max();
   /// After this the missing rank is at fault.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  /// Sleep when spinning did not help; else give up then.
+  /// Whether to sleep after spinning; otherwise the wait ends then.
   bool sleep = true;
 };
 
-/// How a rank that waits passes the time before it sleeps: it keeps its core, then lets others run.
+/// The pauses of a waiting rank before it sleeps: it spins, then yields.
 ///
-/// Both are fast only when the others are the ones that run. A rank that shares its core with the
-/// one it waits for keeps it in vain, and whoever is busy with something else does not give it back
-/// for milliseconds. So what did not help is left out for a while.
+/// Spinning is useless if the rank shares its core with the one it waits for, and a yield is slow
+/// if an unrelated process takes the core for milliseconds. So a step that did not help is skipped
+/// for a while.
 class ShmPauses {
  public:
-  using Clock = ShmPatience::Clock;
+  using Clock = WaitBudget::Clock;
 
-  /// What the waits of a process have learned.
+  /// What earlier waits of the process have learned.
   struct Habits {
     std::atomic<Clock::rep> no_yield_before{0};
     std::atomic<unsigned> vain_spins{0};
@@ -87,7 +87,7 @@ class ShmPauses {
   ShmPauses(std::chrono::microseconds spin, int yields, Habits& habits) noexcept;
   /// False when it is time to sleep.
   [[nodiscard]] bool next() noexcept;
-  /// What was waited for has come.
+  /// The wait was successful.
   void came() noexcept;
 
  private:
@@ -135,10 +135,10 @@ class ShmSegment {
  public:
   static constexpr int kMaxRanks = 64;
 
-  /// Rank 0 makes the segment. Null, and `why_not` says why, when the system does not grant it.
+  /// Rank 0 makes the segment. Returns null and sets `why_not` if the system refuses.
   [[nodiscard]] static std::unique_ptr<ShmSegment> make(int size, const ShmOptions& options,
                                                         std::string& why_not);
-  /// The others map it. Null, and `why_not` says why, when it cannot be found at `address`.
+  /// The others map it. Returns null and sets `why_not` if it is not found at `address`.
   [[nodiscard]] static std::unique_ptr<ShmSegment> open(const std::string& address, int rank,
                                                         int size, const ShmOptions& options,
                                                         std::string& why_not);
@@ -148,13 +148,13 @@ class ShmSegment {
 
   /// Where other processes find the segment of rank 0.
   [[nodiscard]] std::string address() const;
-  /// To be called when all ranks have mapped the segment: from here on their death is noticed.
+  /// To be called when all ranks have mapped the segment: from then on their end is noticed.
   void watch_peers();
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
-  /// What ranks hand over in one step: what the caches hold. A long reduction may take more, all
-  /// that a slot holds.
+  /// Bytes per rank in one step, which fit into the caches. A long reduction may use more, up to
+  /// `slot_bytes`.
   [[nodiscard]] std::size_t chunk_bytes() const noexcept;
   [[nodiscard]] std::size_t slot_bytes() const noexcept;
   [[nodiscard]] std::int64_t direct_bytes() const noexcept;
@@ -167,9 +167,9 @@ class ShmSegment {
   [[nodiscard]] ShmSlots slots() const noexcept { return slots(step_); }
   /// This rank is in `call` and has filled its slot. The step before must be complete.
   void arrive(std::uint64_t call) noexcept;
-  /// Waits until all ranks are here and compares their calls. A fault other than `kPending` and
-  /// `kClosed` is told to all ranks, and every later step ends with it.
-  [[nodiscard]] ShmOutcome await(const ShmPatience& patience, const CallGuard* guard);
+  /// Waits until all ranks have arrived and compares their calls. A fault other than `kPending` and
+  /// `kClosed` is reported to all ranks, and every later step ends with it.
+  [[nodiscard]] ShmOutcome await(const WaitBudget& patience, const CallGuard* guard);
 
   // --- messages: by any thread
 
@@ -177,19 +177,19 @@ class ShmSegment {
   [[nodiscard]] ShmRing& ring(int from, int to) const noexcept;
   [[nodiscard]] std::byte* ring_data(int from, int to) const noexcept;
   [[nodiscard]] std::size_t ring_bytes() const noexcept;
-  /// False when the system has no memory for the messages to that rank.
+  /// Returns false if the system has no memory for the messages to that rank.
   [[nodiscard]] bool prepare_ring(int to) noexcept;
-  /// Tells a rank to look at its rings.
+  /// Wakes a rank that waits for messages.
   void ring_bell(int rank) noexcept;
   [[nodiscard]] std::uint32_t bell() const noexcept;
   /// Sleeps until the bell of this rank is no longer at `seen`, at most 100 ms and until `end`.
-  void await_bell(std::uint32_t seen, ShmPatience::Clock::time_point end) noexcept;
-  /// Whether the rank has left or died; `kNone` when it is well.
+  void await_bell(std::uint32_t seen, WaitBudget::Clock::time_point end) noexcept;
+  /// `kLeft` or `kDied` if the rank has ended, else `kNone`.
   [[nodiscard]] ShmFault state_of(int rank) const noexcept;
-  /// Tells all ranks of a fault, so that whoever waits stops. Returns what they are told: the first
-  /// fault that somebody found.
-  ShmOutcome tell(ShmOutcome outcome) noexcept;
-  [[nodiscard]] ShmOutcome told() const noexcept;
+  /// Reports a fault to all ranks, which ends their waits. Returns the first fault that any rank
+  /// has reported.
+  ShmOutcome report_fault(ShmOutcome outcome) noexcept;
+  [[nodiscard]] ShmOutcome reported_fault() const noexcept;
   [[nodiscard]] ShmPauses pauses() const noexcept { return {spin_, yields_, habits_}; }
 
   // --- the end
@@ -198,7 +198,7 @@ class ShmSegment {
   void close() noexcept;
   [[nodiscard]] bool closed() const noexcept { return closed_.load(); }
 
-  /// The others need not wait for this rank any more. What it has sent stays.
+  /// Tells the others that this rank has left. Data that it has sent stays readable.
   void leave() noexcept;
 
   /// "rank 2 (process 711) has ended".
@@ -215,10 +215,10 @@ class ShmSegment {
   [[nodiscard]] bool complete() const noexcept;
   [[nodiscard]] bool behind(int rank) const noexcept;
   [[nodiscard]] ShmOutcome compare_calls();
-  [[nodiscard]] ShmOutcome wait_for_all(const ShmPatience& patience, const CallGuard* guard);
+  [[nodiscard]] ShmOutcome wait_for_all(const WaitBudget& patience, const CallGuard* guard);
   [[nodiscard]] ShmOutcome glance(const CallGuard* guard);
-  [[nodiscard]] ShmOutcome look_around(const ShmPatience& patience, const CallGuard* guard);
-  [[nodiscard]] bool sleep_until(ShmPatience::Clock::time_point end) noexcept;
+  [[nodiscard]] ShmOutcome look_around(const WaitBudget& patience, const CallGuard* guard);
+  [[nodiscard]] bool sleep_until(WaitBudget::Clock::time_point end) noexcept;
 
   int rank_;
   int size_;
@@ -229,7 +229,7 @@ class ShmSegment {
   std::uint64_t step_ = 0;
   std::uint64_t call_ = 0;
   ShmOutcome failed_ = {};
-  ShmPatience::Clock::time_point waiting_since_{};
+  WaitBudget::Clock::time_point waiting_since_{};
   std::chrono::microseconds spin_{0};
   int yields_ = 0;
   mutable ShmPauses::Habits habits_;

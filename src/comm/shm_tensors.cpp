@@ -3,9 +3,12 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <optional>
+#include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "accelerate/errors.h"
+#include "comm/call_checks.h"
 #include "comm/call_facts.h"
 #include "core/text.h"
 
@@ -14,68 +17,37 @@ namespace {
 
 using ReduceOp = c10d::ReduceOp;
 
-std::optional<Element> element_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kBool:
-      return Element::kBool;
-    case at::kChar:
-      return Element::kInt8;
-    case at::kByte:
-      return Element::kUInt8;
-    case at::kShort:
-      return Element::kInt16;
-    case at::kUInt16:
-      return Element::kUInt16;
-    case at::kInt:
-      return Element::kInt32;
-    case at::kUInt32:
-      return Element::kUInt32;
-    case at::kLong:
-      return Element::kInt64;
-    case at::kUInt64:
-      return Element::kUInt64;
-    case at::kHalf:
-      return Element::kFloat16;
-    case at::kBFloat16:
-      return Element::kBFloat16;
-    case at::kFloat:
-    case at::kComplexFloat:
-      return Element::kFloat32;
-    case at::kDouble:
-    case at::kComplexDouble:
-      return Element::kFloat64;
-    default:
-      return std::nullopt;
-  }
-}
+constexpr std::pair<at::ScalarType, Element> kElements[] = {
+    {at::kBool, Element::kBool},
+    {at::kChar, Element::kInt8},
+    {at::kByte, Element::kUInt8},
+    {at::kShort, Element::kInt16},
+    {at::kUInt16, Element::kUInt16},
+    {at::kInt, Element::kInt32},
+    {at::kUInt32, Element::kUInt32},
+    {at::kLong, Element::kInt64},
+    {at::kUInt64, Element::kUInt64},
+    {at::kHalf, Element::kFloat16},
+    {at::kBFloat16, Element::kBFloat16},
+    {at::kFloat, Element::kFloat32},
+    {at::kDouble, Element::kFloat64},
+    {at::kComplexFloat, Element::kFloat32},
+    {at::kComplexDouble, Element::kFloat64}};
 
 struct NamedReduction {
-  Reduction reduction;
+  ReduceOp::RedOpType operation;
+  ShmReduction reduction;
   const char* name;
 };
 
-std::optional<NamedReduction> reduction_of(ReduceOp::RedOpType reduction) {
-  switch (reduction) {
-    case ReduceOp::SUM:
-      return NamedReduction{Reduction::kSum, "sum"};
-    case ReduceOp::AVG:
-      return NamedReduction{Reduction::kAverage, "average"};
-    case ReduceOp::PRODUCT:
-      return NamedReduction{Reduction::kProduct, "product"};
-    case ReduceOp::MIN:
-      return NamedReduction{Reduction::kMinimum, "minimum"};
-    case ReduceOp::MAX:
-      return NamedReduction{Reduction::kMaximum, "maximum"};
-    case ReduceOp::BAND:
-      return NamedReduction{Reduction::kAnd, "bitwise and"};
-    case ReduceOp::BOR:
-      return NamedReduction{Reduction::kOr, "bitwise or"};
-    case ReduceOp::BXOR:
-      return NamedReduction{Reduction::kXor, "bitwise xor"};
-    default:
-      return std::nullopt;
-  }
-}
+constexpr NamedReduction kReductions[] = {{ReduceOp::SUM, ShmReduction::kSum, "sum"},
+                                          {ReduceOp::AVG, ShmReduction::kAverage, "average"},
+                                          {ReduceOp::PRODUCT, ShmReduction::kProduct, "product"},
+                                          {ReduceOp::MIN, ShmReduction::kMinimum, "minimum"},
+                                          {ReduceOp::MAX, ShmReduction::kMaximum, "maximum"},
+                                          {ReduceOp::BAND, ShmReduction::kAnd, "bitwise and"},
+                                          {ReduceOp::BOR, ShmReduction::kOr, "bitwise or"},
+                                          {ReduceOp::BXOR, ShmReduction::kXor, "bitwise xor"}};
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
@@ -83,45 +55,24 @@ bool is_plain(const at::Tensor& tensor) {
 
 }  // namespace
 
-void check_dense(const char* kind, const at::Tensor& tensor) {
-  if (!tensor.defined()) throw ArgumentError(str(kind, ": a tensor is undefined."));
-  if (tensor.is_nested() || tensor.is_quantized() || tensor.layout() != at::kStrided) {
-    throw ArgumentError(str(kind, ": the tensor is ",
-                            tensor.is_nested()      ? std::string("nested")
-                            : tensor.is_quantized() ? std::string("quantized")
-                                                    : detail::str("of layout ", tensor.layout()),
-                            ", and only dense tensors can be sent. Convert it first."));
-  }
-  if (!tensor.is_cpu()) {
-    throw ArgumentError(str(kind, ": the tensor is on ", tensor.device().str(),
-                            ", but shared memory serves the CPU. Move it there first."));
-  }
-}
-
 ShmArithmetic arithmetic_of(const char* kind, const at::Tensor& tensor, const ReduceOp& reduction) {
   check_dense(kind, tensor);
   const auto dtype = tensor.scalar_type();
-  const auto known = reduction_of(reduction.op_);
-  if (!known) {
+  const auto* known = std::ranges::find(kReductions, reduction.op_, &NamedReduction::operation);
+  if (known == std::end(kReductions)) {
     throw UnsupportedError(str(kind, ": reduction ", static_cast<int>(reduction.op_),
                                " of c10d needs another backend. Scale, then use the sum."));
   }
-  const auto element = element_of(dtype);
-  // The parts of complex numbers are added up one by one; nothing else can be done to them so.
-  const bool by_parts = !at::isComplexType(dtype) || known->reduction == Reduction::kSum ||
-                        known->reduction == Reduction::kAverage;
-  if (element && by_parts && can_reduce(*element, known->reduction)) {
-    return {*element, known->reduction};
+  const auto* element =
+      std::ranges::find(kElements, dtype, &std::pair<at::ScalarType, Element>::first);
+  // Real and imaginary parts are added separately; other reductions of complex numbers need both.
+  const bool by_parts = !at::isComplexType(dtype) || known->reduction == ShmReduction::kSum ||
+                        known->reduction == ShmReduction::kAverage;
+  if (element != std::end(kElements) && by_parts && can_reduce(element->second, known->reduction)) {
+    return {element->second, known->reduction};
   }
   throw UnsupportedError(str(kind, ": there is no ", known->name, " of ", dtype_literal(dtype),
                              ". Convert the tensor, or gather it and compute the result."));
-}
-
-void check_dtype(const char* kind, const at::Tensor& tensor, const at::Tensor& like) {
-  if (tensor.scalar_type() == like.scalar_type()) return;
-  throw ArgumentError(str(kind, ": the tensors are of ", dtype_literal(tensor.scalar_type()),
-                          " and ", dtype_literal(like.scalar_type()),
-                          "; all must be of one dtype."));
 }
 
 ShmInput ShmMemory::in(const char* kind, const at::Tensor& tensor) {
@@ -156,7 +107,7 @@ ShmOutput ShmMemory::writable(const at::Tensor& tensor, at::Tensor dense) {
 
 std::function<void()> ShmMemory::copy_back() && {
   return [held = std::move(held_), copies = std::move(copies_)] {
-    // As with the tensors that are written directly, autograd is not told.
+    // Hidden from autograd, as for the tensors that are written directly.
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (const auto& [to, from] : copies) to.copy_(from);
   };

@@ -13,17 +13,11 @@
 
 namespace accelerate::detail {
 
-/// Throws `UnsupportedError` when elements of that kind cannot be reduced so.
+/// Throws `UnsupportedError` if the dtype does not support the reduction.
 [[nodiscard]] ShmArithmetic arithmetic_of(const char* kind, const at::Tensor& tensor,
                                           const c10d::ReduceOp& reduction);
 
-/// Throws `ArgumentError` when the tensor is not dense or not on the CPU.
-void check_dense(const char* kind, const at::Tensor& tensor);
-
-/// Throws `ArgumentError` when the two differ.
-void check_dtype(const char* kind, const at::Tensor& tensor, const at::Tensor& like);
-
-/// The memory of the tensors of a call: their own, or a copy of those that are not contiguous.
+/// The memory of the tensors of a call: their own, or a copy if they are not contiguous.
 ///
 /// Tensors that are not dense or not on the CPU are refused with `ArgumentError`.
 class ShmMemory {
@@ -34,7 +28,7 @@ class ShmMemory {
 
   /// Of all tensors together.
   [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
-  /// Writes results into the tensors that they were not written to. Keeps all tensors alive.
+  /// Copies results into the tensors that are not contiguous. Keeps all tensors alive.
   [[nodiscard]] std::function<void()> copy_back() &&;
 
  private:

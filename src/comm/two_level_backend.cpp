@@ -22,8 +22,8 @@ using OpType = c10d::OpType;
 using ReduceOp = c10d::ReduceOp;
 
 constexpr const char* kYes = "yes";
-// Much data goes through the levels piece by piece, which keeps a piece in the cache, and the hosts
-// busy at the same time.
+// Large tensors go through the levels in pieces that fit into the cache; the hosts then work at the
+// same time.
 constexpr std::int64_t kPieceBytes = 4 << 20;
 
 std::size_t index(int number) { return static_cast<std::size_t>(number); }
@@ -42,7 +42,7 @@ Place place_of(const RanksByHost& hosts, int rank) {
   throw ArgumentError(str("rank ", rank, " is on no host."));
 }
 
-// At least one, also of nothing: the ranks shall meet.
+// At least one piece, even if it is empty: the ranks must meet.
 template <class F>
 void for_each_piece(const at::Tensor& data, F&& f) {
   const auto flat = data.view({-1});
@@ -68,21 +68,21 @@ class TwoLevelBackend::HostGuard : public CallGuard {
   HostGuard(std::shared_ptr<GroupGuard> group, std::vector<int> ranks)
       : group_(std::move(group)), ranks_(std::move(ranks)) {}
 
-  /// To be called before the first stage, on the thread of the stages.
+  /// To be called before the first stage, on the thread that runs the stages.
   void begin(const Ticket& ticket) {
     ticket_ = ticket;
     stage_ = 0;
   }
 
   Ticket enter(const CallFacts& /*of the stage*/) override {
-    // Two stages never pair, nor do those of two equal calls.
+    // Unique for each stage of each call.
     const auto place = ((ticket_.sequence << 32) + ++stage_) * 0x9e3779b97f4a7c15ULL;
     return {ticket_.sequence, (ticket_.signature ^ place) | 1U};
   }
   void leave(const Ticket& /*of the stage*/) noexcept override {}
   [[noreturn]] void fail(const Ticket& /*of the stage*/, const std::string& suspicion,
                          int rank) override {
-    // Shared memory counts the ranks of this host alone.
+    // Shared memory counts the ranks of this host only.
     const bool known = rank >= 0 && index(rank) < ranks_.size();
     const auto what = str("among ranks ", join(ranks_), " of one host: ", suspicion);
     std::rethrow_exception(group_->explain(ticket_, what, known ? ranks_[index(rank)] : -1));
@@ -96,24 +96,32 @@ class TwoLevelBackend::HostGuard : public CallGuard {
   std::uint64_t stage_ = 0;
 };
 
-// A collective as the caller has asked for it.
-struct TwoLevelBackend::Call {
-  OpType type;
-  GatheredFacts facts;
-  Tensors results = {};
-  Stages stages = {};
-  bool asynchronous = true;
-  std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
+// A collective in stages, which cannot be interrupted.
+class TwoLevelBackend::StagedCall final : public ExecutorCall {
+ public:
+  StagedCall(TwoLevelBackend& backend, Stages stages)
+      : backend_(backend), stages_(std::move(stages)) {}
+
+  bool advance(const WaitBudget& /*budget*/) override {
+    backend_.carry_out({.ticket = ticket, .timeout = timeout}, stages_);
+    return true;
+  }
+  void release() noexcept override { stages_ = nullptr; }
+  bool pausable() const noexcept override { return false; }
+
+ private:
+  TwoLevelBackend& backend_;
+  Stages stages_;
 };
 
-// Dense memory that is reduced, and how.
+// Dense memory, and the reduction of it.
 struct TwoLevelBackend::Reducing {
   Reducing(const char* kind, const at::Tensor& tensor, const ReduceOp& reduction, int ranks)
       : operation(reduction.op_) {
     arithmetic = arithmetic_of(kind, tensor, reduction);
     data = dense(tensor);
     if (reduction.op_ != ReduceOp::AVG) return;
-    // An average is the sum of all ranks, divided once, which needs room for the sum.
+    // An average is the sum of all ranks, divided once; the dtype must hold the sum.
     divisor = ranks;
     operation = ReduceOp::SUM;
     if (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16) {
@@ -140,7 +148,7 @@ struct TwoLevelBackend::Reducing {
 };
 
 c10::intrusive_ptr<TwoLevelBackend> TwoLevelBackend::try_make(
-    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options, const Roll& roll,
+    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options, const Roster& roster,
     const RanksByHost& hosts, const ShmOptions& shm_options,
     const c10::intrusive_ptr<c10d::Backend>& gloo, const std::shared_ptr<GroupGuard>& guard,
     std::string& why_not) {
@@ -154,12 +162,12 @@ c10::intrusive_ptr<TwoLevelBackend> TwoLevelBackend::try_make(
     shm = ShmBackend::try_make(of_host, local, static_cast<int>(ranks.size()), shm_options,
                                host_guard, why_not);
   }
-  // All ranks of a host have the same answer, so the leader tells it.
+  // All ranks of a host have the same answer, so the leader publishes it.
   const auto answer_of = [](int leader) { return str("two_level/", leader); };
-  if (local == 0) roll.say(answer_of(options.rank), why_not.empty() ? kYes : why_not);
+  if (local == 0) roster.publish(answer_of(options.rank), why_not.empty() ? kYes : why_not);
   for (const auto& others : hosts) {
     const int leader = others.front();
-    const auto answer = roll.hear(answer_of(leader), leader);
+    const auto answer = roster.read(answer_of(leader), leader);
     if (answer == kYes) continue;
     why_not = str("on the host of rank ", leader, ", ", answer);
     return nullptr;
@@ -182,24 +190,20 @@ TwoLevelBackend::TwoLevelBackend(const GroupOptions& options, RanksByHost hosts,
                                  std::shared_ptr<HostGuard> host_guard,
                                  c10::intrusive_ptr<ShmBackend> shm,
                                  std::unique_ptr<HostLeaders> leaders)
-    : c10d::Backend(options.rank, options.world_size),
+    : ExecutorBackend(options.rank, options.world_size, options.timeout),
       hosts_(std::move(hosts)),
       host_(place_of(hosts_, options.rank).host),
       gloo_(std::move(gloo)),
       guard_(std::move(guard)),
       host_guard_(std::move(host_guard)),
       shm_(std::move(shm)),
-      leaders_(std::move(leaders)),
-      queue_(std::make_shared<CallQueue>()),
-      timeout_(options.timeout) {
+      leaders_(std::move(leaders)) {
   for (const auto& ranks : hosts_) order_.insert(order_.end(), ranks.begin(), ranks.end());
   init();
 }
 
-TwoLevelBackend::~TwoLevelBackend() { close(); }
-
 void TwoLevelBackend::close() noexcept {
-  queue_->close([this] { leave_levels(); });
+  executor_->close([this] { leave_levels(); });
 }
 
 void TwoLevelBackend::leave_levels() noexcept {
@@ -207,12 +211,8 @@ void TwoLevelBackend::leave_levels() noexcept {
   if (leaders_) leaders_->close();
 }
 
-c10::intrusive_ptr<c10d::Backend::Options> TwoLevelBackend::getBackendOptions() {
-  return c10::make_intrusive<Options>(getBackendName(), timeout_.load());
-}
-
 void TwoLevelBackend::setTimeout(std::chrono::milliseconds timeout) {
-  timeout_.store(timeout);
+  ExecutorBackend::setTimeout(timeout);
   gloo_->setTimeout(timeout);
 }
 
@@ -220,32 +220,14 @@ c10d::ErrorType TwoLevelBackend::getError() {
   return guard_->failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
-TwoLevelBackend::WorkPtr TwoLevelBackend::start(Call call) {
-  const auto queued = std::make_shared<QueuedCall>();
-  queued->timeout = chosen_timeout(call.timeout, timeout_.load());
-  const auto work = c10::make_intrusive<QueuedWork>(
-      ShmWork::About{rank_, call.type, call.facts.kind, std::move(call.results), ++sequence_},
-      queue_, queued);
-  {
-    const std::scoped_lock lock(order_mutex_);
-    const CallPart part{.ticket = guard_->enter(call.facts.all()), .timeout = queued->timeout};
-    queued->carry_out = [this, part, stages = std::move(call.stages)] { carry_out(part, stages); };
-    queued->settle = [work, guard = guard_, ticket = part.ticket](const auto& error) {
-      guard->leave(ticket);
-      work->settle(error);
-    };
-    queue_->push(queued);
-  }
-  if (call.asynchronous) {
-    queue_->call_worker();
-  } else {
-    static_cast<void>(queue_->wait(queued, CallQueue::Clock::time_point::max()));
-  }
-  return work;
+TwoLevelBackend::WorkPtr TwoLevelBackend::start(BackendCall call, Stages stages) {
+  const auto schedule = call.asynchronous ? Schedule::kBackground : Schedule::kInline;
+  return submit(std::move(call), std::make_shared<StagedCall>(*this, std::move(stages)), guard_,
+                schedule);
 }
 
 void TwoLevelBackend::carry_out(const CallPart& part, const Stages& stages) {
-  // As with the other backends, autograd is not told that a tensor has changed.
+  // Hidden from autograd, as in the other backends.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (guard_->failed()) std::rethrow_exception(guard_->verdict(part.ticket));
   if (failure_) std::rethrow_exception(failure_);
@@ -253,7 +235,7 @@ void TwoLevelBackend::carry_out(const CallPart& part, const Stages& stages) {
   try {
     stages(part);
   } catch (...) {
-    // The others are in the midst of this call. With the next one nothing would fit any more.
+    // The other ranks are in the middle of this call, so later calls could not be paired.
     failure_ = std::current_exception();
     leave_levels();
     throw;
@@ -267,61 +249,47 @@ TwoLevelBackend::WorkPtr TwoLevelBackend::allreduce(Tensors& tensors,
   const char* kind = "all_reduce";
   const auto& tensor = only_one(tensors, kind);
   if (tensor.is_sparse()) return gloo_->allreduce(tensors, options);
-  Call call{.type = OpType::ALLREDUCE,
-            .facts = {.kind = kind, .reduction = options.reduceOp.op_},
-            .results = tensors,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.facts.about(tensor);
-  call.stages = [this, tensor,
-                 data = Reducing(kind, tensor, options.reduceOp, size_)](const CallPart& part) {
-    all_reduce(part, data);
-    copy_back(tensor, data.data);
-  };
-  return start(std::move(call));
+  BackendCall call(OpType::ALLREDUCE, kind, options, tensors);
+  call.facts.add(tensor);
+  return start(
+      std::move(call),
+      [this, tensor, data = Reducing(kind, tensor, options.reduceOp, size_)](const CallPart& part) {
+        all_reduce(part, data);
+        copy_back(tensor, data.data);
+      });
 }
 
 TwoLevelBackend::WorkPtr TwoLevelBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   const char* kind = "all_reduce of several";
-  Call call{.type = OpType::ALLREDUCE_COALESCED,
-            .facts = {.kind = kind, .reduction = options.reduceOp.op_},
-            .results = tensors,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
+  BackendCall call(OpType::ALLREDUCE_COALESCED, kind, options, tensors);
   std::vector<Reducing> data;
   for (const auto& tensor : tensors) {
-    call.facts.about(tensor);
+    call.facts.add(tensor);
     data.emplace_back(kind, tensor, options.reduceOp, size_);
   }
-  call.stages = [this, tensors, data = std::move(data)](const CallPart& part) {
+  return start(std::move(call), [this, tensors, data = std::move(data)](const CallPart& part) {
     for (std::size_t i = 0; i < data.size(); ++i) {
       all_reduce(part, data[i]);
       copy_back(tensors[i], data[i].data);
     }
-  };
-  return start(std::move(call));
+  });
 }
 
-// Gloo reduces the whole as well.
+// Reduces the whole input, as Gloo does.
 TwoLevelBackend::WorkPtr TwoLevelBackend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
   const char* kind = "reduce_scatter";
   check_whole(kind, input, output, size_);
   check_dense(kind, output);
-  Call call{.type = OpType::_REDUCE_SCATTER_BASE,
-            .facts = {.kind = kind, .reduction = options.reduceOp.op_},
-            .results = {output},
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.facts.about(input);
-  call.stages = [this, output,
-                 data = Reducing(kind, input.detach().clone(), options.reduceOp, size_)](
-                    const CallPart& part) {
+  BackendCall call(OpType::_REDUCE_SCATTER_BASE, kind, options, {output});
+  call.facts.add(input);
+  return start(std::move(call), [this, output,
+                                 data = Reducing(kind, input.detach().clone(), options.reduceOp,
+                                                 size_)](const CallPart& part) {
     all_reduce(part, data);
     output.copy_(data.data.view({size_, -1})[rank_].view(output.sizes()));
-  };
-  return start(std::move(call));
+  });
 }
 
 void TwoLevelBackend::all_reduce(const CallPart& call, const Reducing& reducing) {
@@ -360,17 +328,12 @@ TwoLevelBackend::WorkPtr TwoLevelBackend::broadcast(Tensors& tensors,
   check_dense(kind, tensor);
   check_rank(kind, "root", options.rootRank, size_);
   const auto root = static_cast<int>(options.rootRank);
-  Call call{.type = OpType::BROADCAST,
-            .facts = {.kind = kind, .root = root},
-            .results = tensors,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.facts.about(tensor);
-  call.stages = [this, tensor, root, data = dense(tensor)](const CallPart& part) {
+  BackendCall call(OpType::BROADCAST, kind, options, tensors);
+  call.facts.add(tensor);
+  return start(std::move(call), [this, tensor, root, data = dense(tensor)](const CallPart& part) {
     broadcast(part, data, root);
     copy_back(tensor, data);
-  };
-  return start(std::move(call));
+  });
 }
 
 void TwoLevelBackend::broadcast(const CallPart& call, const at::Tensor& data, int root) {
@@ -383,19 +346,15 @@ void TwoLevelBackend::broadcast(const CallPart& call, const at::Tensor& data, in
 }
 
 TwoLevelBackend::WorkPtr TwoLevelBackend::barrier(const c10d::BarrierOptions& options) {
-  Call call{.type = OpType::BARRIER,
-            .facts = {.kind = "barrier"},
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.stages = [this](const CallPart& part) {
+  BackendCall call(OpType::BARRIER, "barrier", options);
+  return start(std::move(call), [this](const CallPart& part) {
     c10d::BarrierOptions on_host;
     on_host.timeout = part.timeout;
     on_host.asyncOp = false;
     if (shm_) shm_->barrier(on_host)->wait();
     if (leaders_) leaders_->barrier(part);
     if (shm_) shm_->barrier(on_host)->wait();
-  };
-  return start(std::move(call));
+  });
 }
 
 // ---- all_gather ---------------------------------------------------------------------------------
@@ -408,21 +367,16 @@ TwoLevelBackend::WorkPtr TwoLevelBackend::allgather(TensorLists& outputs, Tensor
   check_dense(kind, input);
   check_count(kind, "tensors", list.size(), size_);
   for (const auto& tensor : list) check_like(kind, tensor, input);
-  Call call{.type = OpType::ALLGATHER,
-            .facts = {.kind = kind},
-            .results = list,
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.facts.about(input);
-  call.stages = [this, list, data = dense(input)](const CallPart& part) {
+  BackendCall call(OpType::ALLGATHER, kind, options, list);
+  call.facts.add(input);
+  return start(std::move(call), [this, list, data = dense(input)](const CallPart& part) {
     const auto by_host = at::empty({size_, data.numel()}, data.options());
     all_gather(part, data, by_host);
     for (int i = 0; i < size_; ++i) {
       const auto& target = list[index(order_[index(i)])];
       target.copy_(by_host[i].view(target.sizes()));
     }
-  };
-  return start(std::move(call));
+  });
 }
 
 TwoLevelBackend::WorkPtr TwoLevelBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -431,13 +385,9 @@ TwoLevelBackend::WorkPtr TwoLevelBackend::_allgather_base(at::Tensor& output, at
   check_dense(kind, input);
   check_dense(kind, output);
   check_whole(kind, output, input, size_);
-  Call call{.type = OpType::_ALLGATHER_BASE,
-            .facts = {.kind = kind},
-            .results = {output},
-            .asynchronous = options.asyncOp,
-            .timeout = options.timeout};
-  call.facts.about(input);
-  call.stages = [this, output, data = dense(input)](const CallPart& part) {
+  BackendCall call(OpType::_ALLGATHER_BASE, kind, options, {output});
+  call.facts.add(input);
+  return start(std::move(call), [this, output, data = dense(input)](const CallPart& part) {
     const bool in_place = output.is_contiguous() && std::ranges::is_sorted(order_);
     const auto by_host = in_place ? output.view({size_, data.numel()})
                                   : at::empty({size_, data.numel()}, data.options());
@@ -446,8 +396,7 @@ TwoLevelBackend::WorkPtr TwoLevelBackend::_allgather_base(at::Tensor& output, at
     auto by_rank = at::empty_like(by_host);
     for (int i = 0; i < size_; ++i) by_rank[order_[index(i)]].copy_(by_host[i]);
     output.copy_(by_rank.view(output.sizes()));
-  };
-  return start(std::move(call));
+  });
 }
 
 void TwoLevelBackend::all_gather(const CallPart& call, const at::Tensor& input,

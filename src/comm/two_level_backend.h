@@ -2,7 +2,7 @@
 //
 // Internal. The ranks of a host talk through shared memory, and only one of them, the leader, talks
 // to the leaders of other hosts, through Gloo: with L ranks per host the network carries an L-th of
-// what Gloo alone would send, and a small collective waits for few messages.
+// what Gloo alone would send, and a small collective waits for fewer messages.
 //
 //     all_reduce   reduced on each host, in rank order; between the leaders, in the order of the
 //                  hosts; shared on each host again. So all ranks hold the same bits.
@@ -10,75 +10,63 @@
 //     broadcast    on the host of the root; along a tree of leaders; on the other hosts
 //     barrier      on each host; between the leaders; on each host again
 //
-// Hosts may have different numbers of ranks, in any order. What has no such stages is left to Gloo
-// among all ranks, which serves this group as well.
+// Hosts may have different numbers of ranks, in any order. All other collectives are forwarded to
+// Gloo among all ranks of the group.
 //
-// A collective is announced to the guard of the group once. All its stages carry that ticket: in
-// shared memory and between the leaders it is compared before data moves, so ranks that stray are
-// found as on the two transports themselves.
+// A collective is announced to the guard of the group once. All its stages carry that ticket, which
+// is compared before data moves, in shared memory and between the leaders: ranks in different calls
+// are found as on the two transports themselves.
 //
-// Numbers of 16 bits are rounded twice: the sum of a host, and that of all hosts. Each is added up
-// in float32.
+// Numbers of 16 bits are added up in float32 and rounded twice: the sum of a host, and that of all
+// hosts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "comm/call_queue.h"
+#include "comm/executor_backend.h"
 #include "comm/group_guard.h"
 #include "comm/host_leaders.h"
 #include "comm/shm_backend.h"
 #include "state/process_group.h"
-#include "state/roll.h"
+#include "state/roster.h"
 
 namespace accelerate::detail {
 
 /// The ranks of each host, in order. The hosts are in the order of their first ranks.
 using RanksByHost = std::vector<std::vector<int>>;
 
-class TwoLevelBackend final : public c10d::Backend {
+class TwoLevelBackend final : public ExecutorBackend {
  public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Tensors = std::vector<at::Tensor>;
-  using TensorLists = std::vector<std::vector<at::Tensor>>;
-
-  /// Collective. Null on all ranks when one host grants no shared memory; then `why_not` says the
-  /// same on all of them. `gloo` is the guarded one among all ranks.
+  /// Collective. Returns null on all ranks if a host grants no shared memory, and sets `why_not` to
+  /// the same text on all. `gloo` is the guarded one among all ranks.
   [[nodiscard]] static c10::intrusive_ptr<TwoLevelBackend> try_make(
-      const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options, const Roll& roll,
-      const RanksByHost& hosts, const ShmOptions& shm_options,
+      const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
+      const Roster& roster, const RanksByHost& hosts, const ShmOptions& shm_options,
       const c10::intrusive_ptr<c10d::Backend>& gloo, const std::shared_ptr<GroupGuard>& guard,
       std::string& why_not);
 
   class HostGuard;
-  /// Use `try_make`. `shm` is null where a host has one rank, `leaders` but on leaders.
+  /// Use `try_make`. `shm` is null if the host has one rank, `leaders` if this rank is no leader.
   TwoLevelBackend(const GroupOptions& options, RanksByHost hosts,
                   c10::intrusive_ptr<c10d::Backend> gloo, std::shared_ptr<GroupGuard> guard,
                   std::shared_ptr<HostGuard> host_guard, c10::intrusive_ptr<ShmBackend> shm,
                   std::unique_ptr<HostLeaders> leaders);
-  /// Works that are under way fail, here and on ranks that need this one for them.
-  ~TwoLevelBackend() override;
+  ~TwoLevelBackend() override { close(); }
 
   const std::string getBackendName() const override { return "two_level"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
-  void setSequenceNumberForGroup() override {}
-  std::uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
   c10d::ErrorType getError() override;
-  void abort() override { close(); }
-  void shutdown() override { close(); }
 
   // --- in two levels
 
@@ -94,7 +82,7 @@ class TwoLevelBackend final : public c10d::Backend {
                           const c10d::AllgatherOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
-  // --- left to Gloo
+  // --- forwarded to Gloo
 
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     return gloo_->allreduce_sparse(tensors, options);
@@ -150,15 +138,15 @@ class TwoLevelBackend final : public c10d::Backend {
   }
 
  private:
-  struct Call;
+  class StagedCall;
   struct Reducing;
   using Stages = std::function<void(const CallPart&)>;
 
-  [[nodiscard]] WorkPtr start(Call call);
-  void close() noexcept;
+  [[nodiscard]] WorkPtr start(BackendCall call, Stages stages);
+  void close() noexcept override;
   void leave_levels() noexcept;
 
-  // On whatever thread carries out the call.
+  // On the thread that carries out the call.
   void carry_out(const CallPart& part, const Stages& stages);
   void all_reduce(const CallPart& call, const Reducing& reducing);
   void all_gather(const CallPart& call, const at::Tensor& input, const at::Tensor& by_host);
@@ -173,11 +161,7 @@ class TwoLevelBackend final : public c10d::Backend {
   std::shared_ptr<HostGuard> host_guard_;
   c10::intrusive_ptr<ShmBackend> shm_;
   std::unique_ptr<HostLeaders> leaders_;
-  std::shared_ptr<CallQueue> queue_;
   std::exception_ptr failure_;  // of the first call that failed halfway
-  std::mutex order_mutex_;      // calls of several threads are queued as they are announced
-  std::atomic<std::chrono::milliseconds> timeout_;
-  std::atomic<std::uint64_t> sequence_{0};
 };
 
 }  // namespace accelerate::detail

@@ -67,7 +67,7 @@ bool cpu_is_wanted() {
   try {
     return str_to_bool(text);
   } catch (const std::exception&) {
-    return false;  // PartialState reports the value, where somebody can catch it
+    return false;  // PartialState reports the value by an exception
   }
 }
 

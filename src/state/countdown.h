@@ -1,4 +1,4 @@
-// src/state/countdown.h - a wait for other processes: when it ends, and when to say how it stands.
+// src/state/countdown.h - a wait for other processes: when it ends, and when to log its progress.
 //
 // Internal, no Torch.
 #pragma once
@@ -33,7 +33,7 @@ class Countdown {
   }
   [[nodiscard]] bool over() const { return left() == milliseconds(0); }
 
-  /// Whether people should be told now: after 5, 10, 30 and 60 seconds, then ever less often.
+  /// Whether to log now: after 5, 10, 30 and 60 seconds, then less and less often.
   [[nodiscard]] bool notice_is_due() {
     if (Clock::now() - since_ < next_notice_ || over()) return false;
     const auto factor = next_notice_ == std::chrono::seconds(10) ? 3 : 2;

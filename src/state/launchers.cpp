@@ -66,7 +66,8 @@ struct WorldShape {
   [[nodiscard]] int size() const { return num_nodes * processes_per_node; }
 };
 
-// What every child gets. A launcher may itself run below another one, whose traces must go.
+// The variables of every child. A launcher may itself run below another one, whose variables are
+// removed.
 VariableChanges common_variables(const ChildPlace& place, const WorldShape& world,
                                  std::optional<int> threads) {
   VariableChanges variables = {
@@ -175,7 +176,7 @@ Endpoint endpoint_of(const NotebookLaunchOptions& options) {
         "the same use_port, such as \"29500\", on each.");
   }
   if (options.node_rank != 0) return endpoint;
-  endpoint.reserved.emplace(endpoint.port);  // says so if somebody else has it
+  endpoint.reserved.emplace(endpoint.port);  // throws if the port is in use
   endpoint.port = endpoint.reserved->port();
   return endpoint;
 }

@@ -26,7 +26,7 @@ using detail::str;
 
 constexpr const char* kLevelVariable = "ACCELERATE_LOG_LEVEL";
 
-// Tells core who speaks, so that the library's own messages come from the main process.
+// Gives core the rank, so that the library's own messages come from the main process.
 const bool kKnowsTheProcess = [] {
   detail::set_log_process_lookup([]() -> std::optional<detail::LogProcess> {
     const auto* facts = detail::current_facts();

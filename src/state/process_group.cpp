@@ -12,9 +12,10 @@
 
 #include "accelerate/errors.h"
 #include "core/call_site.h"
+#include "core/exception_text.h"
 #include "core/text.h"
 #include "state/accelerator_backend.h"
-#include "state/roll.h"
+#include "state/roster.h"
 
 namespace accelerate::detail {
 namespace {
@@ -67,18 +68,18 @@ std::vector<DeviceBackend> parse_backend(const std::string& text) {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const GroupOptions& options, const Roll& roll) {
+                                            const GroupOptions& options, const Roster& roster) {
   AcceleratorBackend* accelerator = accelerator_backend();
   if (accelerator == nullptr) {
     throw UnsupportedError(str("backend nccl needs a GPU, and none can be used here: ",
                                why_no_accelerator(), ". Use gloo, or run where a GPU is."));
   }
   return accelerator->make_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl", store), options,
-                                make_device_guard(options, roll.under("nccl")));
+                                make_device_guard(options, roster.under("nccl")));
 }
 
-// On the host a collective ends by itself when its time is over, with the name of the rank that did
-// not come. What runs on a device has to be given up from outside.
+// On the host a collective ends by itself at its timeout, with the name of the missing rank. The
+// wait for a collective on a device needs a timeout of its own.
 std::chrono::milliseconds limit_of_wait(c10::Device device, std::chrono::milliseconds timeout) {
   return device.is_cpu() ? kNoTimeout : timeout;
 }
@@ -86,18 +87,13 @@ std::chrono::milliseconds limit_of_wait(c10::Device device, std::chrono::millise
 // Runs a collective of c10d; what goes wrong in it becomes a `CommError` with the caller's place.
 template <class F>
 void or_comm_error(std::source_location where, F&& f) {
-  const auto place = [&] {
-    return str("waiting for the other processes failed at ", where.file_name(), ":", where.line(),
-               ": ");
-  };
   try {
     f();
   } catch (const Error&) {
     throw;
-  } catch (const c10::Error& error) {
-    throw CommError(place() + error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    throw CommError(place() + error.what());
+  } catch (const std::exception&) {
+    throw CommError(str("waiting for the other processes failed at ", where.file_name(), ":",
+                        where.line(), ": ", current_exception_text().message));
   }
 }
 
@@ -125,7 +121,7 @@ class Group : public c10d::ProcessGroup {
     options.rank = static_cast<int>(own - ranks.begin());
     options.world_size = static_cast<int>(ranks.size());
     options.timeout = timeout.value_or(options.timeout);
-    // The same ranks may be split off again: each time is a group of its own.
+    // The same ranks may be split off again, each time as a new group.
     const auto place = str("split/", join(ranks), "/", splits_[ranks]++);
     auto group = make_process_group(c10::make_intrusive<c10d::PrefixStore>(place, store_), options);
     group->setGroupName(name.value_or(str(getGroupName(), "/", place)));
@@ -139,26 +135,23 @@ class Group : public c10d::ProcessGroup {
   std::map<std::vector<int>, int> splits_;
 };
 
-/// Runs the part of the start that Gloo does; its words name no rank.
+/// Runs the part of the start in Gloo, whose error texts name no rank.
 template <class F>
-auto connected(const Roll& roll, const GroupOptions& options, F&& connect) {
+auto connected(const Roster& roster, const GroupOptions& options, F&& connect) {
   std::string why;
   try {
     return connect();
   } catch (const Error&) {
     throw;
-  } catch (const c10::Error& error) {
-    why = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    why = error.what();
+  } catch (const std::exception&) {
+    why = current_exception_text().message;
   }
-  roll.fail(str("rank ", options.rank, " could not connect to the other ranks within ",
-                in_words(options.timeout), ": ", why));
+  roster.fail(str("rank ", options.rank, " could not connect to the other ranks within ",
+                  in_words(options.timeout), ": ", why));
 }
 
-/// Gloo writes to connections whose other side may be gone. That shall be an error that can be
-/// read, and not the silent end of this process. A program that handles the signal keeps its
-/// handler.
+/// Gloo writes to connections whose other side may be gone, which must be an error and not the
+/// silent end of this process by SIGPIPE. A program that handles the signal keeps its handler.
 void survive_broken_pipes() {
   struct sigaction action {};
   if (::sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
@@ -170,25 +163,24 @@ void survive_broken_pipes() {
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options) {
   survive_broken_pipes();
-  // What is awaited there later, such as NCCL's ids, follows the same setting.
+  // Later waits at the store, such as for NCCL's ids, use the same timeout.
   store->setTimeout(options.timeout);
-  const Roll roll(store, options.rank, options.world_size, options.timeout);
+  const Roster roster(store, options.rank, options.world_size, options.timeout);
   c10::intrusive_ptr<c10d::ProcessGroup> group = c10::make_intrusive<Group>(store, options);
   std::optional<HostBackends> host;
   std::optional<BackendType> first;
   for (const auto& [device, name] : parse_backend(options.backend)) {
     auto type = BackendType::NCCL;
     if (name == "nccl") {
-      group->setBackend(device, type, make_nccl(store, options, roll));
+      group->setBackend(device, type, make_nccl(store, options, roster));
     } else {
       if (!host) {
-        host = connected(roll, options, [&] {
+        host = connected(roster, options, [&] {
           return make_host_backends(c10::make_intrusive<c10d::PrefixStore>("gloo", store), options,
-                                    roll.under("gloo"));
+                                    roster.under("gloo"));
         });
       }
-      // c10d has one backend per type. What serves the CPU goes by the name of Gloo, whose
-      // place it takes.
+      // c10d has one backend per type: the backend for the CPU is registered as Gloo.
       const bool shared = host->cpu != nullptr;
       type = shared && device != c10::kCPU ? BackendType::CUSTOM : BackendType::GLOO;
       group->setBackend(device, type, shared && device == c10::kCPU ? host->cpu : host->gloo);

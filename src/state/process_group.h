@@ -1,6 +1,6 @@
 // src/state/process_group.h - where processes meet, and the group they form.
 //
-// Internal. c10d stays behind these functions: the state decides who and with what, this file how.
+// Internal. c10d is used behind these functions only.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -23,17 +23,17 @@ class Backend;
 namespace accelerate::detail {
 
 class DeviceCallGuard;
-class Roll;
+class Roster;
 
-/// Where and as whom to meet the others.
+/// Where the processes meet, and the place of this one.
 struct Rendezvous {
   /// "tcp://host:port" or "file:///path".
   std::string init_method = {};
   int rank = 0;
   int world_size = 1;
-  /// How long to wait for the others before naming those that are missing.
+  /// How long to wait for the others before the error that names the missing ones.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  /// Somebody else (torchrun's agent) serves the store; rank 0 is a client too.
+  /// The store is served by another process (torchrun's agent); rank 0 is a client too.
   bool served_elsewhere = false;
   /// Grows with every restart of the job, so that a new attempt never sees keys of an old one.
   int attempt = 0;
@@ -48,11 +48,11 @@ struct Rendezvous {
 
 /// Collective. Connects to the others and returns the store that all of them share.
 ///
-/// Throws `CommError` naming address, port and time tried when nobody answers there, and the ranks
-/// that never arrived when somebody is missing at the end of the timeout.
+/// Throws `CommError` naming address, port and time tried if there is no answer, and the missing
+/// ranks if some have not arrived at the end of the timeout.
 [[nodiscard]] c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& rendezvous);
 
-/// Collective. The same through a store that the host program brought along.
+/// Collective. As `meet`, through a store of the host program.
 [[nodiscard]] c10::intrusive_ptr<c10d::Store> meet_at(const c10::intrusive_ptr<c10d::Store>& store,
                                                       const Rendezvous& rendezvous);
 
@@ -77,31 +77,31 @@ struct GroupOptions {
 /// "" when only a loopback address could be found.
 [[nodiscard]] std::string address_towards(const std::string& master);
 
-/// Collective. Returns when every process of the group is here.
+/// Collective. Returns when every process of the group has called it.
 void barrier(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device device,
              std::chrono::milliseconds timeout, std::source_location where);
 
-/// Collective. The largest of the numbers that the processes of the group bring along.
+/// Collective. The largest `own` of all processes of the group.
 [[nodiscard]] std::int64_t all_reduce_max(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                           std::int64_t own, c10::Device device,
                                           std::chrono::milliseconds timeout,
                                           std::source_location where);
 
-/// The backends for the host's memory. Both are guarded: a rank that strays is named.
+/// The backends for CPU tensors. Both are guarded: a rank that diverges is named.
 struct HostBackends {
-  /// Shared memory, where all ranks of the group are on one host; that and Gloo, where some share a
-  /// host; null where Gloo alone is to be taken.
+  /// Shared memory if all ranks of the group are on one host; shared memory and Gloo if some share
+  /// a host; null if Gloo alone is to be used.
   c10::intrusive_ptr<c10d::Backend> cpu;
   c10::intrusive_ptr<c10d::Backend> gloo;
 };
 
 /// Collective. In comm/host_backends.cpp: the collectives are that area's.
 [[nodiscard]] HostBackends make_host_backends(const c10::intrusive_ptr<c10d::Store>& store,
-                                              const GroupOptions& options, const Roll& roll);
+                                              const GroupOptions& options, const Roster& roster);
 
 /// Collective. In comm/host_backends.cpp: the guard of a backend whose collectives run on a device.
 [[nodiscard]] std::shared_ptr<DeviceCallGuard> make_device_guard(const GroupOptions& options,
-                                                                 const Roll& roll);
+                                                                 const Roster& roster);
 
 /// A TCP store on a port that the system chose, for programs that pass the address on by other
 /// means (MPI). `port` 0 on the serving side; returns the store and the port it serves.

@@ -30,7 +30,7 @@
 #include "core/text.h"
 #include "state/countdown.h"
 #include "state/process_group.h"
-#include "state/roll.h"
+#include "state/roster.h"
 #include "state/store_server.h"
 
 namespace accelerate::detail {
@@ -221,7 +221,7 @@ c10::intrusive_ptr<c10d::Store> tcp_store(const Rendezvous& rendezvous, const st
   options.port = static_cast<std::uint16_t>(port);
   options.isServer = rendezvous.rank == 0 && !rendezvous.served_elsewhere;
   options.numWorkers = rendezvous.world_size;
-  options.waitWorkers = false;  // we count ourselves, so that we can say who is missing
+  options.waitWorkers = false;  // the roster counts, which can name the missing ranks
   options.multiTenant = true;   // a second world of this process shares the server
   options.timeout = rendezvous.timeout;
   if (options.isServer) return serve(host, options, rendezvous.listen_fd);
@@ -253,7 +253,7 @@ std::string fresh_prefix(int attempt) {
 ///
 /// c10d removes such a file when as many stores have closed as there are processes; a process that
 /// leaves one world and enters the next would make it do so under the feet of a slower one. So the
-/// count is ours: who ends last removes the file.
+/// count is ours: the last process removes the file.
 class FileMeetings {
  public:
   c10::intrusive_ptr<c10d::Store> at(const std::string& path, int world_size) {
@@ -267,7 +267,7 @@ class FileMeetings {
 
   ~FileMeetings() {
     for (auto& [path, meeting] : meetings_) {
-      // A forked copy of this process is not one of those who met.
+      // A forked copy of this process was not counted.
       if (pid_ == ::getpid()) say_goodbye(path, meeting);
       // c10d's own count, in its destructor, would come to another result than ours.
       (void)meeting.store.release();
@@ -280,7 +280,7 @@ class FileMeetings {
   static void say_goodbye(const std::string& path, Meeting& meeting) noexcept {
     if (::access(path.c_str(), F_OK) != 0) return;  // gone already, and not to be made again
     try {
-      // A file that goes away just now must not be waited for; zero would mean for ever.
+      // Do not wait for a file that is being removed; zero would mean no limit.
       meeting.store->setTimeout(milliseconds(1));
       if (meeting.store->add("accelerate/ended", 1) == meeting.world_size) ::unlink(path.c_str());
     } catch (...) {  // NOLINT(bugprone-empty-catch): the file, or its folder, went away
@@ -314,7 +314,7 @@ c10::intrusive_ptr<c10d::Store> gather_at(const c10::intrusive_ptr<c10d::Store>&
         str("the store at which the processes meet went away: ", error.what_without_backtrace()),
         0);
   }
-  Roll(own, rendezvous.rank, rendezvous.world_size, rendezvous.timeout).await_all(countdown);
+  Roster(own, rendezvous.rank, rendezvous.world_size, rendezvous.timeout).await_all(countdown);
   return own;
 }
 

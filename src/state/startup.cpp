@@ -20,7 +20,7 @@
 #include "state/accelerator_backend.h"
 #include "state/partial_facts.h"
 #include "state/process_group.h"
-#include "state/roll.h"
+#include "state/roster.h"
 
 namespace accelerate::detail {
 namespace {
@@ -124,14 +124,14 @@ std::string host_and_boot() {
   return str(this_host_name(), "/", boot);
 }
 
-Roll roll_of(const DefaultGroup& group) {
+Roster roster_of(const DefaultGroup& group) {
   return {group.store, group.world.rank, group.world.size, group.timeout};
 }
 
 // Said also by a process that knows its own place: another one may ask.
 void say_host(const DefaultGroup& group) {
   if (!group.store || group.world.size == 1) return;
-  roll_of(group).say(str("host/", group.world.rank), host_and_boot());
+  roster_of(group).publish(str("host/", group.world.rank), host_and_boot());
 }
 
 // Fills in the place on the host that nobody told, by comparing hosts.
@@ -144,7 +144,7 @@ void find_locality(DefaultGroup& group) {
     if (world.size == 1) world.local_size = 1;
     return;
   }
-  const Locality locality = locality_of(world.rank, roll_of(group).hear_all("host"));
+  const Locality locality = locality_of(world.rank, roster_of(group).read_all("host"));
   if (!world.local_rank) world.local_rank = locality.local_rank;
   if (!world.local_size) world.local_size = locality.local_size;
   if (!world.num_nodes) world.num_nodes = locality.num_nodes;
@@ -221,9 +221,9 @@ std::string own_address(const DefaultGroup& group) {
     return addresses.empty() ? "" : addresses.front();
   }
   // The program brought its own meeting point: take the way to a host of rank 0.
-  const Roll roll = roll_of(group);
-  if (world.rank == 0) roll.say("addresses", join(interface_addresses(), " "));
-  for (const auto& address : split(roll.hear("addresses", 0), ' ')) {
+  const Roster roster = roster_of(group);
+  if (world.rank == 0) roster.publish("addresses", join(interface_addresses(), " "));
+  for (const auto& address : split(roster.read("addresses", 0), ' ')) {
     if (auto own = address_towards(address); !own.empty()) return own;
   }
   return "";
@@ -313,15 +313,15 @@ bool agree_on_debug(bool wanted, const DefaultGroup& group, std::vector<std::str
   const World& world = group.world;
   if (world.size == 1 || !group.store) return wanted;
   const auto word = [](bool on) { return on ? "on" : "off"; };
-  const Roll roll = roll_of(group).under("debug");
-  roll.say(str("wanted/", world.rank), word(wanted));
+  const Roster roster = roster_of(group).under("debug");
+  roster.publish(str("wanted/", world.rank), word(wanted));
   if (world.rank != 0) {
-    const bool agreed = roll.hear("agreed", 0) == word(true);
-    roll.say(str("seen/", world.rank), word(agreed));
+    const bool agreed = roster.read("agreed", 0) == word(true);
+    roster.publish(str("seen/", world.rank), word(agreed));
     return agreed;
   }
   std::vector<int> without;
-  const auto wishes = roll.hear_all("wanted");
+  const auto wishes = roster.read_all("wanted");
   for (int rank = 0; rank < world.size; ++rank) {
     if (wishes[rank] != word(true)) without.push_back(rank);
   }
@@ -330,10 +330,10 @@ bool agree_on_debug(bool wanted, const DefaultGroup& group, std::vector<std::str
     warnings.push_back(str("ACCELERATE_DEBUG_MODE is on for some processes but not for rank ",
                            join(without, ", rank "), ": it is now on for all."));
   }
-  roll.say("agreed", word(any));
+  roster.publish("agreed", word(any));
   // This rank may serve the store, and its program may end right after: the others must have read
   // what they need.
-  roll.await_each("seen", 1);
+  roster.await_each("seen", 1);
   return any;
 }
 

@@ -5,7 +5,7 @@
 
 namespace accelerate::detail {
 
-/// Serves a c10d store on a socket that somebody else has bound, in the background, until this
+/// Serves a c10d store on a socket that another process has bound, in the background, until this
 /// process ends. Returns the port.
 ///
 /// Throws `ConfigError` when `listen_fd` is not a TCP socket that listens, `CommError` when it

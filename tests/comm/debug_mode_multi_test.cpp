@@ -38,7 +38,7 @@ TEST(DebugMode, ShowsTheShapesOfAllProcesses) {
   on_processes(2, kDebug, [](PartialState& state) {
     const auto mine = torch::zeros({4, 2 + state.process_index()});
     const std::string sentence =
-        "The operation cannot be applied because of shape mismatches. All shapes across devices "
+        "Cannot apply desired operation due to shape mismatches. All shapes across devices "
         "must "
         "be valid.\n\n";
     EXPECT_EQ(message_of<Mismatch>([&] { (void)gather(mine); }),
@@ -77,13 +77,12 @@ TEST(DebugMode, ShowsDifferentKeysAndDtypes) {
                 (void)gather(Named{{first ? "a" : "b", torch::ones(1)}});
               }).find("  - Process 0: {'a': [1]}\n  - Process 1: {'b': [1]}"),
               std::string::npos);
-    EXPECT_EQ(
-        message_of<Mismatch>(
-            [&] { (void)gather(torch::ones(2, first ? torch::kFloat : torch::kInt)); }),
-        "The operation cannot be applied because of dtype mismatches. All dtypes across devices "
-        "must be valid.\n\nOperation: `accelerate.utils.operations.gather`\n"
-        "Input shapes:\n  - Process 0: [2]\n  - Process 1: [2]\n"
-        "Input dtypes:\n  - Process 0: 'torch.float32'\n  - Process 1: 'torch.int32'");
+    EXPECT_EQ(message_of<Mismatch>(
+                  [&] { (void)gather(torch::ones(2, first ? torch::kFloat : torch::kInt)); }),
+              "Cannot apply desired operation due to dtype mismatches. All dtypes across devices "
+              "must be valid.\n\nOperation: `accelerate.utils.operations.gather`\n"
+              "Input shapes:\n  - Process 0: [2]\n  - Process 1: [2]\n"
+              "Input dtypes:\n  - Process 0: 'torch.float32'\n  - Process 1: 'torch.int32'");
   });
 }
 
@@ -128,7 +127,7 @@ TEST(DebugMode, ComparesTheDeviceOfEveryTensorOnAllProcesses) {
     const Named mine{{"a", torch::ones(1)},
                      {"b", torch::ones(1, first ? torch::kCPU : torch::kMeta)}};
     EXPECT_EQ(message_of<Mismatch>([&] { (void)gather(mine); }),
-              "The operation cannot be applied because of device mismatches. Move the tensors of "
+              "Cannot apply desired operation due to device mismatches. Move the tensors of "
               "rank 1 to the devices of rank 0 before the call.\n\n"
               "Operation: `accelerate.utils.operations.gather`\n"
               "Devices:\n  - Process 0: {'a': 'cpu', 'b': 'cpu'}\n"
@@ -143,7 +142,7 @@ TEST(DebugMode, RefusesTensorsThatCannotBeUsedOnAllProcesses) {
     const auto dense = torch::ones({2, 2});
     const std::vector<Tensor> sparse{dense, first ? dense : dense.to_sparse()};
     EXPECT_EQ(message_of<Mismatch>([&] { (void)gather(sparse); }),
-              "The operation cannot be applied because some processes pass tensors that cannot be "
+              "Cannot apply desired operation: some processes pass tensors that cannot be "
               "used. Pass dense tensors that are not expanded.\n\n"
               "Operation: `accelerate.utils.operations.gather`\n"
               "Tensors that cannot be used:\n  - Process 0: none\n"

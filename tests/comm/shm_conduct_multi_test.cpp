@@ -124,7 +124,7 @@ TEST(ShmWork, ThatIsNotCompleteInTimeSaysSoAndGoesOn) {
     const auto work = backend->allreduce(tensors, {});
     if (self.rank == 0) {
       EXPECT_EQ(message_of<CommError>([&] { work->wait(50ms); }),
-                "all_reduce is not complete after 50 ms. It goes on; wait for it again.");
+                "all_reduce is not complete after 50 ms. It continues; wait for it again.");
     }
     work->wait();
     EXPECT_EQ(tensors[0][0].item<double>(), 2);

@@ -19,22 +19,23 @@ namespace accelerate {
 namespace {
 
 using detail::Element;
-using detail::Reduction;
 using detail::ShmBackend;
+using detail::ShmReduction;
 using detail::ShmSegment;
 using test::message_of;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 using namespace std::chrono_literals;
 
-Tensor reduce(Element element, Reduction reduction, const Tensors& sources) {
+Tensor reduce(Element element, ShmReduction reduction, const Tensors& sources) {
   auto out = torch::empty_like(sources.front());
   std::vector<const std::byte*> memory;
   for (const auto& source : sources) {
     memory.push_back(static_cast<const std::byte*>(source.const_data_ptr()));
   }
-  detail::reduce(element, reduction, memory, static_cast<std::byte*>(out.mutable_data_ptr()),
-                 nullptr, static_cast<std::size_t>(out.numel()));
+  detail::reduce_elements(element, reduction, memory,
+                          static_cast<std::byte*>(out.mutable_data_ptr()), nullptr,
+                          static_cast<std::size_t>(out.numel()));
   return out;
 }
 
@@ -61,7 +62,7 @@ TEST(ShmReduce, KeepsEveryNumberOf16Bits) {
   for (const auto& [element, dtype] : {std::pair{Element::kFloat16, torch::kHalf},
                                        std::pair{Element::kBFloat16, torch::kBFloat16}}) {
     const auto all = every(dtype);
-    const auto kept = reduce(element, Reduction::kSum, {all});
+    const auto kept = reduce(element, ShmReduction::kSum, {all});
     EXPECT_TRUE(torch::equal(all.isnan(), kept.isnan())) << dtype;
     const auto numbers = all.isnan().logical_not();
     EXPECT_EQ(bits(all.index({numbers})), bits(kept.index({numbers}))) << dtype;
@@ -77,7 +78,7 @@ TEST(ShmReduce, RoundsSumsOf16BitsOnceAndAsTorchDoes) {
     const auto third = all.index({torch::randperm(65536)});
     const auto expected =
         (all.to(torch::kFloat) + other.to(torch::kFloat) + third.to(torch::kFloat)).to(dtype);
-    const auto sum = reduce(element, Reduction::kSum, {all, other, third});
+    const auto sum = reduce(element, ShmReduction::kSum, {all, other, third});
     EXPECT_TRUE(torch::allclose(sum, expected, 0, 0, /*equal_nan=*/true)) << dtype;
   }
 }
@@ -86,31 +87,31 @@ TEST(ShmReduce, PassesNaNOnFromEitherSide) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const auto a = torch::tensor({nan, 1.0, 2.0});
   const auto b = torch::tensor({1.0, nan, 3.0});
-  for (const auto reduction : {Reduction::kMinimum, Reduction::kMaximum}) {
+  for (const auto reduction : {ShmReduction::kMinimum, ShmReduction::kMaximum}) {
     const auto result =
         reduce(Element::kFloat32, reduction, {a.to(torch::kFloat), b.to(torch::kFloat)});
     EXPECT_TRUE(std::isnan(result[0].item<double>()));
     EXPECT_TRUE(std::isnan(result[1].item<double>()));
-    EXPECT_EQ(result[2].item<double>(), reduction == Reduction::kMinimum ? 2 : 3);
+    EXPECT_EQ(result[2].item<double>(), reduction == ShmReduction::kMinimum ? 2 : 3);
   }
 }
 
 TEST(ShmReduce, WrapsIntegersButNotTheirAverage) {
   const auto a = torch::tensor({100, -100, -7}, torch::kChar);
   const auto b = torch::tensor({100, -100, 2}, torch::kChar);
-  EXPECT_TRUE(torch::equal(reduce(Element::kInt8, Reduction::kSum, {a, b}), a + b));
-  EXPECT_TRUE(torch::equal(reduce(Element::kInt8, Reduction::kProduct, {a, b}), a * b));
-  EXPECT_TRUE(torch::equal(reduce(Element::kInt8, Reduction::kAverage, {a, b}),
+  EXPECT_TRUE(torch::equal(reduce(Element::kInt8, ShmReduction::kSum, {a, b}), a + b));
+  EXPECT_TRUE(torch::equal(reduce(Element::kInt8, ShmReduction::kProduct, {a, b}), a * b));
+  EXPECT_TRUE(torch::equal(reduce(Element::kInt8, ShmReduction::kAverage, {a, b}),
                            torch::tensor({100, -100, -2}, torch::kChar)));
   const auto most = torch::full({1}, std::numeric_limits<std::int64_t>::max());
-  EXPECT_EQ(reduce(Element::kInt64, Reduction::kSum, {most, most}).item<std::int64_t>(), -2);
+  EXPECT_EQ(reduce(Element::kInt64, ShmReduction::kSum, {most, most}).item<std::int64_t>(), -2);
 }
 
 TEST(ShmReduce, KnowsWhatMakesNoSense) {
-  EXPECT_FALSE(can_reduce(Element::kFloat32, Reduction::kAnd));
-  EXPECT_FALSE(can_reduce(Element::kBFloat16, Reduction::kXor));
-  EXPECT_FALSE(can_reduce(Element::kBool, Reduction::kAverage));
-  EXPECT_TRUE(can_reduce(Element::kBool, Reduction::kSum));
+  EXPECT_FALSE(can_reduce(Element::kFloat32, ShmReduction::kAnd));
+  EXPECT_FALSE(can_reduce(Element::kBFloat16, ShmReduction::kXor));
+  EXPECT_FALSE(can_reduce(Element::kBool, ShmReduction::kAverage));
+  EXPECT_TRUE(can_reduce(Element::kBool, ShmReduction::kSum));
 }
 
 // ---- groups of threads

@@ -496,7 +496,8 @@ TEST_F(HostFaults, TheExceptionOfOneRankIsShownOnAll) {
 }
 
 TEST_F(HostFaults, ARankThatLeavesTheLoopEarlyIsNamed) {
-  for (const int leaves : {0, 2}) {  // where the jury sits, and the leader of another host
+  for (const int leaves :
+       {0, 2}) {  // where the desync detector runs, and the leader of another host
     const auto outcomes = programs({0, 0, 1, 1}, [leaves](PartialState& state) {
       reduce_a_little(3);
       if (state.process_index() == leaves) std::exit(0);
@@ -521,7 +522,8 @@ TEST_F(HostFaults, TheLaterTensorsOfACoalescedCallCount) {
 }
 
 TEST_F(HostFaults, AKilledRankIsNamed) {
-  for (const int killed : {0, 2, 3}) {  // where the jury sits, a leader, and one beside it
+  for (const int killed :
+       {0, 2, 3}) {  // where the desync detector runs, a leader, and one beside it
     const auto outcomes = programs({0, 0, 1, 1}, [killed](PartialState& state) {
       reduce_a_little(3);
       if (state.process_index() == killed) static_cast<void>(std::raise(SIGKILL));
@@ -561,7 +563,7 @@ TEST_F(HostFaults, AfterTheReportTheProcessEndsInOrder) {
 class LostHosts : public HostFaults, public testing::WithParamInterface<const char*> {};
 
 // The cable of one of three hosts is pulled: that of the last one, and beside it, on hosts of their
-// own, that of the first one, where the jury sits.
+// own, that of the first one, where the desync detector runs.
 TEST_P(LostHosts, AreNamed) {
   const test::Folder folder;
   const std::string ready = folder / "ready";

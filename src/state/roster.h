@@ -1,8 +1,8 @@
-// src/state/roll.h - the ranks that make a group: who is here, and who is missing.
+// src/state/roster.h - the ranks that form a group: which have arrived, and which are missing.
 //
 // Internal. While a group is made, the ranks read in a store what the others have written there.
 // All such waits go through here: they end at the timeout setting, or when a rank has died, and all
-// ranks then throw the same error, which names who is missing.
+// ranks then throw the same error, which names the missing ranks.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -17,28 +17,28 @@
 
 namespace accelerate::detail {
 
-class Roll {
+class Roster {
  public:
-  /// Writes down that this rank is here. Two groups need stores with different prefixes.
-  Roll(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-       std::chrono::milliseconds timeout);
+  /// Registers this rank. Two groups need stores with different prefixes.
+  Roster(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+         std::chrono::milliseconds timeout);
 
-  /// The same ranks, at a part of the store.
-  [[nodiscard]] Roll under(const std::string& prefix) const;
+  /// The roster with another prefix of the store for `publish` and `read`.
+  [[nodiscard]] Roster under(const std::string& prefix) const;
 
-  /// Collective. Returns when all ranks are here.
+  /// Collective. Returns when all ranks have registered.
   void await_all(Countdown countdown) const;
 
-  /// What `rank` says under `key`, as soon as it does.
-  [[nodiscard]] std::string hear(const std::string& key, int rank) const;
-  /// What each rank says under `key`/rank.
-  [[nodiscard]] std::vector<std::string> hear_all(const std::string& key) const;
-  /// Returns when all ranks from `first` on have said something under `key`/rank.
+  /// Waits for and returns what `rank` publishes under `key`.
+  [[nodiscard]] std::string read(const std::string& key, int rank) const;
+  /// Waits for and returns what each rank publishes under `key`/rank.
+  [[nodiscard]] std::vector<std::string> read_all(const std::string& key) const;
+  /// Returns when all ranks from `first` on have published something under `key`/rank.
   void await_each(const std::string& key, int first) const;
-  void say(const std::string& key, const std::string& text) const;
+  void publish(const std::string& key, const std::string& text) const;
 
-  /// A step of this rank failed with `message`. Throws `CommError` with it, or with the name of a
-  /// rank that has ended and may be the cause.
+  /// Throws `CommError` with `message`, or with the name of a rank that has ended and may be the
+  /// cause.
   [[noreturn]] void fail(const std::string& message) const;
 
  private:
@@ -57,12 +57,12 @@ class Roll {
   [[nodiscard]] std::string process_that_ended(int rank) const;
   void refuse_what_is_given_up() const;
   void stay_until_all_have_read(int except) const;
-  /// All ranks throw this.
+  /// Makes all ranks throw this error.
   [[noreturn]] void give_up(const std::string& why, int blamed) const;
   [[noreturn]] void give_up_for(int ended, const std::string& process) const;
 
-  c10::intrusive_ptr<c10d::Store> store_;     // for what the ranks say
-  c10::intrusive_ptr<c10d::Store> presence_;  // for who is here, and what all give up for
+  c10::intrusive_ptr<c10d::Store> store_;     // for `publish` and `read`
+  c10::intrusive_ptr<c10d::Store> presence_;  // the registered ranks, and the error of all
   int rank_;
   int size_;
   std::chrono::milliseconds timeout_;

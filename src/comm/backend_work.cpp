@@ -1,25 +1,25 @@
-#include "comm/shm_work.h"
+#include "comm/backend_work.h"
 
 #include "accelerate/errors.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
 
-using Clock = ShmPatience::Clock;
+using Clock = WaitBudget::Clock;
 
-ShmWork::ShmWork(About about) : c10d::Work(about.rank, about.type), about_(std::move(about)) {}
+BackendWork::BackendWork(Info info) : c10d::Work(info.rank, info.type), info_(std::move(info)) {}
 
-bool ShmWork::isCompleted() {
-  if (!done_.load()) look();
+bool BackendWork::isCompleted() {
+  if (!done_.load()) poll();
   return done_.load();
 }
 
-bool ShmWork::wait(std::chrono::milliseconds timeout) {
+bool BackendWork::wait(std::chrono::milliseconds timeout) {
   if (!done_.load()) {
     const auto until = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
-    if (!bring_about(until)) {
-      throw CommError(str(about_.kind, " is not complete after ", timeout.count(),
-                          " ms. It goes on; wait for it again."));
+    if (!complete_by(until)) {
+      throw CommError(str(info_.kind, " is not complete after ", timeout.count(),
+                          " ms. It continues; wait for it again."));
     }
   }
   std::unique_lock lock(mutex_);
@@ -28,19 +28,19 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-void ShmWork::abort() {
-  throw UnsupportedError(str(about_.kind,
+void BackendWork::abort() {
+  throw UnsupportedError(str(info_.kind,
                              " cannot be aborted on its own: the other ranks wait for this one. "
                              "Destroy the process group instead."));
 }
 
-void ShmWork::settle(const std::exception_ptr& error) {
+void BackendWork::settle(const std::exception_ptr& error) {
   finish(error);
   done_.store(true);
   complete_future();
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
+c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
   {
     const std::lock_guard lock(mutex_);
     if (!future_) {
@@ -51,13 +51,13 @@ c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
   if (done_.load()) {
     complete_future();
   } else {
-    hand_over();
+    run_in_background();
   }
   return future_;
 }
 
-// Callbacks run here, so without the lock.
-void ShmWork::complete_future() {
+// Callbacks run here, so the lock is not held.
+void BackendWork::complete_future() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   std::exception_ptr error;
   {
@@ -70,7 +70,7 @@ void ShmWork::complete_future() {
   if (error) {
     future->setError(error);
   } else {
-    future->markCompleted(c10::IValue(about_.results));
+    future->markCompleted(c10::IValue(info_.results));
   }
 }
 

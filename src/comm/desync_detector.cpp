@@ -1,4 +1,4 @@
-#include "comm/jury.h"
+#include "comm/desync_detector.h"
 
 #include <algorithm>
 #include <set>
@@ -14,66 +14,69 @@ using std::chrono::duration;
 using std::chrono::duration_cast;
 using std::chrono::seconds;
 
-// A rank that runs ahead of the others can be so many calls before them and still be compared.
-constexpr std::size_t kMostTold = 256;
+// A rank can be this many calls ahead of the others and still be compared.
+constexpr std::size_t kMostReports = 256;
 
-// Who waits says so a little later.
+// A rank reports that it waits a little later than it starts to wait.
 constexpr auto kDelay = std::chrono::milliseconds(500);
 
-std::string in_seconds(Jury::Clock::duration time) {
+std::string in_seconds(DesyncDetector::Clock::duration time) {
   return str(duration_cast<seconds>(time).count(), " s");
 }
 
 }  // namespace
 
-Jury::Jury(std::vector<std::string> names, const JuryTimes& times, Clock::time_point now)
+DesyncDetector::DesyncDetector(std::vector<std::string> names, const DetectorTimes& times,
+                               Clock::time_point now)
     : times_(times) {
   for (auto& name : names) ranks_.push_back({.name = std::move(name), .heard = now});
 }
 
-void Jury::Rank::learn(const ToldCall& call) {
+void DesyncDetector::Rank::learn(const ReportedCall& call) {
   if (call.sequence >= latest.sequence) latest = call;
   open = std::max(open, call.open);
 }
 
-void Jury::heard(int rank, Clock::time_point now) { ranks_.at(rank).heard = now; }
+void DesyncDetector::heard(int rank, Clock::time_point now) { ranks_.at(rank).heard = now; }
 
-void Jury::waits(int rank, const ToldCall& call, Clock::time_point now) {
-  tells(rank, call, now);
+void DesyncDetector::waits(int rank, const ReportedCall& call, Clock::time_point now) {
+  reports(rank, call, now);
   Rank& each = ranks_.at(rank);
   if (!each.waits || each.waits->sequence != call.sequence) each.waits_since = now;
   each.waits = call;
 }
 
-void Jury::moves_on(int rank) { ranks_.at(rank).waits.reset(); }
+void DesyncDetector::moves_on(int rank) { ranks_.at(rank).waits.reset(); }
 
-void Jury::tells(int rank, const ToldCall& call, Clock::time_point now) {
+void DesyncDetector::reports(int rank, const ReportedCall& call, Clock::time_point now) {
   Rank& each = ranks_.at(rank);
   each.heard = now;
   if (call.sequence == 0) return;
-  each.told[call.sequence] = call;
-  while (each.told.size() > kMostTold) each.told.erase(each.told.begin());
+  each.reported[call.sequence] = call;
+  while (each.reported.size() > kMostReports) each.reported.erase(each.reported.begin());
   each.learn(call);
 }
 
-void Jury::left(int rank, const ToldCall& last) {
+void DesyncDetector::left(int rank, const ReportedCall& last) {
   Rank& each = ranks_.at(rank);
   each.has_left = true;
   each.learn(last);
-  if (last.sequence != 0) each.told[last.sequence] = last;  // nobody can ask it later
+  if (last.sequence != 0) each.reported[last.sequence] = last;  // it cannot be asked later
 }
 
-void Jury::threw(int rank, const std::string& message) { ranks_.at(rank).exception = message; }
+void DesyncDetector::threw(int rank, const std::string& message) {
+  ranks_.at(rank).exception = message;
+}
 
-void Jury::died(int rank) {
+void DesyncDetector::died(int rank) {
   Rank& each = ranks_.at(rank);
   if (!each.has_left && !each.exception) each.is_dead = true;
 }
 
-void Jury::transport_failed(int rank, const ToldCall& call, const std::string& message,
-                            Clock::time_point now) {
+void DesyncDetector::transport_failed(int rank, const ReportedCall& call,
+                                      const std::string& message, Clock::time_point now) {
   Rank& each = ranks_.at(rank);
-  tells(rank, call, now);
+  reports(rank, call, now);
   each.last_broken = std::max(each.last_broken, call.sequence);
   if (each.transport) return;
   each.transport = message;
@@ -81,17 +84,17 @@ void Jury::transport_failed(int rank, const ToldCall& call, const std::string& m
   each.transport_at = now;
 }
 
-void Jury::forgive(Clock::time_point now) {
+void DesyncDetector::forgive(Clock::time_point now) {
   for (auto& each : ranks_) each.heard = now;
 }
 
-void Jury::seen(int rank, const std::string& state, const ToldCall& last) {
+void DesyncDetector::seen(int rank, const std::string& state, const ReportedCall& last) {
   Rank& each = ranks_.at(rank);
   each.state = state;
   each.learn(last);
 }
 
-std::uint64_t Jury::disputed() const {
+std::uint64_t DesyncDetector::disputed() const {
   std::uint64_t first = 0;
   for (const auto& each : ranks_) {
     if (each.waits && (first == 0 || each.waits->sequence < first)) first = each.waits->sequence;
@@ -99,7 +102,7 @@ std::uint64_t Jury::disputed() const {
   return first;
 }
 
-std::vector<int> Jury::suspects(Clock::time_point now) const {
+std::vector<int> DesyncDetector::suspects(Clock::time_point now) const {
   std::vector<int> result;
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const Rank& each = ranks_[r];
@@ -110,16 +113,16 @@ std::vector<int> Jury::suspects(Clock::time_point now) const {
   return result;
 }
 
-std::string Jury::where(const Rank& rank) const {
+std::string DesyncDetector::where(const Rank& rank) const {
   if (rank.latest.sequence == 0) return "before its first collective";
   return str(rank.latest.complete ? "after " : "in ", rank.latest.text);
 }
 
-std::string Jury::end_of(const Rank& rank) const {
+std::string DesyncDetector::end_of(const Rank& rank) const {
   return str(rank.name, rank.is_dead ? " died " : " has ended ", where(rank));
 }
 
-std::optional<Finding> Jury::finding(Clock::time_point now) {
+std::optional<Finding> DesyncDetector::finding(Clock::time_point now) {
   if (auto found = by_exception()) return found;
   if (auto found = by_dispute(now)) return found;
   if (auto found = by_end()) return found;
@@ -128,7 +131,7 @@ std::optional<Finding> Jury::finding(Clock::time_point now) {
   return by_transport(now);
 }
 
-std::optional<Finding> Jury::by_exception() const {
+std::optional<Finding> DesyncDetector::by_exception() const {
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const Rank& each = ranks_[r];
     if (!each.exception) continue;
@@ -138,31 +141,31 @@ std::optional<Finding> Jury::by_exception() const {
   return std::nullopt;
 }
 
-// Ranks that say different things about the same collective. The others are heard first, so that
-// the minority is known.
-std::optional<Finding> Jury::by_dispute(Clock::time_point now) {
+// Ranks that report different calls under one number. The reports of the others are awaited, so
+// that the minority is known.
+std::optional<Finding> DesyncDetector::by_dispute(Clock::time_point now) {
   std::map<std::uint64_t, std::set<std::uint64_t>> signatures;
   for (const auto& each : ranks_) {
-    for (const auto& [sequence, call] : each.told) signatures[sequence].insert(call.signature);
+    for (const auto& [sequence, call] : each.reported) signatures[sequence].insert(call.signature);
   }
   for (const auto& [sequence, different] : signatures) {
     if (different.size() < 2) continue;
     const auto since = disputes_.try_emplace(sequence, now).first->second;
-    const auto told = std::ranges::count_if(
-        ranks_, [&](const Rank& each) { return each.told.contains(sequence); });
-    if (told < std::ssize(ranks_) && now - since < times_.dispute) return std::nullopt;
+    const auto reported = std::ranges::count_if(
+        ranks_, [&](const Rank& each) { return each.reported.contains(sequence); });
+    if (reported < std::ssize(ranks_) && now - since < times_.dispute) return std::nullopt;
     return disagreement(sequence);
   }
   return std::nullopt;
 }
 
-Finding Jury::disagreement(std::uint64_t sequence) const {
+Finding DesyncDetector::disagreement(std::uint64_t sequence) const {
   std::map<std::uint64_t, std::vector<int>> camps;
   std::string lines;
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const Rank& each = ranks_[r];
-    const auto call = each.told.find(sequence);
-    const bool here = call != each.told.end();
+    const auto call = each.reported.find(sequence);
+    const bool here = call != each.reported.end();
     if (here) camps[call->second.signature].push_back(static_cast<int>(r));
     lines += str("\n  ", each.name, ": ",
                  here ? call->second.text : str("not there yet, ", where(each)));
@@ -182,9 +185,9 @@ Finding Jury::disagreement(std::uint64_t sequence) const {
               " in another collective than the others:", lines)};
 }
 
-// Who has ended, in order or not, is missed when somebody waits in a collective that it cannot
-// complete any more.
-std::optional<Finding> Jury::by_end() const {
+// A rank that has ended, in order or not, is at fault if another one waits in a collective that it
+// cannot complete any more.
+std::optional<Finding> DesyncDetector::by_end() const {
   const auto sequence = disputed();
   if (sequence == 0) return std::nullopt;
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -199,14 +202,14 @@ std::optional<Finding> Jury::by_end() const {
   return std::nullopt;
 }
 
-// On a device, calls of different sizes meet all the same: one rank gets what it wants and goes on
-// to its end, and another waits for the rest.
-std::optional<Finding> Jury::by_misfit(Clock::time_point now) const {
+// On a device, calls of different sizes are paired: one rank gets all it needs and continues to its
+// end, and another waits for the rest.
+std::optional<Finding> DesyncDetector::by_misfit(Clock::time_point now) const {
   const auto gone = std::ranges::find_if(ranks_, &Rank::has_left);
   if (gone == ranks_.end()) return std::nullopt;
   for (const auto& each : ranks_) {
     if (!each.waits || now - each.waits_since < times_.silence) continue;
-    if (!late_for(each.waits->sequence).empty()) continue;  // that is who it waits for
+    if (!late_for(each.waits->sequence).empty()) continue;  // it waits for those
     return Finding{
         static_cast<int>(gone - ranks_.begin()),
         str(end_of(*gone), " and has completed what ", each.name, " waits in for ",
@@ -215,7 +218,7 @@ std::optional<Finding> Jury::by_misfit(Clock::time_point now) const {
   return std::nullopt;
 }
 
-std::optional<Finding> Jury::by_silence(Clock::time_point now) const {
+std::optional<Finding> DesyncDetector::by_silence(Clock::time_point now) const {
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const Rank& each = ranks_[r];
     if (each.has_left || now - each.heard <= times_.silence) continue;
@@ -227,14 +230,14 @@ std::optional<Finding> Jury::by_silence(Clock::time_point now) const {
   return std::nullopt;
 }
 
-std::optional<Finding> Jury::by_transport(Clock::time_point now) const {
+std::optional<Finding> DesyncDetector::by_transport(Clock::time_point now) const {
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const Rank& each = ranks_[r];
     if (!each.transport) continue;
     const bool in_time = now - each.transport_at < times_.transport;
     auto gone = std::ranges::find_if(ranks_, &Rank::is_dead);
     if (gone == ranks_.end()) {
-      // Who left in order may be needed still, and what it had sent be lost with its connections.
+      // A rank that left in order may still be needed, and data it had sent may be lost.
       gone = std::ranges::find_if(ranks_, [&](const Rank& other) {
         return other.has_left && (other.open <= each.last_broken || !in_time);
       });
@@ -242,7 +245,7 @@ std::optional<Finding> Jury::by_transport(Clock::time_point now) const {
     if (gone != ranks_.end()) {
       return Finding{static_cast<int>(gone - ranks_.begin()), end_of(*gone)};
     }
-    // The transport gives up at the timeout setting: the fault of those who did not come, unless
+    // The transport gives up at the timeout setting: the fault of the ranks that are late, unless
     // one of them is found to have died just then.
     const auto& call = each.transport_in;
     const auto late = call.complete ? std::vector<int>{} : late_for(call.sequence);
@@ -259,7 +262,7 @@ std::optional<Finding> Jury::by_transport(Clock::time_point now) const {
   return std::nullopt;
 }
 
-std::vector<int> Jury::late_for(std::uint64_t sequence) const {
+std::vector<int> DesyncDetector::late_for(std::uint64_t sequence) const {
   std::vector<int> late;
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     if (ranks_[r].latest.sequence < sequence) late.push_back(static_cast<int>(r));
@@ -267,13 +270,13 @@ std::vector<int> Jury::late_for(std::uint64_t sequence) const {
   return late;
 }
 
-std::string Jury::where_are(const std::vector<int>& ranks) const {
+std::string DesyncDetector::where_are(const std::vector<int>& ranks) const {
   std::vector<std::string> texts;
   for (const int rank : ranks) texts.push_back(str(ranks_[rank].name, ", ", where(ranks_[rank])));
   return join(texts, "; ");
 }
 
-std::optional<std::string> Jury::notice(Clock::time_point now) {
+std::optional<std::string> DesyncDetector::notice(Clock::time_point now) {
   const auto sequence = disputed();
   if (sequence == 0 || sequence == noticed_) return std::nullopt;
   const auto waiting = std::ranges::find_if(

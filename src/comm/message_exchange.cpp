@@ -1,4 +1,4 @@
-#include "comm/messages.h"
+#include "comm/message_exchange.h"
 
 #include <stdexcept>
 #include <utility>
@@ -21,11 +21,11 @@ std::uint32_t tag_of(const Ticket& ticket) {
                                     44);
 }
 
-Messages::Messages(c10d::Backend& transport, std::shared_ptr<GroupGuard> guard)
+MessageExchange::MessageExchange(c10d::Backend& transport, std::shared_ptr<GroupGuard> guard)
     : transport_(transport), guard_(std::move(guard)) {}
 
-Messages::Works Messages::start(int tag, const std::vector<Message>& arriving,
-                                const std::vector<Message>& leaving) {
+MessageExchange::Works MessageExchange::start(int tag, const std::vector<PeerMessage>& arriving,
+                                              const std::vector<PeerMessage>& leaving) {
   Works works;
   for (const auto& [peer, tensor] : arriving) {
     std::vector<at::Tensor> tensors{tensor};
@@ -38,8 +38,9 @@ Messages::Works Messages::start(int tag, const std::vector<Message>& arriving,
   return works;
 }
 
-void Messages::exchange(const Ticket& ticket, const std::vector<Message>& arriving,
-                        const std::vector<Message>& leaving, std::chrono::milliseconds timeout) {
+void MessageExchange::exchange(const Ticket& ticket, const std::vector<PeerMessage>& arriving,
+                               const std::vector<PeerMessage>& leaving,
+                               std::chrono::milliseconds timeout) {
   // Tags of messages are positive.
   const int tag = static_cast<int>(tag_of(ticket) & 0x7fffffffU);
   try {
@@ -66,7 +67,7 @@ void Messages::exchange(const Ticket& ticket, const std::vector<Message>& arrivi
   }
 }
 
-void Messages::close() noexcept {
+void MessageExchange::close() noexcept {
   const std::scoped_lock lock(mutex_);
   closed_ = true;
   abort_all(under_way_);

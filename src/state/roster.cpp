@@ -1,4 +1,4 @@
-#include "state/roll.h"
+#include "state/roster.h"
 
 #include <unistd.h>
 
@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "accelerate/errors.h"
+#include "core/exception_text.h"
 #include "core/log.h"
 #include "core/processes.h"
 #include "core/system.h"
@@ -19,7 +20,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How often those who wait look for the reason.
+// How often a waiting rank looks for the reason.
 constexpr auto kSlice = milliseconds(1000);
 // How long rank 0, which may serve the store, stays so that the others can read why it ends.
 constexpr auto kTimeToRead = 3 * kSlice;
@@ -45,29 +46,24 @@ std::string named(const std::vector<int>& ranks) {
   return str(ranks.size() == 1 ? "rank " : "ranks ", format_cpulist(ranks));
 }
 
-CommError store_is_gone(const std::string& why) {
-  return CommError(
-      str("the store at which the processes meet went away. Does process 0 still run? (", why, ")"),
-      0);
-}
-
-// What the store says when the process that serves it is gone.
+// Turns the errors of a store whose server is gone into `CommError`.
 template <class F>
 decltype(auto) with_store(F&& f) {
   try {
     return f();
   } catch (const Error&) {
     throw;
-  } catch (const c10::Error& error) {
-    throw store_is_gone(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    throw store_is_gone(error.what());
+  } catch (const std::exception&) {
+    throw CommError(
+        str("the store at which the processes meet went away. Does process 0 still run? (",
+            current_exception_text().message, ")"),
+        0);
   }
 }
 
 }  // namespace
 
-Roll::Roll(c10::intrusive_ptr<c10d::Store> store, int rank, int size, milliseconds timeout)
+Roster::Roster(c10::intrusive_ptr<c10d::Store> store, int rank, int size, milliseconds timeout)
     : store_(store), presence_(std::move(store)), rank_(rank), size_(size), timeout_(timeout) {
   with_store([&] {
     set(*presence_, key_of("here", rank_),
@@ -75,22 +71,22 @@ Roll::Roll(c10::intrusive_ptr<c10d::Store> store, int rank, int size, millisecon
   });
 }
 
-Roll Roll::under(const std::string& prefix) const {
-  Roll part = *this;
+Roster Roster::under(const std::string& prefix) const {
+  Roster part = *this;
   part.store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, store_);
   return part;
 }
 
-void Roll::await_all(Countdown countdown) const {
+void Roster::await_all(Countdown countdown) const {
   await(from(0, "here"), countdown, Step::kArrival);
 }
 
-std::string Roll::hear(const std::string& key, int rank) const {
+std::string Roster::read(const std::string& key, int rank) const {
   await({{key, rank}}, Countdown(timeout_), Step::kLater);
   return with_store([&] { return get(*store_, key); });
 }
 
-std::vector<std::string> Roll::hear_all(const std::string& key) const {
+std::vector<std::string> Roster::read_all(const std::string& key) const {
   const auto awaited = from(0, key);
   await(awaited, Countdown(timeout_), Step::kLater);
   std::vector<std::string> texts;
@@ -100,22 +96,22 @@ std::vector<std::string> Roll::hear_all(const std::string& key) const {
   return texts;
 }
 
-void Roll::await_each(const std::string& key, int first) const {
+void Roster::await_each(const std::string& key, int first) const {
   await(from(first, key), Countdown(timeout_), Step::kLater);
 }
 
-void Roll::say(const std::string& key, const std::string& text) const {
+void Roster::publish(const std::string& key, const std::string& text) const {
   with_store([&] { set(*store_, key, text); });
 }
 
-std::vector<Roll::Awaited> Roll::from(int first, const std::string& key) const {
+std::vector<Roster::Awaited> Roster::from(int first, const std::string& key) const {
   std::vector<Awaited> result;
   for (int rank = first; rank < size_; ++rank) result.push_back({key_of(key, rank), rank});
   return result;
 }
 
 // Asks again and again: c10d's own wait writes lines to stderr each time it ends without success.
-void Roll::await(const std::vector<Awaited>& awaited, Countdown countdown, Step step) const {
+void Roster::await(const std::vector<Awaited>& awaited, Countdown countdown, Step step) const {
   with_store([&] {
     std::span rest = awaited;
     auto next_look = Countdown::Clock::now() + kSlice;
@@ -126,32 +122,33 @@ void Roll::await(const std::vector<Awaited>& awaited, Countdown countdown, Step 
       }
       std::this_thread::sleep_for(std::min<std::chrono::microseconds>(pause, countdown.left()));
     }
-    // Who comes after the others have given up must not believe that they are still there.
+    // A rank that arrives after the others have given up must fail too.
     if (step == Step::kArrival) refuse_what_is_given_up();
   });
 }
 
-// Whether all have come; those who have are not asked for again.
-bool Roll::come(std::span<const Awaited>& rest) const {
+// Whether all have come; removes from `rest` those that have.
+bool Roster::come(std::span<const Awaited>& rest) const {
   while (!rest.empty() && store_->check({rest.front().key})) rest = rest.subspan(1);
   return rest.empty();
 }
 
-// Nobody has come for a while.
-void Roll::look_around(const std::vector<Awaited>& awaited, Countdown& countdown, Step step) const {
+// Called when no rank has come for a while.
+void Roster::look_around(const std::vector<Awaited>& awaited, Countdown& countdown,
+                         Step step) const {
   refuse_what_is_given_up();
   const bool speaks = is_first_of_those_here(awaited);
   const bool arrival = step == Step::kArrival;
-  // With many ranks it is enough that one of them asks for each other one.
+  // With many ranks it is enough that one of them checks all others.
   if (arrival && !speaks && !countdown.over()) return;
   const auto missing = missing_of(awaited);
   if (missing.empty()) return;
 
   for (int rank = 0; rank < size_; ++rank) {
-    // On arrival those who are here must stay; later only those count who are needed.
+    // On arrival all registered ranks must stay; later only the awaited ones.
     if (arrival == std::ranges::binary_search(missing, rank)) continue;
     const auto process = process_that_ended(rank);
-    // It may have said its word and ended between the two looks.
+    // It may have published its text and ended between the two checks.
     if (!process.empty() && missing_of(awaited) == missing) give_up_for(rank, process);
   }
   if (countdown.over()) {
@@ -168,7 +165,7 @@ void Roll::look_around(const std::vector<Awaited>& awaited, Countdown& countdown
                : str("waiting for ", named(missing), " to make the group; ", countdown.text()));
 }
 
-std::vector<int> Roll::missing_of(const std::vector<Awaited>& awaited) const {
+std::vector<int> Roster::missing_of(const std::vector<Awaited>& awaited) const {
   std::vector<int> missing;
   for (const auto& each : awaited) {
     if (!store_->check({each.key})) missing.push_back(each.rank);
@@ -176,7 +173,7 @@ std::vector<int> Roll::missing_of(const std::vector<Awaited>& awaited) const {
   return missing;
 }
 
-bool Roll::is_first_of_those_here(const std::vector<Awaited>& awaited) const {
+bool Roster::is_first_of_those_here(const std::vector<Awaited>& awaited) const {
   for (int rank = 0; rank < rank_; ++rank) {
     const auto it = std::ranges::find(awaited, rank, &Awaited::rank);
     if (it == awaited.end() || store_->check({it->key})) return false;
@@ -184,8 +181,8 @@ bool Roll::is_first_of_those_here(const std::vector<Awaited>& awaited) const {
   return true;
 }
 
-// How the process of `rank` is called, if it is known to have ended.
-std::string Roll::process_that_ended(int rank) const {
+// The process of `rank` as text if it is known to have ended, else "".
+std::string Roster::process_that_ended(int rank) const {
   const auto key = key_of("here", rank);
   if (!presence_->check({key})) return "";
   const auto words = split(get(*presence_, key), ' ');
@@ -195,7 +192,7 @@ std::string Roll::process_that_ended(int rank) const {
   return str(words[2], ", process ", words[1]);
 }
 
-void Roll::refuse_what_is_given_up() const {
+void Roster::refuse_what_is_given_up() const {
   if (!presence_->check({kGivenUp})) return;
   const auto text = get(*presence_, kGivenUp);
   const auto blank = text.find(' ');
@@ -205,8 +202,8 @@ void Roll::refuse_what_is_given_up() const {
   throw CommError(text.substr(blank + 1), blamed);
 }
 
-void Roll::stay_until_all_have_read(int except) const {
-  Roll readers = *this;
+void Roster::stay_until_all_have_read(int except) const {
+  Roster readers = *this;
   readers.store_ = presence_;
   std::vector<Awaited> awaited;
   for (const auto& each : from(0, "has_read")) {
@@ -214,28 +211,28 @@ void Roll::stay_until_all_have_read(int except) const {
     if (is_here && each.rank != except) awaited.push_back(each);
   }
   std::span rest = std::as_const(awaited);
-  // Who is stuck reads nothing.
+  // A stuck rank never reads it.
   for (const Countdown patience(kTimeToRead); !readers.come(rest) && !patience.over();) {
     std::this_thread::sleep_for(kSlice / 100);
   }
 }
 
-void Roll::give_up(const std::string& why, int blamed) const {
-  // Another rank may be faster, with other words.
+void Roster::give_up(const std::string& why, int blamed) const {
+  // Another rank may be faster, with another text.
   presence_->compareSet(kGivenUp, "", str(blamed, " ", why));
   refuse_what_is_given_up();
   throw CommError(why, blamed);
 }
 
-void Roll::give_up_for(int ended, const std::string& process) const {
+void Roster::give_up_for(int ended, const std::string& process) const {
   give_up(str("rank ", ended, " (", process,
               ") has ended before all processes had started. Look at its output."),
           ended);
 }
 
-void Roll::fail(const std::string& message) const {
+void Roster::fail(const std::string& message) const {
   with_store([&] {
-    // A connection breaks a moment before the process that held it is gone.
+    // A connection breaks a moment before its process is gone.
     for (const Countdown patience(kSlice); !patience.over();) {
       refuse_what_is_given_up();
       for (int rank = 0; rank < size_; ++rank) {

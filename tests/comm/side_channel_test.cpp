@@ -1,4 +1,4 @@
-#include "comm/watch.h"
+#include "comm/side_channel.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -59,7 +59,7 @@ constexpr int kFound = 70;
 // What a rank of a test works with.
 struct Rank {
   int rank;
-  Watch& watch;
+  SideChannel& channel;
   const Board& board;
 
   // A collective that completes when all have entered it; false when a finding comes first.
@@ -67,12 +67,13 @@ struct Rank {
                                 std::uint32_t line = 10) const {
     const std::array<std::int64_t, 1> sizes{size};
     const CallSite site{.file = "train.cpp", .line = line};
-    const auto ticket = watch.log().enter({.kind = kind, .dtype = "float32", .sizes = sizes}, site);
+    const auto ticket =
+        channel.log().enter({.kind = kind, .dtype = "float32", .sizes = sizes}, site);
     board.set("in" + std::to_string(number) + "_" + std::to_string(rank),
               std::to_string(ticket.signature));
-    while (!watch.failed()) {
+    while (!channel.failed()) {
       if (all_are_in(number)) {
-        watch.log().leave(ticket);
+        channel.log().leave(ticket);
         return true;
       }
       std::this_thread::sleep_for(1ms);
@@ -116,11 +117,11 @@ Ranks run(int size, const std::function<bool(const Rank&)>& body,
   ProcessSet processes;
   for (int rank = 0; rank < size; ++rank) {
     processes.fork({}, [&, rank] {
-      WatchOptions options{.rank = rank, .size = size};
+      SideChannelOptions options{.rank = rank, .size = size};
       options.times.silence = silence;
       options.times.notice = 1s;
       const auto blackboard = board.blackboard();
-      Watch watch(
+      SideChannel channel(
           options, several_hosts ? of_another_host(blackboard) : blackboard,
           [&](const Finding& finding) {
             board.set("finding" + std::to_string(rank), finding.text);
@@ -128,7 +129,7 @@ Ranks run(int size, const std::function<bool(const Rank&)>& body,
           [&](const std::string& text) { board.set("notice", text); });
       board.set("ready" + std::to_string(rank), "");
       for (int other = 0; other < size; ++other) (void)board.get("ready" + std::to_string(other));
-      const Rank facts{.rank = rank, .watch = watch, .board = board, .size = size};
+      const Rank facts{.rank = rank, .channel = channel, .board = board, .size = size};
       return body(facts) ? 0 : kFound;
     });
   }
@@ -150,7 +151,7 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST(Watch, IsSilentWhileAllIsWell) {
+TEST(SideChannel, IsSilentWhileAllIsWell) {
   const auto ranks = run(3, [](const Rank& rank) {
     for (int i = 0; i < 20; ++i) {
       if (rank.rank == i % 3) std::this_thread::sleep_for(20ms);
@@ -162,7 +163,7 @@ TEST(Watch, IsSilentWhileAllIsWell) {
   EXPECT_TRUE(ranks.finding.empty());
 }
 
-TEST(Watch, NamesTheRankWithAnotherShapeOnAllRanks) {
+TEST(SideChannel, NamesTheRankWithAnotherShapeOnAllRanks) {
   const auto ranks = run(3, [](const Rank& rank) {
     return rank.collective(0) && rank.collective(1, "gather", rank.rank == 1 ? 5 : 4);
   });
@@ -175,10 +176,10 @@ TEST(Watch, NamesTheRankWithAnotherShapeOnAllRanks) {
   EXPECT_LT(ranks.time, 1s);
 }
 
-TEST(Watch, NamesTheRankThatIsKilledWithItsLastCall) {
+TEST(SideChannel, NamesTheRankThatIsKilledWithItsLastCall) {
   const auto ranks = run(3, [](const Rank& rank) {
     if (!rank.collective(0)) return false;
-    std::this_thread::sleep_for(100ms);  // rank 0 has seen by now where rank 2 notes its calls
+    std::this_thread::sleep_for(100ms);  // rank 0 has seen by now where rank 2 messages its calls
     if (rank.rank == 2) ::kill(::getpid(), SIGKILL);
     return rank.collective(1);
   });
@@ -191,7 +192,7 @@ TEST(Watch, NamesTheRankThatIsKilledWithItsLastCall) {
   EXPECT_LT(ranks.time, 1s);
 }
 
-TEST(Watch, NamesRank0ThatIsKilledToo) {
+TEST(SideChannel, NamesRank0ThatIsKilledToo) {
   const auto ranks = run(3, [](const Rank& rank) {
     if (!rank.collective(0)) return false;
     if (rank.rank == 0) ::kill(::getpid(), SIGKILL);
@@ -202,7 +203,7 @@ TEST(Watch, NamesRank0ThatIsKilledToo) {
   EXPECT_EQ(ranks.finding.at(2), ranks.finding.at(1));
 }
 
-TEST(Watch, NamesTheLastCallOfRank0OnAnotherHost) {
+TEST(SideChannel, NamesTheLastCallOfRank0OnAnotherHost) {
   for (const bool has_told : {false, true}) {
     const auto ranks = run(
         3,
@@ -220,7 +221,7 @@ TEST(Watch, NamesTheLastCallOfRank0OnAnotherHost) {
   }
 }
 
-TEST(Watch, NamesAStoppedRank) {
+TEST(SideChannel, NamesAStoppedRank) {
   const auto ranks = run(
       3,
       [](const Rank& rank) {
@@ -244,7 +245,7 @@ TEST(Watch, NamesAStoppedRank) {
   }
 }
 
-TEST(Watch, NamesTheRankThatLeftTheLoopEarly) {
+TEST(SideChannel, NamesTheRankThatLeftTheLoopEarly) {
   const auto ranks = run(3, [](const Rank& rank) {
     for (int i = 0; i < 3; ++i) {
       if (rank.rank == 1 && i == 2) return true;
@@ -256,7 +257,7 @@ TEST(Watch, NamesTheRankThatLeftTheLoopEarly) {
   EXPECT_TRUE(contains(ranks.finding.at(0), "has ended after gather")) << ranks.finding.at(0);
 }
 
-TEST(Watch, NamesRank0ThatLeftTheLoopEarly) {
+TEST(SideChannel, NamesRank0ThatLeftTheLoopEarly) {
   const auto ranks = run(3, [](const Rank& rank) {
     for (int i = 0; i < 3; ++i) {
       if (rank.rank == 0 && i == 2) return true;
@@ -273,11 +274,11 @@ TEST(Watch, NamesRank0ThatLeftTheLoopEarly) {
   }
 }
 
-TEST(Watch, ShowsTheExceptionOfOneRankOnAll) {
+TEST(SideChannel, ShowsTheExceptionOfOneRankOnAll) {
   const auto ranks = run(3, [](const Rank& rank) {
     if (!rank.collective(0)) return false;
     if (rank.rank == 1) {
-      rank.watch.threw("disk full");
+      rank.channel.threw("disk full");
       return true;
     }
     return rank.collective(1);
@@ -288,7 +289,7 @@ TEST(Watch, ShowsTheExceptionOfOneRankOnAll) {
   EXPECT_LT(ranks.time, 1s);
 }
 
-TEST(Watch, SaysWhoIsWaitedForWithoutBlame) {
+TEST(SideChannel, NamesALateRankWithoutBlame) {
   const auto ranks = run(2, [](const Rank& rank) {
     if (!rank.collective(0)) return false;
     if (rank.rank == 1) std::this_thread::sleep_for(1500ms);
