@@ -19,14 +19,6 @@ void copy_text(char (&to)[N], const char* from) noexcept {
   to[length] = '\0';
 }
 
-/// Copies a text that may be gone when the log is read.
-template <std::size_t N>
-void keep_text(std::array<char, N>& to, const char* from) noexcept {
-  const auto length = std::min(std::strlen(from), N - 1);
-  std::memcpy(to.data(), from, length);
-  to[length] = '\0';
-}
-
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
   hash ^= value + 0x9e3779b97f4a7c15ULL + (hash << 6) + (hash >> 2);
   return hash * 0xff51afd7ed558ccdULL;
@@ -38,6 +30,14 @@ std::uint64_t mix(std::uint64_t hash, std::string_view text) noexcept {
 }
 
 bool place_counts(std::string_view kind) { return kind != "barrier" && kind != "broadcast"; }
+
+ReportedCall reported(const CallRecord& call, std::uint64_t open) {
+  return {.sequence = call.sequence,
+          .signature = call.signature,
+          .text = call.text(),
+          .complete = call.complete,
+          .open = open};
+}
 
 }  // namespace
 
@@ -58,7 +58,7 @@ std::uint64_t signature_of(const CallFacts& facts, const CallSite& site) {
   return hash == 0 ? 1 : hash;
 }
 
-std::string CallPage::text() const {
+std::string CallRecord::text() const {
   std::string result = kind;
   if (reduction >= 0 && reduction < static_cast<int>(kReductions.size())) {
     result += str(" ", kReductions[static_cast<std::size_t>(reduction)]);
@@ -79,128 +79,91 @@ std::string CallPage::text() const {
 }
 
 ReportedCall read_page(const CallPage& page) {
-  CallPage copy;
+  CallRecord call;
+  std::uint64_t open = 0;
   for (int attempt = 0; attempt < 100; ++attempt) {
     const auto before = page.version.load(std::memory_order_acquire);
-    std::memcpy(static_cast<void*>(&copy.line), static_cast<const void*>(&page.line),
-                sizeof(CallPage) - offsetof(CallPage, line));
-    // Good enough for a text that people read: a torn one is possible, and harmless.
+    std::memcpy(&call, &page.call, sizeof call);
+    open = page.open;
+    // A torn text is possible after all attempts, and harmless: it is only shown.
     if (before % 2 == 0 && page.version.load(std::memory_order_acquire) == before) break;
   }
   // The writer may have died in the middle of a text.
-  for (char* end : {std::end(copy.kind), std::end(copy.dtype), std::end(copy.file),
-                    std::end(copy.name), std::end(copy.more), std::end(copy.remark)}) {
+  for (char* end : {std::end(call.kind), std::end(call.dtype), std::end(call.file),
+                    std::end(call.name), std::end(call.more), std::end(call.remark)}) {
     end[-1] = '\0';
   }
-  return {.sequence = copy.sequence,
-          .signature = copy.signature,
-          .text = copy.text(),
-          .complete = copy.complete != 0,
-          .open = copy.open};
+  return reported(call, open);
 }
 
 Ticket CallLog::enter(const CallFacts& facts, const CallSite& site) {
   const auto signature = signature_of(facts, site);
   const std::scoped_lock lock(mutex_);
-  Entry& next = entry(++last_);
+  Entry& entry = this->entry(++last_);
+  CallRecord& next = entry.call;
   next.sequence = last_;
   next.signature = signature;
-  // What the user sees, where that is known.
+  // Shows the call of the user if it is known.
   const auto* call = site.call;
   const auto sizes = call != nullptr ? call->sizes : facts.sizes;
-  next.kind = call != nullptr ? call->operation : facts.kind;
-  next.dtype = call != nullptr ? call->dtype : facts.dtype;
-  next.dimensions = next.dtype[0] == '\0' ? -1 : static_cast<int>(sizes.size());
-  std::copy_n(sizes.begin(), std::min<std::size_t>(sizes.size(), next.sizes.size()),
-              next.sizes.begin());
+  const char* dtype = call != nullptr ? call->dtype : facts.dtype;
+  next.dimensions = dtype[0] == '\0' ? -1 : static_cast<int>(sizes.size());
+  std::copy_n(sizes.begin(), std::min(sizes.size(), std::size(next.sizes)), next.sizes);
   next.tensors = call != nullptr ? call->tensors : 1;
   next.reduction = facts.reduction;
   next.root = facts.root;
-  next.site = site;
-  next.site.call = nullptr;  // gone when the log is read
-  keep_text(next.name, site.name != nullptr ? site.name : "");
-  keep_text(next.more, call == nullptr ? facts.more : "");
-  keep_text(next.remark, site.remark != nullptr ? site.remark : "");
+  next.line = site.line;
+  copy_text(next.kind, call != nullptr ? call->operation : facts.kind);
+  copy_text(next.dtype, dtype);
+  copy_text(next.file, site.file);
+  copy_text(next.name, site.name != nullptr ? site.name : "");
+  copy_text(next.more, call == nullptr ? facts.more : "");
+  copy_text(next.remark, site.remark != nullptr ? site.remark : "");
   next.complete = false;
-  next.since = Clock::now();
-  publish(next);
+  entry.since = Clock::now();
+  if (page_ != nullptr) {
+    page_->version.fetch_add(1, std::memory_order_acq_rel);
+    page_->call = next;
+    page_->open = oldest_open_;
+    page_->version.fetch_add(1, std::memory_order_release);
+  }
   return {.sequence = last_, .signature = signature};
 }
 
 void CallLog::leave(const Ticket& ticket) noexcept {
   const std::scoped_lock lock(mutex_);
-  Entry& done = entry(ticket.sequence);
+  CallRecord& done = entry(ticket.sequence).call;
   if (done.sequence != ticket.sequence) return;
   done.complete = true;
-  while (oldest_open_ <= last_ && entry(oldest_open_).complete) ++oldest_open_;
+  while (oldest_open_ <= last_ && entry(oldest_open_).call.complete) ++oldest_open_;
   if (page_ == nullptr) return;
-  if (page_->sequence == ticket.sequence) page_->complete = 1;
+  if (page_->call.sequence == ticket.sequence) page_->call.complete = true;
   page_->open = oldest_open_;
 }
 
-void CallLog::publish(const Entry& entry) noexcept {
-  if (page_ == nullptr) return;
-  CallPage& page = *page_;
-  page.version.fetch_add(1, std::memory_order_acq_rel);
-  page.line = entry.site.line;
-  page.sequence = entry.sequence;
-  page.open = oldest_open_;
-  page.signature = entry.signature;
-  std::copy(entry.sizes.begin(), entry.sizes.end(), page.sizes);
-  page.dimensions = entry.dimensions;
-  page.reduction = entry.reduction;
-  page.root = entry.root;
-  page.tensors = entry.tensors;
-  page.complete = 0;
-  copy_text(page.kind, entry.kind);
-  copy_text(page.dtype, entry.dtype);
-  copy_text(page.file, entry.site.file);
-  copy_text(page.name, entry.name.data());
-  copy_text(page.more, entry.more.data());
-  copy_text(page.remark, entry.remark.data());
-  page.version.fetch_add(1, std::memory_order_release);
-}
-
 ReportedCall CallLog::report(const Entry& entry) const {
-  CallPage page;
-  page.line = entry.site.line;
-  std::copy(entry.sizes.begin(), entry.sizes.end(), page.sizes);
-  page.dimensions = entry.dimensions;
-  page.reduction = entry.reduction;
-  page.root = entry.root;
-  page.tensors = entry.tensors;
-  copy_text(page.kind, entry.kind);
-  copy_text(page.dtype, entry.dtype);
-  copy_text(page.file, entry.site.file);
-  copy_text(page.name, entry.name.data());
-  copy_text(page.more, entry.more.data());
-  copy_text(page.remark, entry.remark.data());
-  return {.sequence = entry.sequence,
-          .signature = entry.signature,
-          .text = page.text(),
-          .complete = entry.complete,
-          .open = oldest_open_};
+  return reported(entry.call, oldest_open_);
 }
 
 std::optional<ReportedCall> CallLog::waiting(Clock::time_point since) const {
   const std::scoped_lock lock(mutex_);
   if (oldest_open_ > last_) return std::nullopt;
   const Entry& oldest = entry(oldest_open_);
-  if (oldest.sequence != oldest_open_ || oldest.since > since) return std::nullopt;
+  if (oldest.call.sequence != oldest_open_ || oldest.since > since) return std::nullopt;
   return report(oldest);
 }
 
 ReportedCall CallLog::report(std::uint64_t sequence) const {
   const std::scoped_lock lock(mutex_);
   const Entry& asked = entry(sequence);
-  if (sequence > 0 && asked.sequence == sequence) return report(asked);
+  if (sequence > 0 && asked.call.sequence == sequence) return report(asked);
   return last_ == 0 ? ReportedCall{} : report(entry(last_));
 }
 
 ReportedCall CallLog::last_completed() const {
   const std::scoped_lock lock(mutex_);
   const Entry& last = entry(oldest_open_ - 1);
-  const bool known = oldest_open_ > 1 && last.sequence == oldest_open_ - 1;
+  const bool known = oldest_open_ > 1 && last.call.sequence == oldest_open_ - 1;
   return known ? report(last) : ReportedCall{};
 }
 

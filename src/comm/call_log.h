@@ -18,19 +18,17 @@
 
 namespace accelerate::detail {
 
-/// One call in a form that other processes can read, even after its writer has died.
-struct CallPage {
-  std::atomic<std::uint32_t> version{0};  ///< odd while it is being written
-  std::uint32_t line = 0;
+/// One call, without pointers, so that other processes can read it. Texts are cut to their arrays.
+struct CallRecord {
   std::uint64_t sequence = 0;
-  std::uint64_t open = 0;  ///< as in ReportedCall
   std::uint64_t signature = 0;
   std::int64_t sizes[6] = {};
   std::int32_t dimensions = -1;  ///< -1: no tensor
   std::int32_t reduction = -1;
   std::int32_t root = -1;
-  std::int32_t complete = 0;
   std::int32_t tensors = 1;
+  std::uint32_t line = 0;
+  bool complete = true;
   char kind[24] = {};
   char dtype[16] = {};
   char file[48] = {};
@@ -40,6 +38,13 @@ struct CallPage {
 
   /// "all_reduce sum float32[256] at train.cpp:31".
   [[nodiscard]] std::string text() const;
+};
+
+/// The latest call of a rank, readable for other processes, even after its writer has died.
+struct CallPage {
+  std::atomic<std::uint32_t> version{0};  ///< odd while it is being written
+  std::uint64_t open = 0;                 ///< as in ReportedCall
+  CallRecord call = {};
 };
 
 /// A consistent copy; if the writer died while it wrote, the bytes that are there.
@@ -66,20 +71,7 @@ class CallLog {
  private:
   static constexpr std::size_t kSize = 1024;
   struct Entry {
-    std::uint64_t sequence = 0;
-    std::uint64_t signature = 0;
-    const char* kind = "";
-    const char* dtype = "";
-    std::array<std::int64_t, 6> sizes = {};
-    int dimensions = -1;
-    int reduction = -1;
-    int root = -1;
-    int tensors = 1;
-    CallSite site = {};
-    std::array<char, 48> name = {};
-    std::array<char, 112> more = {};
-    std::array<char, 112> remark = {};
-    bool complete = true;
+    CallRecord call = {};
     Clock::time_point since = {};
   };
 
@@ -87,7 +79,6 @@ class CallLog {
   [[nodiscard]] const Entry& entry(std::uint64_t sequence) const {
     return entries_[sequence % kSize];
   }
-  void publish(const Entry& entry) noexcept;
   [[nodiscard]] ReportedCall report(const Entry& entry) const;
 
   CallPage* page_;

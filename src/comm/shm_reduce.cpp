@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <type_traits>
 
 // The loops are compiled for several generations of processors, and the first call picks one.
@@ -93,27 +94,23 @@ using WideOf = decltype(widen(T{}));
 template <class T>
 using Wrapping = std::conditional_t<(sizeof(T) > 4), std::uint64_t, std::uint32_t>;
 
-struct Sum {
+template <class F>
+struct Wrapped {
   template <class T>
   ACCELERATE_INLINE static T of(T a, T b) {
     if constexpr (std::is_integral_v<T>) {
-      return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
+      return static_cast<T>(F()(static_cast<Wrapping<T>>(a), static_cast<Wrapping<T>>(b)));
     } else {
-      return a + b;
+      return F()(a, b);
     }
   }
 };
 
-struct Product {
-  template <class T>
-  ACCELERATE_INLINE static T of(T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-      return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
-    } else {
-      return a * b;
-    }
-  }
-};
+using Sum = Wrapped<std::plus<>>;
+using Product = Wrapped<std::multiplies<>>;
+using And = Wrapped<std::bit_and<>>;
+using Or = Wrapped<std::bit_or<>>;
+using Xor = Wrapped<std::bit_xor<>>;
 
 // The comparison with itself is true for NaN alone, which wins on either side.
 struct Minimum {
@@ -127,27 +124,6 @@ struct Maximum {
   template <class T>
   ACCELERATE_INLINE static T of(T a, T b) {
     return ((a > b) | (a != a)) ? a : b;
-  }
-};
-
-struct And {
-  template <class T>
-  ACCELERATE_INLINE static T of(T a, T b) {
-    return static_cast<T>(a & b);
-  }
-};
-
-struct Or {
-  template <class T>
-  ACCELERATE_INLINE static T of(T a, T b) {
-    return static_cast<T>(a | b);
-  }
-};
-
-struct Xor {
-  template <class T>
-  ACCELERATE_INLINE static T of(T a, T b) {
-    return static_cast<T>(a ^ b);
   }
 };
 
@@ -323,23 +299,8 @@ bool is_float(Element element) {
 }  // namespace
 
 std::size_t bytes_of(Element element) noexcept {
-  switch (element) {
-    case Element::kBool:
-    case Element::kInt8:
-    case Element::kUInt8:
-      return 1;
-    case Element::kInt16:
-    case Element::kUInt16:
-    case Element::kFloat16:
-    case Element::kBFloat16:
-      return 2;
-    case Element::kInt32:
-    case Element::kUInt32:
-    case Element::kFloat32:
-      return 4;
-    default:
-      return 8;
-  }
+  constexpr std::uint8_t kBytes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};  // as in Element
+  return kBytes[static_cast<std::size_t>(element)];
 }
 
 bool can_reduce(Element element, ShmReduction reduction) noexcept {

@@ -291,45 +291,48 @@ void allow_tf32_for_compiled(const AcceleratorStateOptions& options, PrecisionTy
   at::globalContext().setAllowTF32CuBLAS(true);
 }
 
-void make(const AcceleratorStateOptions& options, FromAccelerator engines, bool cpu,
-          const Environment& environment) {
-  const Refinement refinement(options, engines, cpu, environment);
-  const PrecisionType precision = refinement.precision();
-  const AcceleratorStateOptions given = engines_of(options);
+/// Calls `f(partial facts)` with a `PartialState`, which is reset again if `f` throws and it was
+/// made here.
+template <class F>
+void with_partial_state(const AcceleratorStateOptions& options, bool cpu, F&& f) {
   const bool had_partial = PartialState::initialized();
   PartialStateOptions partial_options = options.process_group;
   partial_options.cpu = partial_options.cpu || cpu;
   const PartialState partial(partial_options);
   try {
-    PartialFacts& partial_facts = *current_facts();
-    const DistributedType type = refinement.type(partial_facts.base_type, precision);
-    auto facts = std::make_unique<AcceleratorFacts>();
-    facts->options = options;
-    facts->given = given;
-    facts->options.parallelism_config = parallelism_of(options, partial_facts, environment);
-    facts->type = type;
-    // DeepSpeed goes by its own configuration, except for fp8.
-    const bool by_config = type == DistributedType::kDeepspeed && precision != PrecisionType::kFp8;
-    facts->precision = by_config ? PrecisionType::kNo : precision;
-    allow_tf32_for_compiled(options, precision, partial_facts);
-    partial_facts.type = type;
-    slot().all.push_back(std::move(facts));
-    slot().current.store(slot().all.back().get(), std::memory_order_release);
+    f(*current_facts());
   } catch (...) {
     if (!had_partial) PartialState::_reset_state();
     throw;
   }
 }
 
+void make(const AcceleratorStateOptions& options, FromAccelerator engines, bool cpu,
+          const Environment& environment) {
+  const Refinement refinement(options, engines, cpu, environment);
+  const PrecisionType precision = refinement.precision();
+  auto facts = std::make_unique<AcceleratorFacts>();
+  facts->options = options;
+  facts->given = engines_of(options);
+  with_partial_state(options, cpu, [&](PartialFacts& partial) {
+    const DistributedType type = refinement.type(partial.base_type, precision);
+    facts->options.parallelism_config = parallelism_of(options, partial, environment);
+    facts->type = type;
+    // DeepSpeed uses its own configuration, except for fp8.
+    const bool by_config = type == DistributedType::kDeepspeed && precision != PrecisionType::kFp8;
+    facts->precision = by_config ? PrecisionType::kNo : precision;
+    allow_tf32_for_compiled(options, precision, partial);
+    partial.type = type;
+    slot().all.push_back(std::move(facts));
+    slot().current.store(slot().all.back().get(), std::memory_order_release);
+  });
+}
+
 void attach(const AcceleratorStateOptions& options, FromAccelerator engines, bool cpu,
             const Environment& environment) {
   const AcceleratorFacts& facts = *current_accelerator();
-  const bool had_partial = PartialState::initialized();
-  PartialStateOptions partial_options = options.process_group;
-  partial_options.cpu = partial_options.cpu || cpu;
-  const PartialState state(partial_options);  // back again if it alone was reset
-  try {
-    PartialFacts& partial = *current_facts();
+  // Made again if the partial state alone was reset.
+  with_partial_state(options, cpu, [&](PartialFacts& partial) {
     partial.type = facts.type;
     check_unchanged(options, cpu, partial, precision_of(facts, facts.type));
     check_engines_unchanged(options, engines, cpu, partial, facts);
@@ -337,10 +340,7 @@ void attach(const AcceleratorStateOptions& options, FromAccelerator engines, boo
     if (wanted && !same(wanted, facts.options.parallelism_config)) {
       refuse_late("parallelism_config");
     }
-  } catch (...) {
-    if (!had_partial) PartialState::_reset_state();
-    throw;
-  }
+  });
 }
 
 }  // namespace
