@@ -100,7 +100,7 @@ class GuardedNccl : public GuardedBackend<Nccl> {
 
   std::shared_ptr<DeviceCallGuard> guard_;
   std::mutex mutex_;
-  std::optional<CallFactsBuilder> several_;  // those between start and end
+  std::optional<CallFactsBuilder> several_;  // the calls since startCoalescing
 };
 
 thread_local const GuardedNccl* GuardedNccl::inside_ = nullptr;

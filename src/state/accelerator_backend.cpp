@@ -1,9 +1,9 @@
-// What happens when the library is loaded: oneDNN is kept from tiles that the processor announces
-// but does not have, and libaccelerate_cuda.so is opened where a GPU driver is present.
+// Runs when the library is loaded: oneDNN is kept from tiles that the processor announces but does
+// not have, and libaccelerate_cuda.so is opened if a GPU driver is present.
 //
-// The latter must happen before anybody asks LibTorch for CUDA: `torch::cuda::is_available()`
-// remembers a "no" for ever, and the next CUDA tensor would abort the program. So we look for the
-// driver itself and never ask LibTorch.
+// The latter must happen before the first question about CUDA: `torch::cuda::is_available()` caches
+// a "no", and the next CUDA tensor would abort the program. So the driver is looked up without
+// LibTorch.
 #include "state/accelerator_backend.h"
 
 #include <dlfcn.h>
@@ -32,7 +32,7 @@ bool exists(const char* path) {
   return ::stat(path, &info) == 0;
 }
 
-/// Why no GPU can be used, or nullopt when one may be there.
+/// Why no GPU can be used; nullopt if one may be present.
 std::optional<std::string> no_driver() {
   if (const char* visible = ::getenv("CUDA_VISIBLE_DEVICES")) {
     const auto text = trim(visible);
@@ -49,7 +49,7 @@ std::optional<std::string> no_driver() {
   return std::nullopt;
 }
 
-/// The companion lies beside libaccelerate.so, in a build tree and where it is installed.
+/// The companion is beside libaccelerate.so, in a build tree and in an installed prefix.
 std::string companion_path() {
   Dl_info info = {};
   if (::dladdr(reinterpret_cast<const void*>(&why_no_accelerator), &info) != 0 &&

@@ -1,8 +1,8 @@
-// src/state/accelerator_backend.h - all that the library asks of a GPU.
+// src/state/accelerator_backend.h - the interface between the library and the GPU.
 //
 // libaccelerate.so links torch_cpu alone. What needs CUDA is in libaccelerate_cuda.so, which is
 // opened when the library is loaded and a GPU driver is present, and which answers through this
-// interface. Everybody else calls `accelerator_backend()` and copes with nullptr.
+// interface. Callers of `accelerator_backend()` must handle nullptr.
 #pragma once
 
 #include <c10/core/Device.h>

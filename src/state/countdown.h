@@ -26,7 +26,7 @@ class Countdown {
       : timeout_(std::min<milliseconds>(timeout, kLongest)), since_(since) {}
 
   [[nodiscard]] milliseconds timeout() const noexcept { return timeout_; }
-  /// Never less than nothing.
+  /// Never negative.
   [[nodiscard]] milliseconds left() const {
     const auto until = since_ + timeout_ - Clock::now();
     return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(until));
@@ -47,7 +47,7 @@ class Countdown {
   }
 
  private:
-  // Some programs ask for the longest time there is, to which nothing can be added.
+  // Some programs ask for the longest duration there is, to which nothing can be added.
   static constexpr std::chrono::hours kLongest{24 * 365};
 
   milliseconds timeout_;

@@ -14,8 +14,8 @@ namespace {
 
 using detail::str;
 
-// The address says which loader it was without bringing it back: a reference that is taken and let
-// go could be the last one, and the loader's destructor comes here.
+// The address identifies a loader without owning it: releasing a temporary reference could destroy
+// the loader, whose destructor calls this file.
 struct LoaderReference {
   std::weak_ptr<DataLoaderStateMixin> loader;
   const DataLoaderStateMixin* address = nullptr;
@@ -34,11 +34,11 @@ struct GradientSlot {
 };
 
 GradientSlot& slot() {
-  static auto* const the_slot = new GradientSlot;  // loaders may say goodbye after main()
+  static auto* const the_slot = new GradientSlot;  // loaders may be destroyed after main()
   return *the_slot;
 }
 
-// Runs `f` on the facts, alone.
+// Runs `f` on the facts under the lock.
 template <class F>
 auto with_facts(const char* attribute, F&& f) {
   const std::lock_guard lock(slot().mutex);

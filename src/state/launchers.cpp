@@ -53,7 +53,7 @@ class MeetingFile {
   int fd_;
 };
 
-// Cores shared out among the processes, unless the user has decided already.
+// Divides the cores among the processes, unless the user has set OMP_NUM_THREADS.
 std::optional<int> threads_for(int num_processes) {
   if (threads_are_chosen(Environment::process())) return std::nullopt;
   return threads_per_process(physical_core_count(), num_processes);
@@ -87,8 +87,8 @@ VariableChanges common_variables(const ChildPlace& place, const WorldShape& worl
   return variables;
 }
 
-// A copy has read OMP_NUM_THREADS long ago, so LibTorch is told by itself. The group is ended here,
-// in order: `destroy_process_group` leaves it alone in processes of a launcher.
+// A forked copy has read OMP_NUM_THREADS already, so the threads are set in LibTorch. The group is
+// ended here: `destroy_process_group` does not end it in processes of a launcher.
 std::function<void()> in_child(const std::function<void()>& f, std::optional<int> threads) {
   return [&f, threads] {
     if (threads) at::set_num_threads(*threads);
@@ -124,8 +124,8 @@ bool gpu_may_be_used() {
          std::filesystem::exists("/dev/dxg", ignored);
 }
 
-// NCCL must not try the direct ways between GPUs that do not have them. Asked in the child, since
-// NVML answers.
+// NCCL must not use direct paths between GPUs that have none. Checked in the child because NVML is
+// needed.
 void avoid_missing_peer_access() {
   if (check_cuda_p2p_ib_support()) return;
   set_process_variable("NCCL_P2P_DISABLE", "1");
@@ -183,7 +183,7 @@ Endpoint endpoint_of(const NotebookLaunchOptions& options) {
 
 bool is_timeout(const std::string& key) { return key == "timeout" || key == "join_timeout"; }
 
-// The others tell elastic launchers how to watch each other, which a static meeting does not do.
+// The others configure elastic rendezvous, which a static one does not need.
 void check_rendezvous_keys(const NotebookLaunchOptions& options) {
   const std::vector<std::string> known = {"timeout",       "join_timeout", "last_call_timeout",
                                           "close_timeout", "read_timeout", "rank"};
@@ -199,8 +199,8 @@ void check_rendezvous_keys(const NotebookLaunchOptions& options) {
   }
 }
 
-// How long the processes wait for each other: what rdzv_conf says, else torch's time for several
-// machines, else the state's own.
+// How long the processes wait for each other: by rdzv_conf, else torch's default for several
+// machines, else that of the state.
 std::optional<std::chrono::milliseconds> timeout_of(const NotebookLaunchOptions& options) {
   std::optional<std::chrono::milliseconds> timeout;
   if (options.num_nodes > 1) timeout = std::chrono::seconds(900);
@@ -304,7 +304,7 @@ void debug_launch(const DebugLaunchOptions& options, const std::function<void()>
   }
   refuse_existing_state("debug_launcher", options.start_method);
   const auto threads = threads_for(n);
-  // Made by the process that launches, and not by those that come here to be launched.
+  // Made by the launching process only, not by the processes it starts.
   std::optional<MeetingFile> file;
   if (!on_the_way_to_a_launcher()) file.emplace();
   ChildrenOptions children{.launcher = "debug_launcher",
@@ -330,7 +330,7 @@ void notebook_launch(const NotebookLaunchOptions& options, const std::function<v
   const WorldShape world{.num_nodes = options.num_nodes,
                          .processes_per_node = *options.num_processes};
   if (world.size() == 1) {
-    // A process that was started for a later launcher passes this one over.
+    // A process that was started for a later launcher skips this one.
     if (!on_the_way_to_a_launcher()) run_in_place(options, f);
     return;
   }
@@ -366,7 +366,7 @@ void notebook_launch(const NotebookLaunchOptions& options, const std::function<v
     if (gpu) avoid_missing_peer_access();
   };
   if (Environment::process().flag("ACCELERATE_DEBUG_MODE")) {
-    // A launch that does nothing: what fails here is the machine's fault and not the function's.
+    // A launch without work: a failure here is caused by the machine, not by the function.
     const std::function<void()> meet = [&] {
       prepare();
       PartialState state;

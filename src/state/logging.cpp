@@ -37,14 +37,14 @@ const bool kKnowsTheProcess = [] {
   return true;
 }();
 
-// Lets the ranks through one by one. Rank i goes when rank i-1 has put down its token; only the end
-// is a barrier. Who has waited for a token removes it before that: afterwards rank 0, which serves
-// the store, may be gone.
+// Runs the ranks one by one. Rank i starts when rank i-1 has written its token; only the end is a
+// barrier. The rank that waited for a token removes it before that: afterwards rank 0, which serves
+// the store, may have ended.
 class Turn {
  public:
   explicit Turn(const PartialState& state) : state_(state) {
     static std::atomic<std::uint64_t> count = 0;
-    // Every process makes the same ordered calls, so they count alike.
+    // Every process makes the same ordered calls, so the counts agree.
     prefix_ = str("accelerate/log/", count.fetch_add(1), "/");
   }
 
@@ -139,7 +139,7 @@ void MultiProcessAdapter::log(LogLevel level, std::string_view message,
                       options.where);
   };
   if (options.in_order && facts->use_distributed()) {
-    // Also where this process has nothing to say: levels may differ, and the others wait for us.
+    // Even if this process logs nothing: levels may differ, and the other ranks wait.
     const PartialState state;
     Turn(state).run(speak, options.where);
   } else if (options.in_order || !options.main_process_only || facts->is_main_process()) {

@@ -1,4 +1,4 @@
-// Meeting where the host program can pass a text from rank 0 to all, by MPI for one.
+// Rendezvous for a host program that can broadcast a text from rank 0, for example by MPI.
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
@@ -41,7 +41,7 @@ c10::intrusive_ptr<c10d::Store> connect_to_any(const std::vector<std::string>& h
   }
 }
 
-// "port host host ...", or "!" and what went wrong.
+// "port host host ...", or "!" and the error.
 std::string announce(const ServedStore& served, const ProcessPlace& place) {
   if (place.local_size == place.size) return str(served.port, " 127.0.0.1");
   std::vector<std::string> hosts = interface_addresses();

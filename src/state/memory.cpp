@@ -17,7 +17,7 @@
 namespace accelerate {
 namespace {
 
-// Python's list, then what the driver and cuBLAS say when the caching allocator was not asked.
+// Python's list, then the messages of the driver and of cuBLAS, which bypass the caching allocator.
 constexpr std::string_view kOutOfMemoryTexts[] = {
     " out of memory.",  // CUDA, HIP, XPU
     "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",

@@ -1,4 +1,4 @@
-// src/state/partial_facts.h - what stands behind the handles of accelerate/partial_state.h.
+// src/state/partial_facts.h - the data behind the handles of accelerate/partial_state.h.
 //
 // Internal. One slot holds the facts of this process, another the group that it belongs to: the
 // group outlives `_reset_state()`, and the next state adopts it.
@@ -24,12 +24,12 @@
 
 namespace accelerate::detail {
 
-/// Fixed when the state is made, except for what is atomic.
+/// Fixed when the state is made, except for the atomic members.
 struct PartialFacts {
   bool cpu = false;
   std::optional<std::string> backend = std::nullopt;
   c10::Device device = c10::Device(c10::kCPU);
-  /// By device alone, and as `AcceleratorState` refines it (kMultiGpu becomes kFsdp).
+  /// `base_type` by device, and `type` as `AcceleratorState` refines it (kMultiGpu becomes kFsdp).
   DistributedType base_type = DistributedType::kNo;
   std::atomic<DistributedType> type = DistributedType::kNo;
   int num_processes = 1;
@@ -41,7 +41,7 @@ struct PartialFacts {
   std::chrono::milliseconds timeout = {};
   std::atomic<bool> debug = false;
   std::atomic<bool> fork_launched = false;
-  /// Counts `main_process_first` and the like: all processes go through them in the same order.
+  /// Counts the `*_process_first` calls, which all processes make in the same order.
   std::atomic<std::int64_t> sections = 0;
 
   [[nodiscard]] bool use_distributed() const noexcept {
@@ -56,11 +56,11 @@ struct PartialFacts {
   }
 };
 
-/// The group of all processes, and what it was made with.
+/// The group of all processes, and the settings it was made with.
 struct DefaultGroup {
   c10::intrusive_ptr<c10d::ProcessGroup> group = {};
   c10::intrusive_ptr<c10d::Store> store = {};
-  /// The host program's: never shut down by us.
+  /// The group belongs to the host program and is never shut down by the library.
   bool lent = false;
   World world = {};
   std::string backend = {};
@@ -70,7 +70,7 @@ struct DefaultGroup {
 /// The group of this process; `group` is null when there is none. Under the lock of the slot only.
 [[nodiscard]] DefaultGroup& default_group();
 
-/// New facts and what to tell the user once they are in place.
+/// New facts, and warnings to log once they are in place.
 struct Startup {
   std::unique_ptr<PartialFacts> facts;
   std::vector<std::string> warnings;
@@ -80,10 +80,10 @@ struct Startup {
 /// `default_group()`. Leaves that untouched when it throws.
 [[nodiscard]] Startup start_up(const PartialStateOptions& options);
 
-/// The facts in force, or null.
+/// The current facts, or null.
 [[nodiscard]] PartialFacts* current_facts() noexcept;
 
-/// The device of a process that is alone and not told otherwise.
+/// The default device of a single process.
 [[nodiscard]] c10::Device choose_default_device();
 
 /// Ends a group: NCCL aborts its communicators, Gloo closes its connections with the last

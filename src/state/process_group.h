@@ -13,7 +13,6 @@
 #include <source_location>
 #include <string>
 
-#include "accelerate/api.h"
 #include "accelerate/fwd.h"
 
 namespace c10d {
@@ -109,8 +108,8 @@ struct ServedStore {
   c10::intrusive_ptr<c10d::Store> store;
   int port = 0;
 };
-[[nodiscard]] ACCELERATE_API ServedStore serve_store(std::chrono::milliseconds timeout);
-[[nodiscard]] ACCELERATE_API c10::intrusive_ptr<c10d::Store> connect_store(
-    const std::string& host, int port, std::chrono::milliseconds timeout);
+[[nodiscard]] ServedStore serve_store(std::chrono::milliseconds timeout);
+[[nodiscard]] c10::intrusive_ptr<c10d::Store> connect_store(const std::string& host, int port,
+                                                            std::chrono::milliseconds timeout);
 
 }  // namespace accelerate::detail

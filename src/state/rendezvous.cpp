@@ -41,7 +41,7 @@ using std::chrono::milliseconds;
 constexpr std::string_view kFile = "file://";
 constexpr std::string_view kTcp = "tcp://";
 
-// Longer than any network takes that works.
+// Longer than a connection takes on any working network.
 constexpr auto kOneTry = milliseconds(5000);
 
 struct Addresses {
@@ -59,13 +59,13 @@ int resolve(const std::string& host, int port, int socket_type, Addresses& out) 
   return ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &out.list);
 }
 
-/// True for one process of this host and job, as long as it lives: of many that wait for the same
-/// thing one speaks.
+/// Selects one process of this host and job, while it lives: of many that wait for the same thing,
+/// only one logs.
 class Spokesman {
  public:
   explicit Spokesman(const std::string& what)
       : socket_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
-    // A name without a file: it is free again when its holder ends.
+    // An abstract name, which is free again when the process ends.
     sockaddr_un name = {};
     name.sun_family = AF_UNIX;
     const auto text = str("accelerate/waits/", what);
@@ -127,7 +127,7 @@ struct Listening {
   int port = 0;
 };
 
-/// Nothing, and the reason, when `fd` is not a TCP socket that listens.
+/// Returns nullopt and sets `why_not` if `fd` is not a listening TCP socket.
 std::optional<Listening> listening_at(int fd, std::string& why_not) {
   int listens = 0;
   socklen_t length = sizeof listens;
@@ -154,13 +154,14 @@ std::optional<Listening> listening_at(int fd, std::string& why_not) {
   return Listening{std::move(host), ntohs(port)};
 }
 
-/// The socket that the launcher has bound to `port` for us; nothing, and the reason, when what we
-/// were told is not that.
-std::optional<int> handed_socket(const std::string& told, int port, std::string& why_not) {
-  if (told.empty()) return std::nullopt;
+/// The socket that the launcher has bound to `port` for this process. Returns nullopt and sets
+/// `why_not` if `number` does not name it.
+std::optional<int> handed_socket(const std::string& number, int port, std::string& why_not) {
+  if (number.empty()) return std::nullopt;
   int fd = -1;
-  const auto [stop, error] = std::from_chars(told.data(), told.data() + told.size(), fd);
-  if (error != std::errc() || stop != told.data() + told.size() || fd < 0) {
+  const auto* end = number.data() + number.size();
+  const auto [stop, error] = std::from_chars(number.data(), end, fd);
+  if (error != std::errc() || stop != end || fd < 0) {
     why_not = "is not a number";
     return std::nullopt;
   }
@@ -177,23 +178,23 @@ void keep(c10::intrusive_ptr<c10d::TCPStore> store) {
   kept->push_back(std::move(store));
 }
 
-/// Serves the store at the socket of the launcher, or at one that we open.
+/// Serves the store at the socket of the launcher, or at a new one.
 c10::intrusive_ptr<c10d::TCPStore> serve(const std::string& host, c10d::TCPStoreOptions options,
-                                         const std::string& told) {
+                                         const std::string& listen_fd) {
   std::string why_not;
-  options.masterListenFd = handed_socket(told, options.port, why_not);
+  options.masterListenFd = handed_socket(listen_fd, options.port, why_not);
   if (!options.masterListenFd) {
-    // The launcher's number may be of no use to us and nevertheless do no harm.
+    // A wrong number is no error as long as the port can be opened.
     return open_store(host, options,
                       why_not.empty() ? ""
-                                      : str(" (", kListenFdVariable, " is '", told,
+                                      : str(" (", kListenFdVariable, " is '", listen_fd,
                                             "', which cannot be used instead: it ", why_not, ")"));
   }
-  // What this process starts shall neither keep the port open nor look for the number.
+  // Child processes must neither keep the port open nor see the number.
   ::fcntl(*options.masterListenFd, F_SETFD, FD_CLOEXEC);
   set_process_variable(kListenFdVariable, std::nullopt);
   auto store = open_store(host, options);
-  // The socket cannot be had again, so later worlds share its server.
+  // The socket cannot be bound again, so later worlds share its server.
   keep(store);
   return store;
 }
@@ -251,9 +252,9 @@ std::string fresh_prefix(int attempt) {
 
 /// The files at which this process has met others: one store each, open until the program ends.
 ///
-/// c10d removes such a file when as many stores have closed as there are processes; a process that
-/// leaves one world and enters the next would make it do so under the feet of a slower one. So the
-/// count is ours: the last process removes the file.
+/// c10d removes such a file when as many stores have closed as there are processes; with a process
+/// that leaves one world and enters the next it would do so while a slower one still needs it. So
+/// this class counts: the last process removes the file.
 class FileMeetings {
  public:
   c10::intrusive_ptr<c10d::Store> at(const std::string& path, int world_size) {

@@ -1,4 +1,4 @@
-// src/state/store_server.h - the store of a job, held by a process that is none of its ranks.
+// src/state/store_server.h - the store of a job, served by a process that is not one of its ranks.
 #pragma once
 
 #include "accelerate/api.h"
