@@ -181,15 +181,6 @@ T read_items(ObjectReader& in) {
 }
 
 template <class T>
-T read_block(ObjectReader& in) {
-  const auto memory = in.raw(typeid(T).name());
-  T result(memory.size() / sizeof(typename T::value_type));
-  if (memory.size() % sizeof(typename T::value_type) != 0) in.refuse("part of an item");
-  if (!memory.empty()) std::memcpy(result.data(), memory.data(), memory.size());
-  return result;
-}
-
-template <class T>
 T read_map(ObjectReader& in) {
   T result;
   for (auto count = in.open(ObjectTag::kMap); count > 0; --count) {
@@ -225,7 +216,11 @@ T read(ObjectReader& in) {
   } else if constexpr (ObjectMapping<T>) {
     return read_map<T>(in);
   } else if constexpr (kIsBlock<T>) {
-    return read_block<T>(in);
+    const auto memory = in.raw(typeid(T).name());
+    T result(memory.size() / sizeof(typename T::value_type));
+    if (memory.size() % sizeof(typename T::value_type) != 0) in.refuse("part of an item");
+    if (!memory.empty()) std::memcpy(result.data(), memory.data(), memory.size());
+    return result;
   } else if constexpr (tree::detail::kIsArray<T> || Range<T>) {
     return read_items<T>(in);
   } else {
