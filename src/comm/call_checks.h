@@ -1,6 +1,7 @@
 // src/comm/call_checks.h - checks that the tensors of a collective fit together.
 //
-// Internal. Each check throws `ArgumentError` on the rank that made the call, before it is announced.
+// Internal. Each check throws `ArgumentError` on the rank that made the call, before it is
+// announced.
 #pragma once
 
 #include <ATen/core/Tensor.h>
