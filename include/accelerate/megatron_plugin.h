@@ -13,7 +13,7 @@
 
 #include "accelerate/api.h"
 #include "accelerate/fwd.h"
-#include "accelerate/record.h"
+#include "accelerate/options.h"
 #include "accelerate/value.h"
 
 namespace accelerate {
@@ -21,7 +21,7 @@ namespace accelerate {
 class AbstractTrainStep;
 
 struct ACCELERATE_API MegatronLMPlugin {
-  static constexpr std::string_view kRecord = "MegatronLMPlugin";
+  static constexpr std::string_view kOptionsName = "MegatronLMPlugin";
 
   std::optional<std::int64_t> tp_degree = std::nullopt;  // 1
   std::optional<std::int64_t> pp_degree = std::nullopt;  // 1

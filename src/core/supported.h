@@ -17,7 +17,7 @@ void require_supported(FP8BackendType backend);
 void require_supported(DynamoBackend backend);
 void require_supported(ProfilerActivity activity);
 
-// Of resolved records.
+// Of resolved options.
 void require_supported(const KwargsHandler& handler);
 void require_supported(const TorchDynamoPlugin& plugin);
 void require_supported(const DeepSpeedPlugin& plugin);

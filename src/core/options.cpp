@@ -1,4 +1,4 @@
-#include "core/record.h"
+#include "core/options.h"
 
 #include <algorithm>
 #include <charconv>
