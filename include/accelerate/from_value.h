@@ -165,4 +165,16 @@ template <class T>
   return detail::read_value<T>(TreePath(), value);
 }
 
+/// Sets each listed field of `object` whose name is a key of `dict`; the others keep their values.
+/// Throws `ArgumentError` as `from_value` does.
+template <class T, class... Fields>
+void set_fields(T& object, const std::tuple<Fields...>& fields, const Value::Dict& dict) {
+  for_each_field(object, fields, [&](const auto& field, auto& member) {
+    const Value* item = dict.get(field.name);
+    if (item == nullptr) return;
+    using Member = std::remove_cvref_t<decltype(member)>;
+    member = detail::read_value<Member>(TreePath().member(field.name), *item);
+  });
+}
+
 }  // namespace accelerate

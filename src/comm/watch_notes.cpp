@@ -2,64 +2,62 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "accelerate/errors.h"
+#include "accelerate/from_value.h"
+#include "core/json.h"
 
 namespace accelerate::detail {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr std::array<std::string_view, 12> kNames = {"beat",  "hello", "waits", "moves_on",
                                                      "tells", "left",  "threw", "transport",
                                                      "seen",  "ask",   "look",  "finding"};
 
-Json call_to_json(const ToldCall& call) {
-  return {{"n", call.sequence},
-          {"s", call.signature},
-          {"t", call.text},
-          {"c", call.complete},
-          {"o", call.open}};
+constexpr auto kFields = ACCELERATE_FIELDS(Note, rank, pid, host, name, page, text);
+
+// A call as it travels: JSON's integers are signed, a signature is not.
+using Call = std::tuple<std::uint64_t, std::int64_t, std::string, bool, std::uint64_t>;
+
+Call to_tuple(const ToldCall& call) {
+  return {call.sequence, static_cast<std::int64_t>(call.signature), call.text, call.complete,
+          call.open};
 }
 
-ToldCall call_from_json(const Json& json) {
-  return {.sequence = json.value("n", std::uint64_t{0}),
-          .signature = json.value("s", std::uint64_t{0}),
-          .text = json.value("t", ""),
-          .complete = json.value("c", false),
-          .open = json.value("o", std::uint64_t{0})};
+ToldCall to_call(const Call& call) {
+  const auto& [sequence, signature, text, complete, open] = call;
+  return {.sequence = sequence,
+          .signature = static_cast<std::uint64_t>(signature),
+          .text = text,
+          .complete = complete,
+          .open = open};
 }
 
 }  // namespace
 
 std::string to_line(const Note& note) {
-  Json json = {{"kind", kNames[static_cast<std::size_t>(note.kind)]}};
-  if (note.rank >= 0) json["rank"] = note.rank;
-  if (note.pid != 0) json["pid"] = note.pid;
-  if (!note.host.empty()) json["host"] = note.host;
-  if (!note.name.empty()) json["name"] = note.name;
-  if (!note.page.empty()) json["page"] = note.page;
-  if (note.call.sequence != 0) json["call"] = call_to_json(note.call);
-  if (!note.text.empty()) json["text"] = note.text;
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  Value::Dict dict{{"kind", kNames[static_cast<std::size_t>(note.kind)]}};
+  const Note unset;
+  for_each_field(note, kFields, [&](const auto& field, const auto& member) {
+    if (member != unset.*field.member) dict.set(field.name, to_value(member));
+  });
+  if (note.call.sequence != 0) dict.set("call", to_value(to_tuple(note.call)));
+  return json_dumps(dict, {.replace_invalid = true});
 }
 
 std::optional<Note> note_from_line(std::string_view line) {
+  const auto dict = json_object(line);
+  if (!dict) return std::nullopt;
+  const auto found = std::ranges::find(kNames, dict->get("kind", ""),
+                                       [](std::string_view name) { return Value(name); });
+  if (found == kNames.end()) return std::nullopt;
+  Note note{.kind = static_cast<Note::Kind>(found - kNames.begin())};
   try {
-    const auto json = Json::parse(line);
-    if (!json.is_object()) return std::nullopt;
-    const auto name = json.value("kind", "");
-    const auto found = std::find(kNames.begin(), kNames.end(), name);
-    if (found == kNames.end()) return std::nullopt;
-    Note note{.kind = static_cast<Note::Kind>(found - kNames.begin())};
-    note.rank = json.value("rank", -1);
-    note.pid = json.value("pid", 0);
-    note.host = json.value("host", "");
-    note.name = json.value("name", "");
-    note.page = json.value("page", "");
-    if (json.contains("call")) note.call = call_from_json(json.at("call"));
-    note.text = json.value("text", "");
+    set_fields(note, kFields, *dict);
+    if (const Value* call = dict->get("call")) note.call = to_call(from_value<Call>(*call));
     return note;
-  } catch (const Json::exception&) {
+  } catch (const ArgumentError&) {
     return std::nullopt;
   }
 }

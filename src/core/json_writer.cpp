@@ -132,7 +132,11 @@ class Writer {
     out_ += '"';
     for (std::size_t at = 0; at < text.size();) {
       const auto point = next_code_point(text, at);
-      write_code_point(point, text.substr(at, point.length));
+      if (!point.valid && options_.replace_invalid) {
+        write_code_point({.value = 0xFFFD, .length = 3, .valid = true}, "\xEF\xBF\xBD");
+      } else {
+        write_code_point(point, text.substr(at, point.length));
+      }
       at += point.length;
     }
     out_ += '"';
