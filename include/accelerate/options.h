@@ -23,7 +23,7 @@
 
 namespace accelerate {
 
-/// A type that the functions below take: one that has a name as an options struct.
+/// A type with a name as an options struct: what the functions below take.
 template <class T>
 concept OptionsStruct = requires {
   { T::kOptionsName } -> std::convertible_to<std::string_view>;

@@ -1,7 +1,6 @@
 #include "core/bytes.h"
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <optional>
 
@@ -43,11 +42,7 @@ std::optional<double> python_float(std::string_view text) {
     rest.remove_prefix(1);
     if (rest.starts_with('-')) return std::nullopt;
   }
-  double number = 0;
-  const auto* end = rest.data() + rest.size();
-  const auto [stop, error] = std::from_chars(rest.data(), end, number);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return number;
+  return parse_number<double>(rest);
 }
 
 }  // namespace

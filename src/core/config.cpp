@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 
 #include "accelerate/errors.h"
@@ -24,9 +23,7 @@ namespace fs = std::filesystem;
 constexpr double kExact = 9007199254740992.0;  // 2^53: whole numbers up to here are exact
 
 template <class T>
-constexpr bool kIsOptional = false;
-template <class T>
-constexpr bool kIsOptional<std::optional<T>> = true;
+constexpr bool kIsOptional = tree::detail::kIs<T, std::optional>;
 
 /// What a member of this type expects, for messages.
 template <class T>
@@ -56,15 +53,10 @@ Value adapted(const Value& value) {
     }
   } else if constexpr (std::same_as<T, std::int64_t>) {
     // YAML takes 1e8 for a text and 4.0 for a float: both mean a whole number here.
-    double number = value.is_double() ? value.as_double() : std::nan("");
-    if (value.is_string()) {
-      const auto text = trim(value.as_string());
-      const auto* end = text.data() + text.size();
-      const auto result = std::from_chars(text.data(), end, number);
-      if (text.empty() || result.ec != std::errc() || result.ptr != end) return value;
-    }
-    const bool whole = std::trunc(number) == number && std::abs(number) <= kExact;
-    return whole ? Value(static_cast<std::int64_t>(number)) : value;
+    auto number = value.is_double() ? std::optional(value.as_double()) : std::nullopt;
+    if (value.is_string()) number = parse_number<double>(trim(value.as_string()));
+    const bool whole = number && std::trunc(*number) == *number && std::abs(*number) <= kExact;
+    return whole ? Value(static_cast<std::int64_t>(*number)) : value;
   } else if constexpr (std::same_as<T, std::string>) {
     if (value.is_int() || value.is_double()) return value.repr();  // gpu_ids: 0
   } else if constexpr (std::same_as<T, std::vector<std::string>>) {
@@ -121,9 +113,8 @@ void warn_of_unknown_section_keys(const std::string& source, std::string_view se
     const auto prefixed = str(optional_section_prefix(section), text);
     if (std::ranges::find(known, text) != known.end()) continue;
     if (std::ranges::find(known, prefixed) != known.end()) continue;
-    auto near = nearest(text, known);
-    if (near.empty()) near = nearest(prefixed, known);
-    const auto hint = near.empty() ? std::string() : str(" Did you mean '", near, "'?");
+    auto hint = did_you_mean(text, known);
+    if (hint.empty()) hint = did_you_mean(prefixed, known);
     warn(str(source, ": '", text, "' in ", section, " is not known and has no effect.", hint));
   }
 }
@@ -231,6 +222,11 @@ void write_json(const fs::path& path, const Value::Dict& dict) {
   write_file_atomically(path, json_dumps(dict, {.indent = 2, .sort_keys = true}) + "\n");
 }
 
+template <class C>
+C read_file(const fs::path& path, bool json) {
+  return C::from_dict(read_dict(path, json), name_of(path));
+}
+
 }  // namespace
 
 fs::path default_config_file(const Environment& environment) {
@@ -293,11 +289,11 @@ ClusterConfig ClusterConfig::from_dict(const Value::Dict& dict, const std::strin
 }
 
 ClusterConfig ClusterConfig::from_yaml_file(const std::filesystem::path& path) {
-  return from_dict(read_dict(path, /*json=*/false), detail::name_of(path));
+  return detail::read_file<ClusterConfig>(path, /*json=*/false);
 }
 
 ClusterConfig ClusterConfig::from_json_file(const std::filesystem::path& path) {
-  return from_dict(read_dict(path, /*json=*/true), detail::name_of(path));
+  return detail::read_file<ClusterConfig>(path, /*json=*/true);
 }
 
 void ClusterConfig::to_yaml_file(const std::filesystem::path& path) const {
@@ -321,11 +317,11 @@ SageMakerConfig SageMakerConfig::from_dict(const Value::Dict& dict, const std::s
 }
 
 SageMakerConfig SageMakerConfig::from_yaml_file(const std::filesystem::path& path) {
-  return from_dict(read_dict(path, /*json=*/false), detail::name_of(path));
+  return detail::read_file<SageMakerConfig>(path, /*json=*/false);
 }
 
 SageMakerConfig SageMakerConfig::from_json_file(const std::filesystem::path& path) {
-  return from_dict(read_dict(path, /*json=*/true), detail::name_of(path));
+  return detail::read_file<SageMakerConfig>(path, /*json=*/true);
 }
 
 void SageMakerConfig::to_yaml_file(const std::filesystem::path& path) const {

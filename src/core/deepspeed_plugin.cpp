@@ -1,14 +1,13 @@
-// DeepSpeed configurations: reading, queries, and bringing plugin and tree into step.
+// DeepSpeed configurations: reading, queries, and reconciling plugin and tree.
 #include "accelerate/deepspeed_plugin.h"
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <limits>
-#include <sstream>
 
 #include "accelerate/from_value.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/options.h"
 
@@ -20,7 +19,7 @@ namespace {
 
 const std::string kDeepspeedPrefix = "ACCELERATE_DEEPSPEED_";
 
-/// The bytes of URL-safe base64 with its padding, or nothing.
+/// The bytes of URL-safe base64 with its padding; nullopt if the text is not base64.
 std::optional<std::string> base64_decoded(std::string_view text) {
   static constexpr std::string_view kAlphabet =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -43,18 +42,10 @@ std::optional<std::string> base64_decoded(std::string_view text) {
   return bytes;
 }
 
-std::string file_text(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw ConfigError(str("The DeepSpeed configuration ", path, " cannot be read."));
-  return std::move(text).str();
-}
-
 Value tree_from(const std::string& path_or_text) {
   std::error_code ignored;
   if (std::filesystem::is_regular_file(path_or_text, ignored)) {
-    return json_loads(file_text(path_or_text), path_or_text);
+    return json_loads(read_whole_file(path_or_text), path_or_text);
   }
   // What begins as JSON is meant as JSON: its own error says where it goes wrong.
   if (trim(path_or_text).starts_with('{')) {

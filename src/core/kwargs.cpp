@@ -39,9 +39,8 @@ const std::array kPowerSgdOptions{
 [[noreturn]] void refuse_power_sgd_option(const std::string& name) {
   std::vector<std::string> known;
   for (const auto& option : kPowerSgdOptions) known.emplace_back(option.name);
-  const auto near = nearest(name, known);
-  throw ConfigError(str("comm_state_option has the unknown key '", name, "'. Known are: ",
-                        join(known), ".", near.empty() ? "" : str(" Did you mean '", near, "'?")));
+  throw ConfigError(str("comm_state_option has the unknown key '", name,
+                        "'. Known are: ", join(known), ".", did_you_mean(name, known)));
 }
 
 void check_power_sgd_options(const Value::Dict& options) {

@@ -38,7 +38,7 @@ constexpr auto kTimeForTheCulprit = std::chrono::milliseconds(1000);
 struct Report {
   bool reached = false;  // the call, in a process made by kSpawn
   bool failed = false;
-  bool lost_peers = false;  // a CommError: likely the consequence of somebody else's failure
+  bool lost_peers = false;  // a CommError: likely the consequence of another process's failure
   std::int64_t nanoseconds = 0;
   std::string text;
 };
@@ -194,7 +194,7 @@ class Children {
     const int report_fd = reports_.back().write_end();
     processes_.fork(streams(), [&] {
       for (const auto& [name, value] : variables) set_process_variable(name, value);
-      // The port shall be closed when rank 0 is gone.
+      // Closes the port when rank 0 is gone.
       if (options_.listen_fd && !serves(local_rank)) ::close(*options_.listen_fd);
       return run_and_report(body, report_fd);
     });

@@ -34,9 +34,7 @@
 namespace accelerate::detail {
 
 template <class T>
-inline constexpr bool kIsOptional = false;
-template <class T>
-inline constexpr bool kIsOptional<std::optional<T>> = true;
+inline constexpr bool kIsOptional = tree::detail::kIs<T, std::optional>;
 template <class T>
 inline constexpr bool kIsAutoOr = false;
 template <class T>

@@ -169,7 +169,7 @@ static void finish(ParallelismConfig& config, const ParallelismConfig&,
   require_one_of({"torch"}, "cp_backend", *config.cp_backend);
   require_at_least(1, "sp_size", *config.sp_size);
   require_one_of({"deepspeed"}, "sp_backend", *config.sp_backend);
-  static_cast<void>(config.total_size());  // says so if there is none
+  static_cast<void>(config.total_size());  // throws beyond 64 bits
   if (config.cp_enabled() && config.sp_enabled()) {
     throw ConfigError(str("cp_size is ", *config.cp_size, " and sp_size is ", *config.sp_size,
                           ": context and sequence parallelism exclude each other. Set one of ",

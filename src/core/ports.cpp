@@ -85,16 +85,16 @@ int port_of(int fd) {
   return ntohs(reinterpret_cast<const sockaddr_in*>(address.get())->sin_port);
 }
 
-bool somebody_answers(int family, int port) {
+bool port_answers(int family, int port) {
   const Socket socket(family);
   return socket.valid() && socket.connect(address_of(family, Scope::kLoopback, port));
 }
 
 /// A socket that is bound but does not listen, or listens on another interface, answers no connect.
-bool somebody_holds(int family, int port) {
+bool port_is_bound(int family, int port) {
   const Socket socket(family);
   if (!socket.valid()) return false;
-  // A connection of a server that has ended may linger for a minute; it is in nobody's way.
+  // A connection of a server that has ended may linger for a minute; it blocks no new server.
   socket.option(SOL_SOCKET, SO_REUSEADDR, 1);
   if (family == AF_INET6) socket.option(IPPROTO_IPV6, IPV6_V6ONLY, 1);
   return !socket.bind(address_of(family, Scope::kAnyInterface, port)) && errno == EADDRINUSE;
@@ -142,11 +142,11 @@ void check_port_number(int port) {
 bool is_port_in_use(std::optional<int> port) {
   const int number = port.value_or(detail::kDefaultPort);
   detail::check_port_number(number);
-  if (number == 0) return false;  // never a port of anybody: it asks the system for one
+  if (number == 0) return false;  // not a port: it asks the system for one
   // Binding first: a server too busy to answer would let a connect wait for minutes. Connecting
   // still finds ports that are forwarded to another host.
-  return somebody_holds(AF_INET, number) || somebody_holds(AF_INET6, number) ||
-         somebody_answers(AF_INET, number) || somebody_answers(AF_INET6, number);
+  return port_is_bound(AF_INET, number) || port_is_bound(AF_INET6, number) ||
+         port_answers(AF_INET, number) || port_answers(AF_INET6, number);
 }
 
 int get_free_port() { return ReservedPort().port(); }

@@ -1,6 +1,8 @@
 // src/core/text.h - small text tools: str(), join(), case, splitting, near misses.
 #pragma once
 
+#include <charconv>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -8,7 +10,7 @@
 
 namespace accelerate::detail {
 
-/// Writes all arguments behind one another, as `operator<<` shows them.
+/// All arguments as one text, each as `operator<<` writes it.
 template <class... Parts>
 [[nodiscard]] std::string str(const Parts&... parts) {
   std::ostringstream out;
@@ -39,8 +41,21 @@ template <class Range>
 /// Cuts at every separator; "a,,b" has three parts and "" has one.
 [[nodiscard]] std::vector<std::string> split(std::string_view text, char separator);
 
+/// The number that makes up the whole text, without a plus sign or blanks; nullopt if there is
+/// none.
+template <class T>
+[[nodiscard]] std::optional<T> parse_number(std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
 /// The candidate nearest to a mistyped word, or "" when none is near enough to be meant.
 [[nodiscard]] std::string nearest(std::string_view word,
                                   const std::vector<std::string>& candidates);
+/// " Did you mean 'x'?" with the nearest candidate, or "".
+[[nodiscard]] std::string did_you_mean(std::string_view word,
+                                       const std::vector<std::string>& candidates);
 
 }  // namespace accelerate::detail
