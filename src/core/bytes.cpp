@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "accelerate/errors.h"
+#include "core/numbers.h"
 #include "core/python_text.h"
 #include "core/text.h"
 

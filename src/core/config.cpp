@@ -10,6 +10,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/numbers.h"
 #include "core/python_text.h"
 #include "core/text.h"
 #include "core/yaml.h"

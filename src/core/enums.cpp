@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "accelerate/errors.h"
+#include "core/numbers.h"
 #include "core/text.h"
 
 namespace accelerate::detail {

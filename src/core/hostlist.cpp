@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "accelerate/errors.h"
+#include "core/numbers.h"
 #include "core/text.h"
 #include "core/world.h"
 

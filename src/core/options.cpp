@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/numbers.h"
+
 namespace accelerate::detail {
 namespace {
 

@@ -17,6 +17,7 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "core/log.h"
+#include "core/numbers.h"
 #include "core/nvml.h"
 #include "core/text.h"
 #include "core/version.h"

@@ -1,8 +1,6 @@
 // src/core/text.h - small text tools: str(), join(), case, splitting, near misses.
 #pragma once
 
-#include <charconv>
-#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -40,16 +38,6 @@ template <class Range>
 
 /// Cuts at every separator; "a,,b" has three parts and "" has one.
 [[nodiscard]] std::vector<std::string> split(std::string_view text, char separator);
-
-/// The number that makes up the whole text, without a plus sign or blanks; nullopt if there is
-/// none.
-template <class T>
-[[nodiscard]] std::optional<T> parse_number(std::string_view text) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
 
 /// The candidate nearest to a mistyped word, or "" when none is near enough to be meant.
 [[nodiscard]] std::string nearest(std::string_view word,

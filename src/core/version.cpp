@@ -1,8 +1,3 @@
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes parts of its own <regex> for uninitialised when sanitizers are on.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
 #include "core/version.h"
 
 #include <algorithm>
