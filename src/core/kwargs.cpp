@@ -1,68 +1,14 @@
 // Handlers and configurations: what their fields mean and which values fit together.
 #include "accelerate/kwargs.h"
 
-#include <algorithm>
-#include <array>
-
 #include "accelerate/constants.h"
 #include "core/options.h"
+#include "core/power_sgd_options.h"
 
 namespace accelerate {
 
 using namespace detail;
-
-namespace {
-
 using namespace std::chrono_literals;
-
-struct PowerSgdOption {
-  std::string_view name;
-  std::string_view wanted;
-  bool (*fits)(const Value&);
-};
-
-bool is_truth(const Value& value) { return value.is_bool(); }
-bool is_whole(const Value& value) { return value.is_int(); }
-bool is_number(const Value& value) { return value.is_int() || value.is_double(); }
-
-const std::array kPowerSgdOptions{
-    PowerSgdOption{"matrix_approximation_rank", "a whole number", is_whole},
-    PowerSgdOption{"start_powerSGD_iter", "a whole number", is_whole},
-    PowerSgdOption{"min_compression_rate", "a number", is_number},
-    PowerSgdOption{"use_error_feedback", "true or false", is_truth},
-    PowerSgdOption{"warm_start", "true or false", is_truth},
-    PowerSgdOption{"orthogonalization_epsilon", "a number", is_number},
-    PowerSgdOption{"random_seed", "a whole number", is_whole},
-    PowerSgdOption{"compression_stats_logging_frequency", "a whole number", is_whole},
-    PowerSgdOption{"batch_tensors_with_same_shape", "true or false", is_truth}};
-
-[[noreturn]] void refuse_power_sgd_option(const std::string& name) {
-  std::vector<std::string> known;
-  for (const auto& option : kPowerSgdOptions) known.emplace_back(option.name);
-  throw ConfigError(str("comm_state_option has the unknown key '", name,
-                        "'. Known are: ", join(known), ".", did_you_mean(name, known)));
-}
-
-void check_power_sgd_options(const Value::Dict& options) {
-  for (const auto& [key, value] : options) {
-    const auto name = key.to_string();
-    const auto known = std::ranges::find(kPowerSgdOptions, name, &PowerSgdOption::name);
-    if (known == kPowerSgdOptions.end()) refuse_power_sgd_option(name);
-    if (!known->fits(value)) {
-      throw ConfigError(str("comm_state_option has ", name, " = ", value.repr(), ", which is not ",
-                            known->wanted, "."));
-    }
-  }
-  const auto truth = [&](std::string_view key) { return options.get(key, true).as_bool(); };
-  const auto start = options.get("start_powerSGD_iter", 1000).as_int();
-  if (start <= 1 && (truth("use_error_feedback") || truth("warm_start"))) {
-    throw ConfigError(str("comm_state_option has start_powerSGD_iter = ", start, ", but error ",
-                          "feedback and warm start need plain steps first. Set it to at least 2, ",
-                          "or turn use_error_feedback and warm_start off."));
-  }
-}
-
-}  // namespace
 
 static auto value_fields(std::type_identity<AutocastKwargs>) {
   return ACCELERATE_FIELDS(AutocastKwargs, enabled, cache_enabled);
@@ -90,7 +36,7 @@ static void finish(DistributedDataParallelKwargs& options, const DistributedData
         str("comm_wrapper = ", options.comm_wrapper, " does nothing without a comm_hook."));
   }
   if (options.comm_hook == Hook::kPowerSgd || options.comm_hook == Hook::kBatchedPowerSgd) {
-    check_power_sgd_options(options.comm_state_option);
+    static_cast<void>(PowerSgdOptions::of(options.comm_state_option));
   } else if (!options.comm_state_option.empty()) {
     warnings.push_back(str("comm_state_option has no effect with comm_hook = ", options.comm_hook,
                            "; it is for power_sgd and batched_power_sgd."));
