@@ -43,7 +43,7 @@ std::size_t terminal_width() {
 
 // What the library has to say about files comes out as everything else does.
 void speak_as_command() {
-  basic_config({.sink = [](const LogRecord& record) { complain(record.message); }});
+  basic_config({.sink = [](const LogEntry& record) { complain(record.message); }});
 }
 
 // The environment of the program: ours with the variables of the plan.

@@ -1,6 +1,7 @@
 // accelerate/checks.h - what this machine and this build can do.
 //
 //     if (accelerate::is_cuda_available()) ...            // asks the driver, creates no context
+//     if (accelerate::is_available("wandb")) ...
 //     if (accelerate::is_torch_version(">=", "2.12")) ...
 //     accelerate::ReservedPort port;                      // free, and stays so until it is used
 //
@@ -18,89 +19,40 @@
 
 namespace accelerate {
 
-// -- Accelerators: true when a device of that kind can be used by this process. -------------------
+// -- What can be used. ----------------------------------------------------------------------------
+/// True if this process can use the thing of this name: a kind of device ("cuda", "rocm", "xpu",
+/// "mps", "npu", "mlu", "sdaa", "musa", "neuron", "hpu"), a precision ("bf16", "fp16", "fp8"), or
+/// what a Python package does ("deepspeed", "rich", "wandb", ...) if this build contains it. The
+/// names are those of Python's `is_<name>_available`. Throws `ArgumentError` that lists them for
+/// any other name.
+///
+/// Devices of vendors live behind LibTorch's PrivateUse1 device: true when a library that
+/// registered it under that name is loaded. XLA, IPEX and TPUs exist for Python only: always false.
+[[nodiscard]] ACCELERATE_API bool is_available(std::string_view name);
+
 /// A CUDA device is visible and this library was built for it.
 [[nodiscard]] ACCELERATE_API bool is_cuda_available();
-[[nodiscard]] ACCELERATE_API bool is_rocm_available();
 [[nodiscard]] ACCELERATE_API bool is_xpu_available(bool check_device = false);
 /// `min_version` is the least LibTorch version that counts.
 [[nodiscard]] ACCELERATE_API bool is_mps_available(std::string_view min_version = "1.12");
-// These live behind LibTorch's PrivateUse1 device: true when a library that registered it under
-// that name is loaded in this process and, with `check_device`, counts at least one device.
+/// With `check_device`, the library must count at least one device.
 [[nodiscard]] ACCELERATE_API bool is_npu_available(bool check_device = false);
-[[nodiscard]] ACCELERATE_API bool is_mlu_available(bool check_device = false);
-[[nodiscard]] ACCELERATE_API bool is_sdaa_available(bool check_device = false);
-[[nodiscard]] ACCELERATE_API bool is_musa_available(bool check_device = false);
-[[nodiscard]] ACCELERATE_API bool is_neuron_available(bool check_device = false);
-[[nodiscard]] ACCELERATE_API bool is_hpu_available(bool init_hccl = false);
-[[nodiscard]] ACCELERATE_API bool is_habana_gaudi1();
-// XLA and IPEX exist for Python only: always false.
 [[nodiscard]] ACCELERATE_API bool is_tpu_available(bool check_device = true);
-[[nodiscard]] ACCELERATE_API bool is_torch_xla_available(bool check_is_tpu = false,
-                                                         bool check_is_gpu = false);
 [[nodiscard]] ACCELERATE_API bool is_ipex_available();
+/// bfloat16 can be computed: on the CPU, and on every CUDA device (emulated before Ampere).
+[[nodiscard]] ACCELERATE_API bool is_bf16_available(bool ignore_tpu = false);
 
 /// The device word and the distributed type that a run on this machine's accelerator has, in
 /// Python's order of preference. Without any accelerator the answer is CUDA's, as in Python.
 [[nodiscard]] ACCELERATE_API std::pair<std::string, DistributedType> get_current_device_type();
 
-// -- Precision and communication. -----------------------------------------------------------------
-/// bfloat16 can be computed: on the CPU, and on every CUDA device (emulated before Ampere).
-[[nodiscard]] ACCELERATE_API bool is_bf16_available(bool ignore_tpu = false);
-[[nodiscard]] ACCELERATE_API bool is_fp16_available();
-/// One of the 8-bit back ends is in this build.
-[[nodiscard]] ACCELERATE_API bool is_fp8_available();
+/// Always false: only Habana's Python package tells the generation of a device.
+[[nodiscard]] ACCELERATE_API bool is_habana_gaudi1();
 /// The first visible GPU has compute capability 8.9 or more. False without a GPU.
 [[nodiscard]] ACCELERATE_API bool check_cuda_fp8_capability();
-[[nodiscard]] ACCELERATE_API bool is_torch_distributed_available();
-[[nodiscard]] ACCELERATE_API bool is_xccl_available();
 
-// -- Parts: what this build contains, under the name of the Python package that does the same. ----
-// clang-format off
-[[nodiscard]] ACCELERATE_API bool is_4bit_bnb_available();
-[[nodiscard]] ACCELERATE_API bool is_8bit_bnb_available();
-[[nodiscard]] ACCELERATE_API bool is_aim_available();
-[[nodiscard]] ACCELERATE_API bool is_bitsandbytes_multi_backend_available();
-[[nodiscard]] ACCELERATE_API bool is_bnb_available(std::optional<std::string_view> min_version = std::nullopt);
-[[nodiscard]] ACCELERATE_API bool is_boto3_available();
-[[nodiscard]] ACCELERATE_API bool is_clearml_available();
-[[nodiscard]] ACCELERATE_API bool is_comet_ml_available();
-[[nodiscard]] ACCELERATE_API bool is_datasets_available();
-[[nodiscard]] ACCELERATE_API bool is_deepspeed_available();
-[[nodiscard]] ACCELERATE_API bool is_dvclive_available();
-[[nodiscard]] ACCELERATE_API bool is_import_timer_available();
-[[nodiscard]] ACCELERATE_API bool is_lomo_available();
-[[nodiscard]] ACCELERATE_API bool is_matplotlib_available();
-[[nodiscard]] ACCELERATE_API bool is_megatron_lm_available();
-[[nodiscard]] ACCELERATE_API bool is_mlflow_available();
-[[nodiscard]] ACCELERATE_API bool is_msamp_available();
-[[nodiscard]] ACCELERATE_API bool is_numpy_available(std::string_view min_version = "1.25.0");
-[[nodiscard]] ACCELERATE_API bool is_pandas_available();
-[[nodiscard]] ACCELERATE_API bool is_peft_available();
-[[nodiscard]] ACCELERATE_API bool is_pippy_available();
-[[nodiscard]] ACCELERATE_API bool is_pynvml_available();
-[[nodiscard]] ACCELERATE_API bool is_pytest_available();
-[[nodiscard]] ACCELERATE_API bool is_rich_available();
-[[nodiscard]] ACCELERATE_API bool is_sagemaker_available();
-[[nodiscard]] ACCELERATE_API bool is_schedulefree_available();
-[[nodiscard]] ACCELERATE_API bool is_swanlab_available();
-[[nodiscard]] ACCELERATE_API bool is_tensorboard_available();
-[[nodiscard]] ACCELERATE_API bool is_timm_available();
-[[nodiscard]] ACCELERATE_API bool is_torchao_available();
-[[nodiscard]] ACCELERATE_API bool is_torchdata_available();
-[[nodiscard]] ACCELERATE_API bool is_torchdata_stateful_dataloader_available();
-[[nodiscard]] ACCELERATE_API bool is_torchvision_available();
-[[nodiscard]] ACCELERATE_API bool is_tqdm_available();
-[[nodiscard]] ACCELERATE_API bool is_trackio_available();
-[[nodiscard]] ACCELERATE_API bool is_transformer_engine_available();
-[[nodiscard]] ACCELERATE_API bool is_transformer_engine_mxfp8_available();
-[[nodiscard]] ACCELERATE_API bool is_transformers_available();
-[[nodiscard]] ACCELERATE_API bool is_triton_available();
-[[nodiscard]] ACCELERATE_API bool is_wandb_available();
-[[nodiscard]] ACCELERATE_API bool is_weights_only_available();
-// clang-format on
-
-/// Which of these Python modules are imported: none, ever. For programs ported from Python.
+/// The Python modules among `names` that are imported: always none. For programs ported from
+/// Python.
 [[nodiscard]] ACCELERATE_API std::vector<std::string> are_libraries_initialized(
     const std::vector<std::string>& names);
 
@@ -159,7 +111,7 @@ struct CPUInformation {
 /// warning. `verbose` logs the CPUs; unset: when ACCELERATE_DEBUG_MODE is on.
 ACCELERATE_API void set_numa_affinity(int local_process_index,
                                       std::optional<bool> verbose = std::nullopt);
-/// The same, every time it is called.
+/// `set_numa_affinity` that does its work at every call.
 ACCELERATE_API void override_numa_affinity(int local_process_index,
                                            std::optional<bool> verbose = std::nullopt);
 

@@ -68,7 +68,7 @@ struct ACCELERATE_API ClusterConfig {
   /// with the nearest known key, and stay.
   [[nodiscard]] static ClusterConfig from_yaml_file(const std::filesystem::path& path);
   [[nodiscard]] static ClusterConfig from_json_file(const std::filesystem::path& path);
-  /// The same from what a file holds. `source` names it in messages.
+  /// Reads the content of a file. `source` names it in messages.
   [[nodiscard]] static ClusterConfig from_dict(const Value::Dict& dict,
                                                const std::string& source = "the configuration");
 

@@ -17,7 +17,7 @@
 
 #include "accelerate/api.h"
 #include "accelerate/enums.h"
-#include "accelerate/record.h"
+#include "accelerate/options.h"
 #include "accelerate/value.h"
 
 namespace accelerate {
@@ -37,6 +37,7 @@ class ACCELERATE_API HfDeepSpeedConfig {
 
   [[nodiscard]] const Value::Dict& config() const noexcept { return config_; }
   [[nodiscard]] Value::Dict& config() noexcept { return config_; }
+  explicit operator Value() const { return config_; }
 
   /// The dictionary that holds the last part of `key` (null when a part before is missing), and
   /// that last part.
@@ -68,7 +69,7 @@ class ACCELERATE_API HfDeepSpeedConfig {
 /// `resolved` reads or builds `hf_ds_config` and brings it and the fields into step: where a file
 /// is given, what it says wins over the fields, and its "auto" entries take theirs.
 struct ACCELERATE_API DeepSpeedPlugin {
-  static constexpr std::string_view kRecord = "DeepSpeedPlugin";
+  static constexpr std::string_view kOptionsName = "DeepSpeedPlugin";
 
   /// CONFIG_FILE, none.
   std::optional<HfDeepSpeedConfig> hf_ds_config = std::nullopt;

@@ -141,7 +141,7 @@ concept Spelled = kEnumTable<E>
 
 /// The index of `text` in the table, or -1.
 [[nodiscard]] ACCELERATE_API int find(const EnumTable& table, std::string_view text);
-/// The same; throws the error of `from_string` instead of returning -1.
+/// `find` that throws the error of `from_string` instead of returning -1.
 [[nodiscard]] ACCELERATE_API int parse(const EnumTable& table, std::string_view text,
                                        std::string_view source);
 

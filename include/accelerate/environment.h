@@ -135,5 +135,5 @@ decltype(auto) purge_accelerate_environment(F&& f) {
 
 }  // namespace accelerate
 
-// Checks of the machine belong to the environment too: whoever includes this header has them.
+// Checks of the machine are part of this header too.
 #include "accelerate/checks.h"

@@ -89,7 +89,7 @@ class ACCELERATE_API FormatError : public CheckpointError {
   ~FormatError() override;
 };
 
-/// Names, shapes or dtypes of a state dictionary do not fit the model that shall take it.
+/// Names, shapes or dtypes of a state dictionary do not fit the model.
 class ACCELERATE_API StateDictMismatch : public CheckpointError {
  public:
   using CheckpointError::CheckpointError;

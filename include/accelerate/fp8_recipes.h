@@ -1,6 +1,6 @@
 // accelerate/fp8_recipes.h - how layers compute in 8 bits.
 //
-// Part of accelerate/kwargs.h. Variables begin with ACCELERATE_FP8_; accelerate/record.h says how
+// Part of accelerate/kwargs.h. Variables begin with ACCELERATE_FP8_; accelerate/options.h says how
 // fields that are left out get their values.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include "accelerate/api.h"
 #include "accelerate/enums.h"
 #include "accelerate/fwd.h"
-#include "accelerate/record.h"
+#include "accelerate/options.h"
 
 namespace accelerate {
 
@@ -35,7 +35,7 @@ struct ACCELERATE_API Float8LinearConfig {
 
 /// 8-bit training with scales computed from the current tensor.
 struct ACCELERATE_API AORecipeKwargs {
-  static constexpr std::string_view kRecord = "AORecipeKwargs";
+  static constexpr std::string_view kOptionsName = "AORecipeKwargs";
 
   /// Unset: made of the last two fields.
   std::optional<Float8LinearConfig> config = std::nullopt;
@@ -52,7 +52,7 @@ struct ACCELERATE_API AORecipeKwargs {
 
 /// 8-bit training with scales from a history of maxima.
 struct ACCELERATE_API TERecipeKwargs {
-  static constexpr std::string_view kRecord = "TERecipeKwargs";
+  static constexpr std::string_view kOptionsName = "TERecipeKwargs";
 
   /// USE_AUTOCAST_DURING_EVAL, false.
   std::optional<bool> use_autocast_during_eval = std::nullopt;
@@ -76,7 +76,7 @@ struct ACCELERATE_API TERecipeKwargs {
 
 /// 8-bit training with MS-AMP.
 struct ACCELERATE_API MSAMPRecipeKwargs {
-  static constexpr std::string_view kRecord = "MSAMPRecipeKwargs";
+  static constexpr std::string_view kOptionsName = "MSAMPRecipeKwargs";
 
   /// OPT_LEVEL, O2.
   std::optional<OptLevel> opt_level = std::nullopt;
@@ -86,7 +86,7 @@ struct ACCELERATE_API MSAMPRecipeKwargs {
 
 /// Deprecated: use `TERecipeKwargs` or `MSAMPRecipeKwargs`. Only the fields of the backend count.
 struct ACCELERATE_API FP8RecipeKwargs {
-  static constexpr std::string_view kRecord = "FP8RecipeKwargs";
+  static constexpr std::string_view kOptionsName = "FP8RecipeKwargs";
 
   std::optional<OptLevel> opt_level = std::nullopt;
   std::optional<bool> use_autocast_during_eval = std::nullopt;
@@ -103,7 +103,7 @@ struct ACCELERATE_API FP8RecipeKwargs {
   bool operator==(const FP8RecipeKwargs&) const = default;
 };
 
-/// The recipe that a deprecated record stands for.
+/// The recipe that the deprecated struct stands for.
 [[nodiscard]] ACCELERATE_API std::variant<TERecipeKwargs, MSAMPRecipeKwargs> recipe_of(
     const FP8RecipeKwargs& kwargs, const Environment& environment = Environment::process());
 

@@ -1,4 +1,4 @@
-// accelerate/fwd.h - names that headers need and no more.
+// accelerate/fwd.h - forward declarations of LibTorch's and our types.
 //
 // Enough to write signatures with tensors, modules and process groups without paying for LibTorch's
 // headers (up to 20 s per translation unit).

@@ -3,8 +3,8 @@
 //     Accelerator accelerator({.kwargs_handlers = {GradScalerKwargs{.init_scale = 1024.0},
 //                                                  InitProcessGroupKwargs{.timeout = 20min}}});
 //
-// Field names and their order are Python's. accelerate/record.h says how fields that are left out
-// get their values and how a record becomes a dictionary.
+// Field names and their order are Python's. accelerate/options.h says how fields that are left out
+// get their values and how options become a dictionary.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,7 @@
 #include "accelerate/fp8_recipes.h"
 #include "accelerate/fwd.h"
 #include "accelerate/plugins.h"
-#include "accelerate/record.h"
+#include "accelerate/options.h"
 #include "accelerate/value.h"
 
 namespace accelerate {
@@ -30,7 +30,7 @@ class Profiler;
 
 /// How forward passes run in mixed precision.
 struct ACCELERATE_API AutocastKwargs {
-  static constexpr std::string_view kRecord = "AutocastKwargs";
+  static constexpr std::string_view kOptionsName = "AutocastKwargs";
 
   /// false makes an island of full precision.
   bool enabled = true;
@@ -42,7 +42,7 @@ struct ACCELERATE_API AutocastKwargs {
 
 /// How gradients are reduced between processes.
 struct ACCELERATE_API DistributedDataParallelKwargs {
-  static constexpr std::string_view kRecord = "DistributedDataParallelKwargs";
+  static constexpr std::string_view kOptionsName = "DistributedDataParallelKwargs";
 
   std::int64_t dim = 0;
   bool broadcast_buffers = true;
@@ -67,7 +67,7 @@ struct ACCELERATE_API DistributedDataParallelKwargs {
 
 /// How the loss is scaled in float16.
 struct ACCELERATE_API GradScalerKwargs {
-  static constexpr std::string_view kRecord = "GradScalerKwargs";
+  static constexpr std::string_view kOptionsName = "GradScalerKwargs";
 
   double init_scale = 65536.0;
   double growth_factor = 2.0;
@@ -80,7 +80,7 @@ struct ACCELERATE_API GradScalerKwargs {
 
 /// How the processes find each other.
 struct ACCELERATE_API InitProcessGroupKwargs {
-  static constexpr std::string_view kRecord = "InitProcessGroupKwargs";
+  static constexpr std::string_view kOptionsName = "InitProcessGroupKwargs";
 
   /// Unset, it counts as "nccl" for the timeout and forces nothing.
   std::optional<std::string> backend = std::nullopt;
@@ -105,7 +105,7 @@ struct ACCELERATE_API ProfileSchedule {
 
 /// What a profiler records.
 struct ACCELERATE_API ProfileKwargs {
-  static constexpr std::string_view kRecord = "ProfileKwargs";
+  static constexpr std::string_view kOptionsName = "ProfileKwargs";
 
   /// Unset: all that this machine has.
   std::optional<std::vector<ProfilerActivity>> activities = std::nullopt;
@@ -124,7 +124,7 @@ struct ACCELERATE_API ProfileKwargs {
 
 /// How data loaders cut batches and deal them out to processes.
 struct ACCELERATE_API DataLoaderConfiguration {
-  static constexpr std::string_view kRecord = "DataLoaderConfiguration";
+  static constexpr std::string_view kOptionsName = "DataLoaderConfiguration";
 
   /// Cut each batch into one part per process, instead of giving each process whole batches.
   bool split_batches = false;
@@ -145,7 +145,7 @@ struct ACCELERATE_API DataLoaderConfiguration {
 
 /// Where a run keeps its files. `resolved` lets `logging_dir` follow `project_dir`.
 struct ACCELERATE_API ProjectConfiguration {
-  static constexpr std::string_view kRecord = "ProjectConfiguration";
+  static constexpr std::string_view kOptionsName = "ProjectConfiguration";
 
   std::optional<std::filesystem::path> project_dir = std::nullopt;
   std::optional<std::filesystem::path> logging_dir = std::nullopt;
@@ -174,7 +174,7 @@ ACCELERATE_API void validate(const std::vector<KwargsHandler>& handlers,
                              const Environment& environment = Environment::process());
 
 /// The handler of one kind, or null.
-template <Record T>
+template <OptionsStruct T>
 [[nodiscard]] const T* find_handler(const std::vector<KwargsHandler>& handlers) {
   for (const auto& handler : handlers) {
     if (const auto* found = std::get_if<T>(&handler)) return found;

@@ -3,7 +3,7 @@
 //     accelerate::debug_launcher([] { train(); }, {.num_processes = 2});   // CPU, to try things
 //     accelerate::notebook_launcher(train, {.num_processes = 8}, epochs);  // the GPUs of this host
 //
-// and `record`, which makes the errors of a program known to whoever launched it. To start a
+// and `record`, which reports the errors of a program to its launcher. To start a
 // program on several processes from outside, use the command `accelerate launch`.
 #pragma once
 

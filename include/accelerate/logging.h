@@ -23,7 +23,7 @@
 
 namespace accelerate {
 
-/// Python's levels with Python's numbers. `kNotset` means: as the logger above says.
+/// Python's levels with Python's numbers. `kNotset`: the level of the logger above counts.
 enum class LogLevel : int {
   kNotset = 0,
   kDebug = 10,
@@ -48,7 +48,7 @@ requires std::is_same_v<E, LogLevel>
 }
 
 /// One message on its way to the sink.
-struct LogRecord {
+struct LogEntry {
   std::string name;
   LogLevel level = LogLevel::kInfo;
   std::string message;         ///< with the "[RANK n] " in front
@@ -57,8 +57,8 @@ struct LogRecord {
   std::string line;  ///< formatted, without a line end
 };
 
-/// Gets whole records, one at a time: calls never overlap. Must not log itself.
-using LogSink = std::function<void(const LogRecord& record)>;
+/// Called with one entry at a time: calls never overlap. Must not log itself.
+using LogSink = std::function<void(const LogEntry& entry)>;
 
 struct LogConfig {
   /// The level of the root, which all loggers without one of their own follow. Unset: unchanged.
@@ -67,7 +67,7 @@ struct LogConfig {
   std::string format = "%(levelname)s:%(name)s:%(message)s";
   /// The format of asctime, as strftime takes it. Empty: "2026-01-31 13:05:00,123".
   std::string datefmt = {};
-  /// Where records go. Unset: stderr, each line in one write.
+  /// Where entries go. Unset: stderr, each line in one write.
   LogSink sink = {};
 };
 
@@ -81,7 +81,7 @@ struct LogOptions {
   /// Collective. All processes speak, one after the other in rank order, whatever
   /// `main_process_only` says. Every process must make the call.
   bool in_order = false;
-  /// What the record names as its origin. A wrapper hands on the location of its own caller.
+  /// What the entry names as its origin. A wrapper hands on the location of its own caller.
   std::source_location where = std::source_location::current();
 };
 

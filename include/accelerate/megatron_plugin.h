@@ -1,7 +1,7 @@
 // accelerate/megatron_plugin.h - tensor, pipeline and sequence parallelism in Megatron-LM's words.
 //
 // Part of accelerate/kwargs.h. Fields up to `use_distributed_optimizer` have a variable
-// MEGATRON_LM_<FIELD>; their defaults stand behind them.
+// MEGATRON_LM_<FIELD>; the comment behind a field is its default.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 #include "accelerate/api.h"
 #include "accelerate/fwd.h"
-#include "accelerate/record.h"
+#include "accelerate/options.h"
 #include "accelerate/value.h"
 
 namespace accelerate {
@@ -21,7 +21,7 @@ namespace accelerate {
 class AbstractTrainStep;
 
 struct ACCELERATE_API MegatronLMPlugin {
-  static constexpr std::string_view kRecord = "MegatronLMPlugin";
+  static constexpr std::string_view kOptionsName = "MegatronLMPlugin";
 
   std::optional<std::int64_t> tp_degree = std::nullopt;  // 1
   std::optional<std::int64_t> pp_degree = std::nullopt;  // 1
@@ -41,7 +41,7 @@ struct ACCELERATE_API MegatronLMPlugin {
   std::optional<std::int64_t> recompute_num_layers = std::nullopt;        // 1
   std::optional<bool> attention_backend = std::nullopt;                   // true
   std::optional<std::int64_t> expert_model_parallel_size = std::nullopt;  // 1
-  /// Python's default is 2, kept for its files; `resolved` warns when nobody asked for it.
+  /// Python's default is 2, kept for its files; `resolved` warns when it was not set.
   std::optional<std::int64_t> context_parallel_size = std::nullopt;        // 2
   std::optional<double> attention_dropout = std::nullopt;                  // 0
   std::optional<double> hidden_dropout = std::nullopt;                     // 0

@@ -9,6 +9,8 @@
 // `from_value`, tensors and values travel as a `Value`.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <concepts>
 #include <cstdint>
 #include <cstring>

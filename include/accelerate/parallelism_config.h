@@ -16,7 +16,7 @@
 
 #include "accelerate/api.h"
 #include "accelerate/parallelism_handlers.h"
-#include "accelerate/record.h"
+#include "accelerate/options.h"
 
 namespace accelerate {
 
@@ -77,7 +77,7 @@ struct ParallelismFacts {
 /// The sizes of the dimensions. Variables are PARALLELISM_CONFIG_<FIELD>; every size is 1 unless
 /// given. Only sizes above 1 become dimensions of the mesh.
 struct ACCELERATE_API ParallelismConfig {
-  static constexpr std::string_view kRecord = "ParallelismConfig";
+  static constexpr std::string_view kOptionsName = "ParallelismConfig";
 
   std::optional<std::int64_t> dp_replicate_size = std::nullopt;
   std::optional<std::int64_t> dp_shard_size = std::nullopt;

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "accelerate/api.h"
-#include "accelerate/record.h"
+#include "accelerate/options.h"
 
 namespace accelerate {
 
@@ -19,7 +19,7 @@ class DeviceMesh;
 
 /// Deprecated: use `ParallelismConfig{.tp_size = ...}`, which this becomes.
 struct ACCELERATE_API TorchTensorParallelPlugin {
-  static constexpr std::string_view kRecord = "TorchTensorParallelPlugin";
+  static constexpr std::string_view kOptionsName = "TorchTensorParallelPlugin";
 
   std::int64_t tp_size = 1;
   std::shared_ptr<DeviceMesh> torch_device_mesh = nullptr;
@@ -28,7 +28,7 @@ struct ACCELERATE_API TorchTensorParallelPlugin {
 };
 
 struct ACCELERATE_API TorchTensorParallelConfig {
-  static constexpr std::string_view kRecord = "TorchTensorParallelConfig";
+  static constexpr std::string_view kOptionsName = "TorchTensorParallelConfig";
 
   /// Accepted for Python's sake; has no effect, which is said once.
   bool enable_async_tp = false;
@@ -37,7 +37,7 @@ struct ACCELERATE_API TorchTensorParallelConfig {
 };
 
 struct ACCELERATE_API TorchContextParallelConfig {
-  static constexpr std::string_view kRecord = "TorchContextParallelConfig";
+  static constexpr std::string_view kOptionsName = "TorchContextParallelConfig";
 
   /// CP_COMM_STRATEGY, allgather. allgather or alltoall: how keys and values travel.
   std::optional<std::string> cp_comm_strategy = std::nullopt;
@@ -46,7 +46,7 @@ struct ACCELERATE_API TorchContextParallelConfig {
 };
 
 struct ACCELERATE_API DeepSpeedSequenceParallelConfig {
-  static constexpr std::string_view kRecord = "DeepSpeedSequenceParallelConfig";
+  static constexpr std::string_view kOptionsName = "DeepSpeedSequenceParallelConfig";
 
   /// SP_SEQ_LENGTH; needed when the length is not variable.
   std::optional<std::int64_t> sp_seq_length = std::nullopt;

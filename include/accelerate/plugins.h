@@ -1,7 +1,7 @@
 // accelerate/plugins.h - accumulation, compilation, quantisation and sharding of a run.
 //
 // Part of accelerate/kwargs.h, with accelerate/deepspeed_plugin.h and accelerate/megatron_plugin.h.
-// accelerate/record.h says how fields that are left out get their values.
+// accelerate/options.h says how fields that are left out get their values.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@
 #include "accelerate/fwd.h"
 #include "accelerate/megatron_plugin.h"
 #include "accelerate/parallelism_handlers.h"
-#include "accelerate/record.h"
+#include "accelerate/options.h"
 #include "accelerate/value.h"
 
 namespace accelerate {
 
 /// How many backward passes share one optimizer step.
 struct ACCELERATE_API GradientAccumulationPlugin {
-  static constexpr std::string_view kRecord = "GradientAccumulationPlugin";
+  static constexpr std::string_view kOptionsName = "GradientAccumulationPlugin";
 
   std::optional<std::int64_t> num_steps = std::nullopt;
   /// Step schedulers on accumulating batches too. Unset: no, which is what Python's default does.
@@ -40,7 +40,7 @@ struct ACCELERATE_API GradientAccumulationPlugin {
 
 /// How a model is compiled. Variables begin with ACCELERATE_DYNAMO_.
 struct ACCELERATE_API TorchDynamoPlugin {
-  static constexpr std::string_view kRecord = "TorchDynamoPlugin";
+  static constexpr std::string_view kOptionsName = "TorchDynamoPlugin";
 
   /// BACKEND, no.
   std::optional<DynamoBackend> backend = std::nullopt;
@@ -60,7 +60,7 @@ struct ACCELERATE_API TorchDynamoPlugin {
 
 /// Weights in 8 or 4 bits.
 struct ACCELERATE_API BnbQuantizationConfig {
-  static constexpr std::string_view kRecord = "BnbQuantizationConfig";
+  static constexpr std::string_view kOptionsName = "BnbQuantizationConfig";
 
   bool load_in_8bit = false;
   /// Columns with a larger value stay in 16 bits; for 8 bits only.
@@ -123,7 +123,7 @@ struct SetMixedPrecisionOptions {
 
 /// Sharding of parameters, gradients and optimizer states. Variables begin with FSDP_.
 struct ACCELERATE_API FullyShardedDataParallelPlugin {
-  static constexpr std::string_view kRecord = "FullyShardedDataParallelPlugin";
+  static constexpr std::string_view kOptionsName = "FullyShardedDataParallelPlugin";
 
   /// VERSION, 1. 1 or 2.
   std::optional<std::int64_t> fsdp_version = std::nullopt;

@@ -86,7 +86,7 @@ class ACCELERATE_API ProgressBar {
   void refresh();
   /// Counts from 0 again, with a new total if one is given.
   void reset(std::optional<std::int64_t> total = std::nullopt);
-  /// Draws a last time and moves to the next line, or removes the line if it shall not be left.
+  /// Draws a last time and moves to the next line, or removes the line unless `leave` is set.
   void close() noexcept;
 
   [[nodiscard]] std::int64_t n() const noexcept { return n_; }

@@ -41,7 +41,7 @@ class ACCELERATE_API Value {
   using Dict = ValueDict;
   using Leaf = std::shared_ptr<const detail::ValueLeaf>;
 
-  // Implicit: `dict.set("lr", 1e-3)` and `Value::List{1, "a", nullptr}` shall read as they do.
+  // Implicit, so that `dict.set("lr", 1e-3)` and `Value::List{1, "a", nullptr}` compile.
 
   // NOLINTBEGIN(google-explicit-constructor)
   Value() = default;

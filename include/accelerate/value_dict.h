@@ -83,7 +83,7 @@ class ACCELERATE_API ValueKey {
 
   /// 'text', 3 or True, as Python prints it.
   [[nodiscard]] std::string repr() const { return ValueKeyView(*this).repr(); }
-  /// The same without quotes.
+  /// `repr` without quotes.
   [[nodiscard]] std::string to_string() const;
   /// The key as a value.
   [[nodiscard]] Value value() const;
@@ -139,7 +139,7 @@ class ACCELERATE_API ValueDict {
   /// Changes the value of `key` in its place, or appends it.
   Value& set(const ValueKeyView& key, Value value);
 
-  /// Whether there was something to remove. The order of the rest stays. Takes linear time.
+  /// True if the key was there. The order of the rest stays. Takes linear time.
   bool erase(const ValueKeyView& key);
   void clear() noexcept;
 

@@ -1,4 +1,4 @@
-// accelerate/value_leaf.h - what a `Value` can hold without knowing it.
+// accelerate/value_leaf.h - opaque leaves of a `Value`.
 //
 // Included by accelerate/value.h; include that.
 #pragma once
@@ -12,12 +12,12 @@
 
 namespace accelerate::detail {
 
-/// What a value can hold without knowing it: a tensor, or the description of one.
+/// An opaque leaf of a `Value`, defined outside core: a tensor, or the description of one.
 class ACCELERATE_API ValueLeaf {
  public:
   virtual ~ValueLeaf();
   [[nodiscard]] virtual bool is_tensor() const { return false; }
-  /// What messages call it, e.g. "tensor".
+  /// Its name in messages, for example "tensor".
   [[nodiscard]] virtual std::string_view kind_name() const = 0;
   [[nodiscard]] virtual bool equals(const ValueLeaf& other) const = 0;
   [[nodiscard]] virtual std::string repr() const = 0;

@@ -2,65 +2,62 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "accelerate/errors.h"
+#include "accelerate/from_value.h"
+#include "core/json.h"
 
 namespace accelerate::detail {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr std::array<std::string_view, 12> kNames = {"beat",   "hello", "waits", "moves_on",
                                                      "report", "left",  "threw", "transport",
                                                      "seen",   "ask",   "look",  "finding"};
 
-Json call_to_json(const ReportedCall& call) {
-  return {{"n", call.sequence},
-          {"s", call.signature},
-          {"t", call.text},
-          {"c", call.complete},
-          {"o", call.open}};
+constexpr auto kFields = ACCELERATE_FIELDS(SideChannelMessage, rank, pid, host, name, page, text);
+
+// A call as it travels: JSON's integers are signed, a signature is not.
+using Call = std::tuple<std::uint64_t, std::int64_t, std::string, bool, std::uint64_t>;
+
+Call to_tuple(const ReportedCall& call) {
+  return {call.sequence, static_cast<std::int64_t>(call.signature), call.text, call.complete,
+          call.open};
 }
 
-ReportedCall call_from_json(const Json& json) {
-  return {.sequence = json.value("n", std::uint64_t{0}),
-          .signature = json.value("s", std::uint64_t{0}),
-          .text = json.value("t", ""),
-          .complete = json.value("c", false),
-          .open = json.value("o", std::uint64_t{0})};
+ReportedCall to_call(const Call& call) {
+  const auto& [sequence, signature, text, complete, open] = call;
+  return {.sequence = sequence,
+          .signature = static_cast<std::uint64_t>(signature),
+          .text = text,
+          .complete = complete,
+          .open = open};
 }
 
 }  // namespace
 
 std::string to_line(const SideChannelMessage& message) {
-  Json json = {{"kind", kNames[static_cast<std::size_t>(message.kind)]}};
-  if (message.rank >= 0) json["rank"] = message.rank;
-  if (message.pid != 0) json["pid"] = message.pid;
-  if (!message.host.empty()) json["host"] = message.host;
-  if (!message.name.empty()) json["name"] = message.name;
-  if (!message.page.empty()) json["page"] = message.page;
-  if (message.call.sequence != 0) json["call"] = call_to_json(message.call);
-  if (!message.text.empty()) json["text"] = message.text;
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  Value::Dict dict{{"kind", kNames[static_cast<std::size_t>(message.kind)]}};
+  const SideChannelMessage unset;
+  for_each_field(message, kFields, [&](const auto& field, const auto& member) {
+    if (member != unset.*field.member) dict.set(field.name, to_value(member));
+  });
+  if (message.call.sequence != 0) dict.set("call", to_value(to_tuple(message.call)));
+  return json_dumps(dict, {.replace_invalid = true});
 }
 
 std::optional<SideChannelMessage> message_from_line(std::string_view line) {
+  const auto dict = json_object(line);
+  if (!dict) return std::nullopt;
+  const auto found = std::ranges::find(kNames, dict->get("kind", ""),
+                                       [](std::string_view name) { return Value(name); });
+  if (found == kNames.end()) return std::nullopt;
+  SideChannelMessage message{.kind = static_cast<SideChannelMessage::Kind>(found - kNames.begin())};
   try {
-    const auto json = Json::parse(line);
-    if (!json.is_object()) return std::nullopt;
-    const auto name = json.value("kind", "");
-    const auto found = std::find(kNames.begin(), kNames.end(), name);
-    if (found == kNames.end()) return std::nullopt;
-    SideChannelMessage message{.kind =
-                                   static_cast<SideChannelMessage::Kind>(found - kNames.begin())};
-    message.rank = json.value("rank", -1);
-    message.pid = json.value("pid", 0);
-    message.host = json.value("host", "");
-    message.name = json.value("name", "");
-    message.page = json.value("page", "");
-    if (json.contains("call")) message.call = call_from_json(json.at("call"));
-    message.text = json.value("text", "");
+    set_fields(message, kFields, *dict);
+    if (const Value* call = dict->get("call")) message.call = to_call(from_value<Call>(*call));
     return message;
-  } catch (const Json::exception&) {
+  } catch (const ArgumentError&) {
     return std::nullopt;
   }
 }

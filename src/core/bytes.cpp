@@ -1,11 +1,11 @@
 #include "core/bytes.h"
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <optional>
 
 #include "accelerate/errors.h"
+#include "core/numbers.h"
 #include "core/python_text.h"
 #include "core/text.h"
 
@@ -43,11 +43,7 @@ std::optional<double> python_float(std::string_view text) {
     rest.remove_prefix(1);
     if (rest.starts_with('-')) return std::nullopt;
   }
-  double number = 0;
-  const auto* end = rest.data() + rest.size();
-  const auto [stop, error] = std::from_chars(rest.data(), end, number);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return number;
+  return parse_number<double>(rest);
 }
 
 }  // namespace

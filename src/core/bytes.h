@@ -10,7 +10,7 @@ namespace accelerate::detail {
 /// "300 bytes", "2.0 KB", "1.46 MB", up to PB; steps of 1024. The unit is chosen before rounding,
 /// so that one byte less than a GiB is "1024.0 MB", as in Python.
 [[nodiscard]] std::string convert_bytes(std::int64_t size);
-/// The same; whole bytes show a decimal: "700.0 bytes".
+/// `convert_bytes` of a double: whole bytes show a decimal, "700.0 bytes".
 [[nodiscard]] std::string convert_bytes(double size);
 
 /// "1MiB" is 1048576, "5GB" 5 * 10^9. Units KiB MiB GiB (1024) and KB MB GB (1000), in any case; a

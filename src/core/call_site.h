@@ -22,11 +22,11 @@ struct UserCall {
 struct CallSite {
   const char* file = "";  ///< without its folders; "" where nothing is known
   std::uint32_t line = 0;
-  /// The scope of `name_collectives`, nullptr outside of one. Then the place does not count.
+  /// The scope of `name_collectives`, which replaces file and line; nullptr outside of one.
   const char* name = nullptr;
-  /// What happened just before, for people: it is shown and not compared. nullptr: nothing.
+  /// A remark for reports, which ranks do not compare. nullptr: none.
   const char* remark = nullptr;
-  /// nullptr where the backend knows it all.
+  /// nullptr if the backend sees the whole call.
   const UserCall* call = nullptr;
 };
 

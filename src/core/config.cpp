@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 
 #include "accelerate/errors.h"
+#include "accelerate/from_value.h"
 #include "core/config_fields.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/numbers.h"
 #include "core/python_text.h"
 #include "core/text.h"
 #include "core/yaml.h"
@@ -20,106 +21,80 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Reads one entry of a file into a member; says file and key when it does not fit.
-class FieldReader {
- public:
-  FieldReader(const std::string& source, std::string_view key, const Value& value)
-      : source_(source), key_(key), value_(value) {}
+constexpr double kExact = 9007199254740992.0;  // 2^53: whole numbers up to here are exact
 
-  void into(bool& field) const {
-    if (value_.is_bool()) {
-      field = value_.as_bool();
-    } else if (value_.is_string() || value_.is_int()) {
-      try {
-        field = str_to_bool(value_.is_int() ? value_.repr() : value_.as_string());
-      } catch (const ArgumentError&) {
-        refuse("true or false");
-      }
-    } else {
-      refuse("true or false");
+template <class T>
+constexpr bool kIsOptional = tree::detail::kIs<T, std::optional>;
+
+/// What a member of this type expects, for messages.
+template <class T>
+std::string expectation() {
+  if constexpr (kIsOptional<T>) return expectation<typename T::value_type>();
+  if constexpr (std::same_as<T, bool>) return "true or false";
+  if constexpr (std::same_as<T, std::int64_t>) return "a whole number";
+  if constexpr (std::same_as<T, std::string>) return "a text; put it into quotes";
+  if constexpr (std::same_as<T, std::vector<std::string>>) return "a list of texts";
+  if constexpr (std::same_as<T, Value::Dict>) return "a section with keys and values";
+  if constexpr (Spelled<T>) return "one of: " + join(list<T>());
+  return "";
+}
+
+/// An entry of a file as a member of type `T` expects it: files may spell numbers as texts and
+/// texts as numbers. Entries that do not fit stay as they are.
+template <class T>
+Value adapted(const Value& value) {
+  if constexpr (kIsOptional<T>) {
+    return adapted<typename T::value_type>(value);
+  } else if constexpr (std::same_as<T, bool>) {
+    try {
+      if (value.is_int()) return str_to_bool(value.repr());
+      if (value.is_string()) return str_to_bool(value.as_string());
+    } catch (const ArgumentError&) {
+      return value;
     }
+  } else if constexpr (std::same_as<T, std::int64_t>) {
+    // YAML takes 1e8 for a text and 4.0 for a float: both mean a whole number here.
+    auto number = value.is_double() ? std::optional(value.as_double()) : std::nullopt;
+    if (value.is_string()) number = parse_number<double>(trim(value.as_string()));
+    const bool whole = number && std::trunc(*number) == *number && std::abs(*number) <= kExact;
+    return whole ? Value(static_cast<std::int64_t>(*number)) : value;
+  } else if constexpr (std::same_as<T, std::string>) {
+    if (value.is_int() || value.is_double()) return value.repr();  // gpu_ids: 0
+  } else if constexpr (std::same_as<T, std::vector<std::string>>) {
+    if (value.is_string()) return Value::list({value});
+    if (!value.is_list()) return value;
+    Value::List items;
+    for (const auto& item : value.as_list()) items.push_back(adapted<std::string>(item));
+    return items;
+  } else if constexpr (Spelled<T>) {
+    constexpr bool kLower = std::same_as<T, PrecisionType>;
+    // Unquoted NO and no are the boolean false in YAML.
+    if (value.is_bool() && !value.as_bool()) return kLower ? "no" : "NO";
+    if (kLower && value.is_string()) return to_lower(value.as_string());
   }
+  return value;
+}
 
-  void into(std::int64_t& field) const {
-    if (value_.is_int()) {
-      field = value_.as_int();
+/// Reads one entry of a file. Throws `ConfigError` with file and key when it does not fit.
+template <class T>
+void read_entry(const std::string& source, std::string_view key, const Value& value, T& member) {
+  const Value entry = adapted<T>(value);
+  if constexpr (Spelled<T>) {  // suggests the nearest choice
+    if (entry.is_string()) {
+      member = from_string<T>(entry.as_string(), str(source, ": '", key, "'"));
       return;
     }
-    // YAML takes 1e8 for a text and 4.0 for a float: both mean a whole number here.
-    double number = value_.is_double() ? value_.as_double() : std::nan("");
-    if (value_.is_string()) {
-      const auto text = trim(value_.as_string());
-      const auto* end = text.data() + text.size();
-      const auto result = std::from_chars(text.data(), end, number);
-      if (text.empty() || result.ec != std::errc() || result.ptr != end) number = std::nan("");
-    }
-    constexpr double kExact = 9007199254740992.0;  // 2^53
-    if (!(std::trunc(number) == number && std::abs(number) <= kExact)) refuse("a whole number");
-    field = static_cast<std::int64_t>(number);
+  } else if constexpr (kIsOptional<T>) {
+    read_entry(source, key, value, member.emplace());
+    return;
   }
-
-  void into(std::string& field) const {
-    if (value_.is_string()) {
-      field = value_.as_string();
-    } else if (value_.is_int() || value_.is_double()) {
-      field = value_.repr();  // gpu_ids: 0
-    } else {
-      refuse("a text; put it into quotes");
-    }
-  }
-
-  void into(std::vector<std::string>& field) const {
-    field.clear();
-    if (value_.is_string()) {
-      field.push_back(value_.as_string());
-    } else if (value_.is_list()) {
-      for (const auto& item : value_.as_list()) {
-        FieldReader(source_, key_, item).into(field.emplace_back());
-      }
-    } else {
-      refuse("a list of texts");
-    }
-  }
-
-  void into(Value::Dict& field) const {
-    if (!value_.is_dict()) refuse("a section with keys and values");
-    field = value_.as_dict();
-  }
-
-  void into(Value& field) const { field = value_; }
-
-  template <Spelled E>
-  void into(E& field) const {
-    // Unquoted NO and no are the boolean false in YAML.
-    const bool negated = value_.is_bool() && !value_.as_bool();
-    const bool lower = std::same_as<E, PrecisionType>;
-    if (!negated && !value_.is_string()) refuse("one of: " + join(list<E>()));
-    const std::string text = negated ? (lower ? "no" : "NO")
-                             : lower ? to_lower(value_.as_string())
-                                     : value_.as_string();
-    field = from_string<E>(text, str(source_, ": '", key_, "'"));
-  }
-
-  template <class T>
-  void into(std::optional<T>& field) const {
-    into(field.emplace());
-  }
-
- private:
-  [[noreturn]] void refuse(std::string_view wanted) const {
+  try {
+    member = from_value<T>(entry);
+  } catch (const ArgumentError&) {
     throw ConfigError(
-        str(source_, ": '", key_, "' is ", value_.repr(), ", expected ", wanted, "."));
+        str(source, ": '", key, "' is ", value.repr(), ", expected ", expectation<T>(), "."));
   }
-
-  const std::string& source_;
-  std::string_view key_;
-  const Value& value_;
-};
-
-template <class T>
-constexpr bool kIsOptional = false;
-template <class T>
-constexpr bool kIsOptional<std::optional<T>> = true;
+}
 
 // How a member stands in a file. Python turns empty sections into none, inside sections as well.
 Value file_value(const Value& value) {
@@ -128,19 +103,6 @@ Value file_value(const Value& value) {
   Value::Dict dict;
   for (const auto& [key, inner] : value.as_dict()) dict.set(key, file_value(inner));
   return dict;
-}
-Value file_value(const Value::Dict& dict) { return file_value(Value(dict)); }
-Value file_value(bool value) { return value; }
-Value file_value(std::int64_t value) { return value; }
-Value file_value(const std::string& value) { return value; }
-Value file_value(const std::vector<std::string>& value) { return value; }
-template <Spelled E>
-Value file_value(E value) {
-  return to_string(value);
-}
-template <class T>
-Value file_value(const std::optional<T>& value) {
-  return value ? file_value(*value) : Value();
 }
 
 void warn_of_unknown_section_keys(const std::string& source, std::string_view section,
@@ -152,9 +114,8 @@ void warn_of_unknown_section_keys(const std::string& source, std::string_view se
     const auto prefixed = str(optional_section_prefix(section), text);
     if (std::ranges::find(known, text) != known.end()) continue;
     if (std::ranges::find(known, prefixed) != known.end()) continue;
-    auto near = nearest(text, known);
-    if (near.empty()) near = nearest(prefixed, known);
-    const auto hint = near.empty() ? std::string() : str(" Did you mean '", near, "'?");
+    auto hint = did_you_mean(text, known);
+    if (hint.empty()) hint = did_you_mean(prefixed, known);
     warn(str(source, ": '", text, "' in ", section, " is not known and has no effect.", hint));
   }
 }
@@ -168,7 +129,7 @@ void modernise(Value::Dict& dict, const std::string& source) {
   }
   if (const auto* fp16 = dict.get("fp16")) {
     bool on = false;
-    if (!fp16->is_none()) FieldReader(source, "fp16", *fp16).into(on);
+    if (!fp16->is_none()) read_entry(source, "fp16", *fp16, on);
     if (on && !dict.contains("mixed_precision")) dict.set("mixed_precision", "fp16");
     dict.erase("fp16");
   }
@@ -184,8 +145,8 @@ void modernise(Value::Dict& dict, const std::string& source) {
 template <class C>
 void check_keys(const Value::Dict& dict, const std::string& source) {
   std::vector<std::string> known;
-  const C config;
-  for_each_field(config, [&](std::string_view name, const auto&) { known.emplace_back(name); });
+  for_each_field(C(), converted_fields<C>(),
+                 [&](const auto& field, const auto&) { known.emplace_back(field.name); });
   std::vector<std::string> unknown;
   std::vector<std::string> near;
   for (const auto& [key, value] : dict) {
@@ -209,16 +170,17 @@ C read_config(Value::Dict dict, const std::string& source) {
   modernise(dict, source);
   check_keys<C>(dict, source);
   C config;
-  for_each_field(config, [&](std::string_view name, auto& field) {
-    const Value* value = dict.get(name);
+  for_each_field(config, converted_fields<C>(), [&](const auto& field, auto& member) {
+    using Member = std::remove_cvref_t<decltype(member)>;
+    const Value* value = dict.get(field.name);
     if (value == nullptr) return;
     if (!value->is_none()) {
-      FieldReader(source, name, *value).into(field);
-    } else if constexpr (kIsOptional<std::remove_cvref_t<decltype(field)>>) {
-      field.reset();  // said to be none, whatever the default is
+      read_entry(source, field.name, *value, member);
+    } else if constexpr (kIsOptional<Member>) {
+      member.reset();  // explicitly none, whatever the default is
     }
-    if constexpr (std::same_as<std::remove_cvref_t<decltype(field)>, Value::Dict>) {
-      warn_of_unknown_section_keys(source, name, field);
+    if constexpr (std::same_as<Member, Value::Dict>) {
+      warn_of_unknown_section_keys(source, field.name, member);
     }
   });
   return config;
@@ -227,9 +189,9 @@ C read_config(Value::Dict dict, const std::string& source) {
 template <class C>
 Value::Dict write_config(const C& config) {
   Value::Dict dict;
-  for_each_field(config, [&](std::string_view name, const auto& field) {
-    auto value = file_value(field);
-    if (!value.is_none()) dict.set(name, std::move(value));
+  for_each_field(config, converted_fields<C>(), [&](const auto& field, const auto& member) {
+    auto value = file_value(to_value(member));
+    if (!value.is_none()) dict.set(field.name, std::move(value));
   });
   return dict;
 }
@@ -259,6 +221,11 @@ void write_yaml(const fs::path& path, const Value::Dict& dict) {
 
 void write_json(const fs::path& path, const Value::Dict& dict) {
   write_file_atomically(path, json_dumps(dict, {.indent = 2, .sort_keys = true}) + "\n");
+}
+
+template <class C>
+C read_file(const fs::path& path, bool json) {
+  return C::from_dict(read_dict(path, json), name_of(path));
 }
 
 }  // namespace
@@ -323,11 +290,11 @@ ClusterConfig ClusterConfig::from_dict(const Value::Dict& dict, const std::strin
 }
 
 ClusterConfig ClusterConfig::from_yaml_file(const std::filesystem::path& path) {
-  return from_dict(read_dict(path, /*json=*/false), detail::name_of(path));
+  return detail::read_file<ClusterConfig>(path, /*json=*/false);
 }
 
 ClusterConfig ClusterConfig::from_json_file(const std::filesystem::path& path) {
-  return from_dict(read_dict(path, /*json=*/true), detail::name_of(path));
+  return detail::read_file<ClusterConfig>(path, /*json=*/true);
 }
 
 void ClusterConfig::to_yaml_file(const std::filesystem::path& path) const {
@@ -351,11 +318,11 @@ SageMakerConfig SageMakerConfig::from_dict(const Value::Dict& dict, const std::s
 }
 
 SageMakerConfig SageMakerConfig::from_yaml_file(const std::filesystem::path& path) {
-  return from_dict(read_dict(path, /*json=*/false), detail::name_of(path));
+  return detail::read_file<SageMakerConfig>(path, /*json=*/false);
 }
 
 SageMakerConfig SageMakerConfig::from_json_file(const std::filesystem::path& path) {
-  return from_dict(read_dict(path, /*json=*/true), detail::name_of(path));
+  return detail::read_file<SageMakerConfig>(path, /*json=*/true);
 }
 
 void SageMakerConfig::to_yaml_file(const std::filesystem::path& path) const {
@@ -378,7 +345,7 @@ Config load_config_from_file(const std::optional<std::filesystem::path>& config_
   const auto dict = read_dict(path, path.extension() == ".json");
   auto where = ComputeEnvironment::kLocalMachine;
   if (const Value* found = dict.get("compute_environment"); found && !found->is_none()) {
-    detail::FieldReader(source, "compute_environment", *found).into(where);
+    detail::read_entry(source, "compute_environment", *found, where);
   }
   if (where == ComputeEnvironment::kLocalMachine) return ClusterConfig::from_dict(dict, source);
   return SageMakerConfig::from_dict(dict, source);

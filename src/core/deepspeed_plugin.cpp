@@ -1,23 +1,25 @@
-// DeepSpeed configurations: reading, queries, and bringing plugin and tree into step.
+// DeepSpeed configurations: reading, queries, and reconciling plugin and tree.
 #include "accelerate/deepspeed_plugin.h"
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <limits>
-#include <sstream>
 
+#include "accelerate/from_value.h"
+#include "core/files.h"
 #include "core/json.h"
-#include "core/record.h"
+#include "core/options.h"
 
 namespace accelerate {
-namespace detail {
+
+using namespace detail;
+
 namespace {
 
 const std::string kDeepspeedPrefix = "ACCELERATE_DEEPSPEED_";
 
-/// The bytes of URL-safe base64 with its padding, or nothing.
+/// The bytes of URL-safe base64 with its padding; nullopt if the text is not base64.
 std::optional<std::string> base64_decoded(std::string_view text) {
   static constexpr std::string_view kAlphabet =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -40,18 +42,10 @@ std::optional<std::string> base64_decoded(std::string_view text) {
   return bytes;
 }
 
-std::string file_text(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw ConfigError(str("The DeepSpeed configuration ", path, " cannot be read."));
-  return std::move(text).str();
-}
-
 Value tree_from(const std::string& path_or_text) {
   std::error_code ignored;
   if (std::filesystem::is_regular_file(path_or_text, ignored)) {
-    return json_loads(file_text(path_or_text), path_or_text);
+    return json_loads(read_whole_file(path_or_text), path_or_text);
   }
   // What begins as JSON is meant as JSON: its own error says where it goes wrong.
   if (trim(path_or_text).starts_with('{')) {
@@ -87,41 +81,18 @@ bool is_auto_text(const Value* value) {
   return value != nullptr && value->is_string() && value->as_string() == "auto";
 }
 
-/// One field of the plugin and its place in the tree.
-struct Link {
-  std::string_view key;
-  Value (*get)(const DeepSpeedPlugin&);
-  void (*set)(DeepSpeedPlugin&, const Value&);
-};
-
-// clang-format off
-const std::array<Link, 8> kLinks{{
-    {"gradient_accumulation_steps",
-     [](const DeepSpeedPlugin& p) { return value_of(p.gradient_accumulation_steps); },
-     [](DeepSpeedPlugin& p, const Value& v) { p.gradient_accumulation_steps = v.as_int(); }},
-    {"gradient_clipping",
-     [](const DeepSpeedPlugin& p) { return value_of(p.gradient_clipping); },
-     [](DeepSpeedPlugin& p, const Value& v) { p.gradient_clipping = v.as_double(); }},
-    {"zero_optimization.stage",
-     [](const DeepSpeedPlugin& p) { return value_of(p.zero_stage); },
-     [](DeepSpeedPlugin& p, const Value& v) { p.zero_stage = v.as_int(); }},
-    {"zero_optimization.offload_optimizer.device",
-     [](const DeepSpeedPlugin& p) { return value_of(p.offload_optimizer_device); },
-     [](DeepSpeedPlugin& p, const Value& v) { p.offload_optimizer_device = v.as_string(); }},
-    {"zero_optimization.offload_param.device",
-     [](const DeepSpeedPlugin& p) { return value_of(p.offload_param_device); },
-     [](DeepSpeedPlugin& p, const Value& v) { p.offload_param_device = v.as_string(); }},
-    {"zero_optimization.offload_param.nvme_path",
-     [](const DeepSpeedPlugin& p) { return value_of(p.offload_param_nvme_path); },
-     [](DeepSpeedPlugin& p, const Value& v) { p.offload_param_nvme_path = v.as_string(); }},
-    {"zero_optimization.offload_optimizer.nvme_path",
-     [](const DeepSpeedPlugin& p) { return value_of(p.offload_optimizer_nvme_path); },
-     [](DeepSpeedPlugin& p, const Value& v) { p.offload_optimizer_nvme_path = v.as_string(); }},
-    {"zero_optimization.stage3_gather_16bit_weights_on_model_save",
-     [](const DeepSpeedPlugin& p) { return value_of(p.zero3_save_16bit_model); },
-     [](DeepSpeedPlugin& p, const Value& v) { p.zero3_save_16bit_model = v.as_bool(); }},
-}};
-// clang-format on
+/// The fields of the plugin that have a place in the tree, under their dotted keys.
+constexpr std::tuple kLinks{
+    field("gradient_accumulation_steps", &DeepSpeedPlugin::gradient_accumulation_steps),
+    field("gradient_clipping", &DeepSpeedPlugin::gradient_clipping),
+    field("zero_optimization.stage", &DeepSpeedPlugin::zero_stage),
+    field("zero_optimization.offload_optimizer.device", &DeepSpeedPlugin::offload_optimizer_device),
+    field("zero_optimization.offload_param.device", &DeepSpeedPlugin::offload_param_device),
+    field("zero_optimization.offload_param.nvme_path", &DeepSpeedPlugin::offload_param_nvme_path),
+    field("zero_optimization.offload_optimizer.nvme_path",
+          &DeepSpeedPlugin::offload_optimizer_nvme_path),
+    field("zero_optimization.stage3_gather_16bit_weights_on_model_save",
+          &DeepSpeedPlugin::zero3_save_16bit_model)};
 
 /// Keys of an Accelerate configuration that must not stand beside a DeepSpeed file.
 const std::vector<std::string> kFileOnlyKeys{
@@ -146,7 +117,7 @@ Value::Dict tree_of(const DeepSpeedPlugin& plugin) {
   Value::Dict tree{
       {"train_batch_size", "auto"},
       {"train_micro_batch_size_per_gpu", "auto"},
-      {"gradient_accumulation_steps", value_of(plugin.gradient_accumulation_steps)},
+      {"gradient_accumulation_steps", to_value(plugin.gradient_accumulation_steps)},
       {"zero_optimization",
        Value::Dict{{"stage", *plugin.zero_stage},
                    {"offload_optimizer",
@@ -154,7 +125,7 @@ Value::Dict tree_of(const DeepSpeedPlugin& plugin) {
                    {"offload_param",
                     offload(*plugin.offload_param_device, *plugin.offload_param_nvme_path)},
                    {"stage3_gather_16bit_weights_on_model_save", *plugin.zero3_save_16bit_model}}}};
-  const Value clipping = value_of(plugin.gradient_clipping);
+  const Value clipping = to_value(plugin.gradient_clipping);
   if (truthy(clipping)) tree.set("gradient_clipping", clipping);
   return tree;
 }
@@ -170,19 +141,19 @@ void reconcile(DeepSpeedPlugin& plugin) {
         "The DeepSpeed configuration has no 'zero_optimization' section. Add it, with its "
         "'stage'.");
   }
-  for (const auto& link : kLinks) {
-    const auto [node, key] = config.find_config_node(link.key);
-    if (node == nullptr) continue;
+  for_each_field(plugin, kLinks, [&](const auto& link, auto& member) {
+    const auto [node, key] = config.find_config_node(link.name);
+    if (node == nullptr) return;
     Value* entry = node->get(key);
-    if (is_auto_text(entry)) *entry = link.get(plugin);
-    if (entry == nullptr || entry->is_none() || is_auto_text(entry)) continue;
+    if (is_auto_text(entry)) *entry = to_value(member);
+    if (entry == nullptr || entry->is_none() || is_auto_text(entry)) return;
     try {
-      link.set(plugin, *entry);
+      member = from_value<std::remove_cvref_t<decltype(member)>>(*entry);
     } catch (const ArgumentError& wrong_kind) {
-      throw ConfigError(str("In the DeepSpeed configuration, '", link.key, "' is ", entry->repr(),
+      throw ConfigError(str("In the DeepSpeed configuration, '", link.name, "' is ", entry->repr(),
                             ": ", wrong_kind.what()));
     }
-  }
+  });
 }
 
 void check_offload(std::string_view name, const std::string& device, const std::string& path) {
@@ -203,114 +174,99 @@ void finish_msamp(DeepSpeedPlugin& plugin) {
            Value::Dict{{"enabled", true}, {"opt_level", to_string(*plugin.msamp_opt_level)}});
 }
 
+void read_or_build_tree(DeepSpeedPlugin& plugin, const DeepSpeedPlugin& given,
+                        const Environment& environment) {
+  if (!plugin.hf_ds_config) {
+    const auto text = environment.get(kDeepspeedPrefix + "CONFIG_FILE").value_or("none");
+    if (text != "none") plugin.hf_ds_config = text;
+  }
+  if (!plugin.hf_ds_config) {
+    plugin.hf_ds_config = tree_of(plugin);
+    return;
+  }
+  // A tree that was built here before, and comes back with its plugin, is no file.
+  const bool built =
+      given.hf_ds_config && given.hf_ds_config->config().contains("steps_per_print") &&
+      given.get_value("steps_per_print") == Value(std::numeric_limits<double>::infinity());
+  if (!built) check_no_double_settings(environment);
+  reconcile(plugin);
+}
+
 }  // namespace
 
-template <>
-struct RecordTraits<DeepSpeedPlugin> {
+static auto value_fields(std::type_identity<DeepSpeedPlugin>) {
   using T = DeepSpeedPlugin;
-  static auto fields() {
-    const auto& prefix = kDeepspeedPrefix;
-    return std::tuple{
-        field("hf_ds_config", &T::hf_ds_config),
-        field("gradient_accumulation_steps", &T::gradient_accumulation_steps),
-        field("gradient_clipping", &T::gradient_clipping),
-        field("zero_stage", &T::zero_stage, prefix + "ZERO_STAGE", 2),
-        field("is_train_batch_min", &T::is_train_batch_min),
-        field("offload_optimizer_device", &T::offload_optimizer_device,
-              prefix + "OFFLOAD_OPTIMIZER_DEVICE", "none"),
-        field("offload_param_device", &T::offload_param_device, prefix + "OFFLOAD_PARAM_DEVICE",
-              "none"),
-        field("offload_optimizer_nvme_path", &T::offload_optimizer_nvme_path,
-              prefix + "OFFLOAD_OPTIMIZER_NVME_PATH", "none"),
-        field("offload_param_nvme_path", &T::offload_param_nvme_path,
-              prefix + "OFFLOAD_PARAM_NVME_PATH", "none"),
-        field("zero3_init_flag", &T::zero3_init_flag),
-        field("zero3_save_16bit_model", &T::zero3_save_16bit_model,
-              prefix + "ZERO3_SAVE_16BIT_MODEL", false)
-            .true_word(),
-        field("transformer_moe_cls_names", &T::transformer_moe_cls_names,
-              prefix + "MOE_LAYER_CLS_NAMES"),
-        field("enable_msamp", &T::enable_msamp),
-        field("msamp_opt_level", &T::msamp_opt_level, "ACCELERATE_FP8_OPT_LEVEL", OptLevel::kO1)};
+  const auto& prefix = kDeepspeedPrefix;
+  return std::tuple_cat(
+      ACCELERATE_FIELDS(T, hf_ds_config),
+      with_variables("ACCELERATE_",
+                     ACCELERATE_FIELDS(T, gradient_accumulation_steps, gradient_clipping)),
+      with_variables(prefix, ACCELERATE_FIELDS(T, zero_stage)),
+      ACCELERATE_FIELDS(T, is_train_batch_min),
+      with_variables(prefix,
+                     ACCELERATE_FIELDS(T, offload_optimizer_device, offload_param_device,
+                                       offload_optimizer_nvme_path, offload_param_nvme_path)),
+      ACCELERATE_FIELDS(T, zero3_init_flag),
+      std::tuple{option("zero3_save_16bit_model", &T::zero3_save_16bit_model,
+                        prefix + "ZERO3_SAVE_16BIT_MODEL", OptionRule::kTrueWord),
+                 option("transformer_moe_cls_names", &T::transformer_moe_cls_names,
+                        prefix + "MOE_LAYER_CLS_NAMES")},
+      ACCELERATE_FIELDS(T, enable_msamp),
+      std::tuple{option("msamp_opt_level", &T::msamp_opt_level, "ACCELERATE_FP8_OPT_LEVEL")});
+}
+
+static DeepSpeedPlugin option_defaults(std::type_identity<DeepSpeedPlugin>) {
+  return {.gradient_accumulation_steps = kAuto,
+          .gradient_clipping = kAuto,
+          .zero_stage = 2,
+          .offload_optimizer_device = "none",
+          .offload_param_device = "none",
+          .offload_optimizer_nvme_path = "none",
+          .offload_param_nvme_path = "none",
+          .zero3_save_16bit_model = false,
+          .msamp_opt_level = OptLevel::kO1};
+}
+
+static void finish(DeepSpeedPlugin& plugin, const DeepSpeedPlugin& given,
+                   const Environment& environment, Warnings& warnings) {
+  if (!plugin.enable_msamp) {
+    plugin.enable_msamp =
+        to_upper(environment.get("ACCELERATE_FP8_BACKEND").value_or("")) == "MSAMP";
   }
-
-  static void finish(T& plugin, const T& given, const Environment& environment,
-                     Warnings& warnings) {
-    read_steps_and_clipping(plugin, environment);
-    if (!plugin.enable_msamp) {
-      plugin.enable_msamp =
-          to_upper(environment.get("ACCELERATE_FP8_BACKEND").value_or("")) == "MSAMP";
-    }
-    read_or_build_tree(plugin, given, environment);
-    plugin.hf_ds_config->config().set("steps_per_print", std::numeric_limits<double>::infinity());
-    if (*plugin.zero_stage < 0 || *plugin.zero_stage > 3) {
-      throw ConfigError(str("zero_stage is ", *plugin.zero_stage, ". Choose 0, 1, 2 or 3."));
-    }
-    check_offload("optimizer", *plugin.offload_optimizer_device,
-                  *plugin.offload_optimizer_nvme_path);
-    check_offload("param", *plugin.offload_param_device, *plugin.offload_param_nvme_path);
-
-    const bool stage_3 = plugin.hf_ds_config->is_zero3();
-    if (!plugin.zero3_init_flag) {
-      plugin.zero3_init_flag = environment.flag(kDeepspeedPrefix + "ZERO3_INIT", stage_3);
-    }
-    if (*plugin.zero3_init_flag && !stage_3) {
-      warnings.emplace_back("zero3_init_flag is set to false: it is for ZeRO stage 3 alone.");
-      plugin.zero3_init_flag = false;
-    }
-    finish_msamp(plugin);
+  read_or_build_tree(plugin, given, environment);
+  plugin.hf_ds_config->config().set("steps_per_print", std::numeric_limits<double>::infinity());
+  if (*plugin.zero_stage < 0 || *plugin.zero_stage > 3) {
+    throw ConfigError(str("zero_stage is ", *plugin.zero_stage, ". Choose 0, 1, 2 or 3."));
   }
+  check_offload("optimizer", *plugin.offload_optimizer_device, *plugin.offload_optimizer_nvme_path);
+  check_offload("param", *plugin.offload_param_device, *plugin.offload_param_nvme_path);
 
-  static void read_steps_and_clipping(T& plugin, const Environment& environment) {
-    const auto read = [&](const std::string& variable, auto& field, auto number) {
-      if (field) return;
-      const auto text = environment.get(variable).value_or("auto");
-      if (text == "auto") {
-        field = kAuto;
-      } else {
-        field = number(text, variable);
-      }
-    };
-    read("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", plugin.gradient_accumulation_steps,
-         read_integer);
-    read("ACCELERATE_GRADIENT_CLIPPING", plugin.gradient_clipping, read_double);
+  const bool stage_3 = plugin.hf_ds_config->is_zero3();
+  if (!plugin.zero3_init_flag) {
+    plugin.zero3_init_flag = environment.flag(kDeepspeedPrefix + "ZERO3_INIT", stage_3);
   }
-
-  static void read_or_build_tree(T& plugin, const T& given, const Environment& environment) {
-    if (!plugin.hf_ds_config) {
-      const auto text = environment.get(kDeepspeedPrefix + "CONFIG_FILE").value_or("none");
-      if (text != "none") plugin.hf_ds_config = text;
-    }
-    if (!plugin.hf_ds_config) {
-      plugin.hf_ds_config = tree_of(plugin);
-      return;
-    }
-    // A tree that was built here before, and comes back with its plugin, is no file.
-    const bool built =
-        given.hf_ds_config && given.hf_ds_config->config().contains("steps_per_print") &&
-        given.get_value("steps_per_print") == Value(std::numeric_limits<double>::infinity());
-    if (!built) check_no_double_settings(environment);
-    reconcile(plugin);
+  if (*plugin.zero3_init_flag && !stage_3) {
+    warnings.emplace_back("zero3_init_flag is set to false: it is for ZeRO stage 3 alone.");
+    plugin.zero3_init_flag = false;
   }
-};
+  finish_msamp(plugin);
+}
 
-}  // namespace detail
-
-ACCELERATE_RECORD(DeepSpeedPlugin);
+ACCELERATE_OPTIONS(DeepSpeedPlugin);
 
 HfDeepSpeedConfig::HfDeepSpeedConfig(const std::string& path_or_text) {
-  Value tree = detail::tree_from(path_or_text);
+  Value tree = tree_from(path_or_text);
   if (!tree.is_dict()) {
-    throw ConfigError(detail::str(
-        "'", path_or_text, "' is not a DeepSpeed configuration. Expected: ",
-        "the path of a JSON file, a JSON object, or such an object in ", "URL-safe base64."));
+    throw ConfigError(str("'", path_or_text, "' is not a DeepSpeed configuration. Expected: ",
+                          "the path of a JSON file, a JSON object, or such an object in ",
+                          "URL-safe base64."));
   }
   config_ = std::move(tree).as_dict();
 }
 
 std::pair<const Value::Dict*, std::string> HfDeepSpeedConfig::find_config_node(
     std::string_view key) const {
-  const auto parts = detail::split(key, '.');
+  const auto parts = split(key, '.');
   const Value::Dict* node = &config_;
   for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
     const Value* next = node->get(parts[i]);
@@ -336,18 +292,16 @@ void HfDeepSpeedConfig::del_config_sub_tree(std::string_view key, bool must_exis
   if (entry != nullptr && !entry->is_none()) {
     node->erase(last);
   } else if (must_exist) {
-    throw ConfigError(detail::str("The DeepSpeed configuration has no entry '", key,
-                                  "'. It is: ", Value(config_).repr()));
+    throw ConfigError(str("The DeepSpeed configuration has no entry '", key,
+                          "'. It is: ", Value(config_).repr()));
   }
 }
 
-bool HfDeepSpeedConfig::is_true(std::string_view key) const {
-  return detail::truthy(get_value(key));
-}
+bool HfDeepSpeedConfig::is_true(std::string_view key) const { return truthy(get_value(key)); }
 
 bool HfDeepSpeedConfig::is_false(std::string_view key) const {
   const Value value = get_value(key);
-  return !value.is_none() && !detail::truthy(value);
+  return !value.is_none() && !truthy(value);
 }
 
 bool HfDeepSpeedConfig::is_zero2() const {
@@ -379,7 +333,7 @@ Value DeepSpeedPlugin::get_value(std::string_view key, Value fallback) const {
 
 bool DeepSpeedPlugin::is_auto(std::string_view key) const {
   const Value value = get_value(key);
-  return detail::is_auto_text(&value);
+  return is_auto_text(&value);
 }
 
 void DeepSpeedPlugin::set_mixed_precision(std::string_view mixed_precision) {
@@ -391,13 +345,12 @@ void DeepSpeedPlugin::set_mixed_precision(std::string_view mixed_precision) {
   const bool bf16 = precision == PrecisionType::kBf16 || precision == PrecisionType::kFp8;
   if (precision != PrecisionType::kNo) {
     const std::string other = fp16 ? "bf16" : "fp16";
-    if (detail::to_lower(detail::shown(get_value(other + ".enabled"))) == "true") {
-      throw ConfigError(detail::str("mixed_precision is '", mixed_precision,
-                                    "', but the DeepSpeed ", "configuration enables ", other,
-                                    ". Choose one of the two."));
+    if (to_lower(shown(get_value(other + ".enabled"))) == "true") {
+      throw ConfigError(str("mixed_precision is '", mixed_precision, "', but the DeepSpeed ",
+                            "configuration enables ", other, ". Choose one of the two."));
     }
   }
-  if (precision == PrecisionType::kFp8) detail::finish_msamp(*this);
+  if (precision == PrecisionType::kFp8) finish_msamp(*this);
   const auto section = [&](const char* name, Value::Dict content) {
     if (!tree.contains(name)) tree.set(name, std::move(content));
   };
@@ -415,15 +368,15 @@ void DeepSpeedPlugin::fill_match(std::string_view key, const Value::Dict& values
   Value* entry = node == nullptr ? nullptr : node->get(last);
   if (entry == nullptr) return;
   const Value* wanted = values.get(key);
-  if (detail::is_auto_text(entry)) {
+  if (is_auto_text(entry)) {
     if (wanted == nullptr) {
-      throw ConfigError(detail::str("'", key, "' is 'auto' in the DeepSpeed configuration, and ",
-                                    "nothing here tells its value. Set it in the configuration."));
+      throw ConfigError(str("'", key, "' is 'auto' in the DeepSpeed configuration, and ",
+                            "nothing here tells its value. Set it in the configuration."));
     }
     *entry = *wanted;
   } else if (mismatches != nullptr && wanted != nullptr && !entry->is_none() && *entry != *wanted) {
-    mismatches->push_back(detail::str("- ds ", key, "=", detail::shown(*entry), " vs arg ", key,
-                                      "=", detail::shown(*wanted)));
+    mismatches->push_back(
+        str("- ds ", key, "=", shown(*entry), " vs arg ", key, "=", shown(*wanted)));
   }
 }
 
@@ -444,9 +397,9 @@ void DeepSpeedPlugin::deepspeed_config_process(const Value::Dict& values, bool m
   std::vector<std::string> mismatches;
   for (const auto& key : keys) fill_match(key, values, must_match ? &mismatches : nullptr);
   if (mismatches.empty()) return;
-  throw ConfigError(detail::str("These values of the DeepSpeed configuration differ from those of ",
-                                "the run:\n", detail::join(mismatches, "\n"),
-                                "\nThe easiest remedy is to set them to 'auto'."));
+  throw ConfigError(str("These values of the DeepSpeed configuration differ from those of ",
+                        "the run:\n", join(mismatches, "\n"),
+                        "\nThe easiest remedy is to set them to 'auto'."));
 }
 
 }  // namespace accelerate

@@ -1,9 +1,9 @@
 #include "accelerate/enums.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "accelerate/errors.h"
+#include "core/numbers.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
@@ -25,10 +25,8 @@ int index_of(const EnumTable& table, std::string_view text) {
 }
 
 int number(const EnumTable& table, std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  return whole && value >= 1 && value <= static_cast<int>(table.size) ? value - 1 : -1;
+  const auto value = parse_number<int>(text).value_or(0);
+  return value >= 1 && value <= static_cast<int>(table.size) ? value - 1 : -1;
 }
 
 /// The choice the user may have meant; a wrong case counts as near.

@@ -24,8 +24,7 @@ using detail::str;
 
 constexpr std::string_view kOurPrefix = "ACCELERATE_";
 
-// `setenv` and `environ` know no locks: whoever edits or walks the environment in this library
-// holds this one.
+// `setenv` and `environ` are not thread-safe: hold this lock to change or read the environment.
 std::mutex& environment_mutex() {
   static std::mutex mutex;
   return mutex;

@@ -1,5 +1,4 @@
-// src/core/failure_hook.h - how the rest of the library learns that this process ends by an
-// exception that somebody below it caught.
+// src/core/failure_hook.h - tells the rest of the library that an exception ends this process.
 #pragma once
 
 #include <atomic>
@@ -7,8 +6,7 @@
 
 namespace accelerate::detail {
 
-/// Called by `record` with the text of the exception, before the process ends. nullptr: nobody
-/// wants to know.
+/// Called by `record` with the text of the exception, before the process ends. May be nullptr.
 inline std::atomic<void (*)(const std::string& text) noexcept> failure_hook = nullptr;
 
 }  // namespace accelerate::detail

@@ -7,11 +7,13 @@
 #include <regex>
 
 #include "accelerate/plugins.h"
+#include "core/options.h"
 #include "core/process_variables.h"
-#include "core/record.h"
 
 namespace accelerate {
-namespace detail {
+
+using namespace detail;
+
 namespace {
 
 using Fsdp = FullyShardedDataParallelPlugin;
@@ -169,84 +171,58 @@ void finish_precision(Fsdp& plugin) {
 
 }  // namespace
 
-template <>
-struct RecordTraits<MixedPrecisionPolicy> {
-  using T = MixedPrecisionPolicy;
-  static auto fields() {
-    return std::tuple{
-        field("param_dtype", &T::param_dtype), field("reduce_dtype", &T::reduce_dtype),
-        field("buffer_dtype", &T::buffer_dtype), field("output_dtype", &T::output_dtype)};
+static auto value_fields(std::type_identity<MixedPrecisionPolicy>) {
+  return ACCELERATE_FIELDS(MixedPrecisionPolicy, param_dtype, reduce_dtype, buffer_dtype,
+                           output_dtype);
+}
+
+static auto value_fields(std::type_identity<CPUOffload>) {
+  return ACCELERATE_FIELDS(CPUOffload, offload_params, pin_memory);
+}
+
+static auto value_fields(std::type_identity<StateDictConfig>) {
+  return ACCELERATE_FIELDS(StateDictConfig, offload_to_cpu, rank0_only);
+}
+
+static auto value_fields(std::type_identity<Fsdp>) {
+  return std::tuple_cat(
+      std::tuple{option("fsdp_version", &Fsdp::fsdp_version, kFsdpPrefix + "VERSION")},
+      ACCELERATE_FIELDS(Fsdp, sharding_strategy, reshard_after_forward),
+      with_variables(kFsdpPrefix, ACCELERATE_FIELDS(Fsdp, backward_prefetch)),
+      ACCELERATE_FIELDS(Fsdp, mixed_precision_policy, auto_wrap_policy, cpu_offload),
+      with_variables(kFsdpPrefix, ACCELERATE_FIELDS(Fsdp, ignored_modules)),
+      ACCELERATE_FIELDS(Fsdp, state_dict_type, state_dict_config, optim_state_dict_config,
+                        limit_all_gathers, use_orig_params, param_init_fn, sync_module_states,
+                        forward_prefetch),
+      with_variables(kFsdpPrefix,
+                     ACCELERATE_FIELDS(Fsdp, activation_checkpointing, cpu_ram_efficient_loading)),
+      ACCELERATE_FIELDS(Fsdp, transformer_cls_names_to_wrap, min_num_params));
+}
+static Fsdp option_defaults(std::type_identity<Fsdp>) {
+  return {.fsdp_version = 1, .activation_checkpointing = false, .cpu_ram_efficient_loading = false};
+}
+
+static void finish(Fsdp& plugin, const Fsdp& given, const Environment& environment,
+                   Warnings& warnings) {
+  if (*plugin.fsdp_version != 1 && *plugin.fsdp_version != 2) {
+    throw ConfigError(str("fsdp_version is ", *plugin.fsdp_version, ". Choose 1 or 2."));
   }
-};
-
-template <>
-struct RecordTraits<CPUOffload> {
-  static auto fields() {
-    return std::tuple{field("offload_params", &CPUOffload::offload_params),
-                      field("pin_memory", &CPUOffload::pin_memory)};
+  if (given.sharding_strategy) {
+    warnings.emplace_back(
+        "sharding_strategy is deprecated in Python Accelerate; reshard_after_forward says the "
+        "same.");
   }
-};
+  if (!plugin.cpu_offload) plugin.cpu_offload = environment.flag(kFsdpPrefix + "OFFLOAD_PARAMS");
+  if (plugin.backward_prefetch == BackwardPrefetch::kNoPrefetch) plugin.backward_prefetch.reset();
+  if (*plugin.fsdp_version == 1) finish_version_1(plugin, environment, warnings);
+  if (*plugin.fsdp_version == 2) finish_version_2(plugin, environment, warnings);
+  plugin.set_state_dict_type(std::nullopt, environment);
+  finish_wrapping(plugin, environment);
+  finish_ignored_modules(plugin);
+  finish_precision(plugin);
+}
 
-template <>
-struct RecordTraits<StateDictConfig> {
-  static auto fields() {
-    return std::tuple{field("offload_to_cpu", &StateDictConfig::offload_to_cpu),
-                      field("rank0_only", &StateDictConfig::rank0_only)};
-  }
-};
-
-template <>
-struct RecordTraits<FullyShardedDataParallelPlugin> {
-  static auto fields() {
-    return std::tuple{
-        field("fsdp_version", &Fsdp::fsdp_version, kFsdpPrefix + "VERSION", 1),
-        field("sharding_strategy", &Fsdp::sharding_strategy),
-        field("reshard_after_forward", &Fsdp::reshard_after_forward),
-        field("backward_prefetch", &Fsdp::backward_prefetch, kFsdpPrefix + "BACKWARD_PREFETCH"),
-        field("mixed_precision_policy", &Fsdp::mixed_precision_policy),
-        field("auto_wrap_policy", &Fsdp::auto_wrap_policy),
-        field("cpu_offload", &Fsdp::cpu_offload),
-        field("ignored_modules", &Fsdp::ignored_modules, kFsdpPrefix + "IGNORED_MODULES"),
-        field("state_dict_type", &Fsdp::state_dict_type),
-        field("state_dict_config", &Fsdp::state_dict_config),
-        field("optim_state_dict_config", &Fsdp::optim_state_dict_config),
-        field("limit_all_gathers", &Fsdp::limit_all_gathers),
-        field("use_orig_params", &Fsdp::use_orig_params),
-        field("param_init_fn", &Fsdp::param_init_fn),
-        field("sync_module_states", &Fsdp::sync_module_states),
-        field("forward_prefetch", &Fsdp::forward_prefetch),
-        field("activation_checkpointing", &Fsdp::activation_checkpointing,
-              kFsdpPrefix + "ACTIVATION_CHECKPOINTING", false),
-        field("cpu_ram_efficient_loading", &Fsdp::cpu_ram_efficient_loading,
-              kFsdpPrefix + "CPU_RAM_EFFICIENT_LOADING", false),
-        field("transformer_cls_names_to_wrap", &Fsdp::transformer_cls_names_to_wrap),
-        field("min_num_params", &Fsdp::min_num_params)};
-  }
-
-  static void finish(Fsdp& plugin, const Fsdp& given, const Environment& environment,
-                     Warnings& warnings) {
-    if (*plugin.fsdp_version != 1 && *plugin.fsdp_version != 2) {
-      throw ConfigError(str("fsdp_version is ", *plugin.fsdp_version, ". Choose 1 or 2."));
-    }
-    if (given.sharding_strategy) {
-      warnings.emplace_back(
-          "sharding_strategy is deprecated in Python Accelerate; reshard_after_forward says the "
-          "same.");
-    }
-    if (!plugin.cpu_offload) plugin.cpu_offload = environment.flag(kFsdpPrefix + "OFFLOAD_PARAMS");
-    if (plugin.backward_prefetch == BackwardPrefetch::kNoPrefetch) plugin.backward_prefetch.reset();
-    if (*plugin.fsdp_version == 1) finish_version_1(plugin, environment, warnings);
-    if (*plugin.fsdp_version == 2) finish_version_2(plugin, environment, warnings);
-    plugin.set_state_dict_type(std::nullopt, environment);
-    finish_wrapping(plugin, environment);
-    finish_ignored_modules(plugin);
-    finish_precision(plugin);
-  }
-};
-
-}  // namespace detail
-
-ACCELERATE_RECORD(FullyShardedDataParallelPlugin);
+ACCELERATE_OPTIONS(FullyShardedDataParallelPlugin);
 
 MixedPrecisionPolicy MixedPrecisionPolicy::from(const Value::Dict& dict, std::int64_t version) {
   const std::string last = version == 1 ? "buffer_dtype" : "output_dtype";
@@ -262,15 +238,15 @@ MixedPrecisionPolicy MixedPrecisionPolicy::from(const Value::Dict& dict, std::in
   read("reduce_dtype", policy.reduce_dtype);
   read(last, version == 1 ? policy.buffer_dtype : policy.output_dtype);
   if (found == 3 && dict.size() == 3) return policy;
-  throw ConfigError(detail::str("The mixed precision policy ", Value(dict).repr(),
-                                " must have the keys param_dtype, reduce_dtype and ", last,
-                                " with fsdp_version ", version, ", and no others."));
+  throw ConfigError(str("The mixed precision policy ", Value(dict).repr(),
+                        " must have the keys param_dtype, reduce_dtype and ", last,
+                        " with fsdp_version ", version, ", and no others."));
 }
 
 void FullyShardedDataParallelPlugin::set_mixed_precision(std::string_view mixed_precision,
                                                          SetMixedPrecisionOptions options) {
   const std::string name(mixed_precision);
-  detail::require_one_of({"fp8", "fp16", "bf16", "fp32"}, "mixed_precision", name);
+  require_one_of({"fp8", "fp16", "bf16", "fp32"}, "mixed_precision", name);
   if (mixed_precision_policy && !options.override) return;
   // 8-bit matrix products run inside of a bf16 model.
   const auto type = name == "fp8" ? FloatType::kBf16 : from_string<FloatType>(name);
@@ -288,7 +264,7 @@ void FullyShardedDataParallelPlugin::set_state_dict_type(std::optional<StateDict
   const auto version = fsdp_version.value_or(1);
   auto chosen = type ? type : state_dict_type;
   if (!chosen) {
-    const std::string variable = detail::kFsdpPrefix + "STATE_DICT_TYPE";
+    const std::string variable = kFsdpPrefix + "STATE_DICT_TYPE";
     const auto text = environment.get(variable);
     chosen = text           ? from_string<StateDictType>(*text, variable)
              : version == 1 ? StateDictType::kFullStateDict
@@ -321,12 +297,12 @@ const MixedPrecisionPolicy* FullyShardedDataParallelPlugin::policy() const {
 
 void enable_fsdp_ram_efficient_loading() {
   const std::string use_fsdp = "ACCELERATE_USE_FSDP";
-  if (!Environment::process().contains(use_fsdp)) detail::set_process_variable(use_fsdp, "True");
-  detail::set_process_variable("FSDP_CPU_RAM_EFFICIENT_LOADING", "True");
+  if (!Environment::process().contains(use_fsdp)) set_process_variable(use_fsdp, "True");
+  set_process_variable("FSDP_CPU_RAM_EFFICIENT_LOADING", "True");
 }
 
 void disable_fsdp_ram_efficient_loading() {
-  detail::set_process_variable("FSDP_CPU_RAM_EFFICIENT_LOADING", "False");
+  set_process_variable("FSDP_CPU_RAM_EFFICIENT_LOADING", "False");
 }
 
 }  // namespace accelerate

@@ -11,12 +11,12 @@ void validate(const std::vector<KwargsHandler>& handlers, const Environment& env
   std::set<std::size_t> seen;
   for (const auto& handler : handlers) {
     std::visit(
-        [&]<class T>(const T& record) {
+        [&]<class T>(const T& options) {
           if (!seen.insert(handler.index()).second) {
-            throw ConfigError(detail::str("kwargs_handlers has two ", T::kRecord,
+            throw ConfigError(detail::str("kwargs_handlers has two ", T::kOptionsName,
                                           ". Give one handler of each kind."));
           }
-          validate(record, environment);
+          validate(options, environment);
         },
         handler);
   }

@@ -1,9 +1,9 @@
 // Slurm's compressed lists: "n[1-3,07],gpu-a" of hosts, "2(x3),1" of counts.
 #include <algorithm>
-#include <charconv>
 #include <limits>
 
 #include "accelerate/errors.h"
+#include "core/numbers.h"
 #include "core/text.h"
 #include "core/world.h"
 
@@ -16,13 +16,6 @@ constexpr std::size_t kMaxHosts = 1U << 20U;
 [[noreturn]] void malformed(std::string_view hostlist, std::string_view why) {
   throw ConfigError(str("'", hostlist, "' is not a list of hosts as Slurm writes them: ", why,
                         ". Expected is something like n[1-3,07],gpu-a."));
-}
-
-std::optional<std::uint64_t> digits(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
 }
 
 // "07" counts with two digits: 07, 08, ..., 10.
@@ -38,8 +31,9 @@ std::vector<std::string> expand_ranges(std::string_view ranges, std::string_view
   for (const std::string& range : split(ranges, ',')) {
     const auto dash = range.find('-');
     const std::string low_text = range.substr(0, dash);
-    const auto low = digits(low_text);
-    const auto high = dash == std::string::npos ? low : digits(range.substr(dash + 1));
+    const auto low = parse_number<std::uint64_t>(low_text);
+    const auto high =
+        dash == std::string::npos ? low : parse_number<std::uint64_t>(range.substr(dash + 1));
     if (!low || !high) malformed(hostlist, str("'", range, "' is neither a number nor a range"));
     if (*high < *low) malformed(hostlist, str("the range '", range, "' runs backwards"));
     if (*high - *low >= kMaxHosts - result.size()) malformed(hostlist, "it has too many hosts");
@@ -95,11 +89,11 @@ std::optional<int> tasks_on_node(std::string_view counts, int node) {
   std::uint64_t passed = 0;
   for (const std::string& part : split(counts, ',')) {
     const auto open = part.find("(x");
-    const auto count = digits(part.substr(0, open));
+    const auto count = parse_number<std::uint64_t>(part.substr(0, open));
     std::optional<std::uint64_t> times = 1;
     if (open != std::string::npos) {
       if (!part.ends_with(')')) return std::nullopt;
-      times = digits(part.substr(open + 2, part.size() - open - 3));
+      times = parse_number<std::uint64_t>(part.substr(open + 2, part.size() - open - 3));
     }
     if (!count || !times || *count > std::numeric_limits<int>::max()) return std::nullopt;
     passed += *times;

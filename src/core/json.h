@@ -21,12 +21,18 @@ struct JsonOptions {
   /// Blanks per level; unset: all in one line.
   std::optional<int> indent = std::nullopt;
   bool sort_keys = false;
-  /// Write what is not ASCII as \u escapes.
+  /// Write characters beyond ASCII as \u escapes.
   bool ensure_ascii = true;
+  /// Write U+FFFD for bytes that are not UTF-8, so that every reader takes the text. Unset, they
+  /// become Python's surrogate escapes, which `json_loads` refuses.
+  bool replace_invalid = false;
 };
 
 /// Tuples become lists; keys that are numbers or truth values become texts. Throws `ArgumentError`
-/// with the path of a value that JSON cannot say: bytes, a tensor, an object.
+/// with the path of a value that JSON cannot hold: bytes, a tensor, an object.
 [[nodiscard]] std::string json_dumps(const Value& value, const JsonOptions& options = {});
+
+/// The object on a line that may come from anybody; nullopt if there is none.
+[[nodiscard]] std::optional<Value::Dict> json_object(std::string_view line);
 
 }  // namespace accelerate::detail

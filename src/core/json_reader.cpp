@@ -1,5 +1,5 @@
-// A reader of our own rather than a package's: Python writes NaN and Infinity, integers must not
-// silently become doubles, and people need line and column.
+// A reader of our own: Python writes NaN and Infinity, integers must not silently become doubles,
+// and errors name line and column.
 #include <charconv>
 #include <cstdint>
 #include <limits>
@@ -195,6 +195,16 @@ class Reader {
 
 Value json_loads(std::string_view text, std::string_view source) {
   return Reader(text, source).document();
+}
+
+std::optional<Value::Dict> json_object(std::string_view line) {
+  try {
+    Value value = json_loads(line);
+    if (value.is_dict()) return std::move(value).as_dict();
+  } catch (const ConfigError&) {
+    // Not JSON.
+  }
+  return std::nullopt;
 }
 
 }  // namespace accelerate::detail

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "accelerate/errors.h"
+#include "accelerate/tree_path.h"
 #include "core/json.h"
 #include "core/python_text.h"
 #include "core/sorted_entries.h"
@@ -11,31 +12,13 @@
 namespace accelerate::detail {
 namespace {
 
-// Where we are, for messages only: put into words when one is needed.
-struct Path {
-  const Path* parent = nullptr;
-  std::string_view key;
-  std::size_t index = 0;
-  int depth = 0;
-
-  [[nodiscard]] std::string text() const {
-    if (parent == nullptr) return "the top";
-    std::string here = key.empty() ? std::to_string(index) : std::string(key);
-    for (const Path* above = parent; above->parent != nullptr; above = above->parent) {
-      here = str(above->key.empty() ? std::to_string(above->index) : std::string(above->key), ".",
-                 here);
-    }
-    return "'" + here + "'";
-  }
-};
-
 class Writer {
  public:
   explicit Writer(const JsonOptions& options) : options_(options) {}
 
-  void write(const Value& value, const Path& path) {
+  void write(const Value& value, const TreePath& path, int depth) {
     using enum Value::Kind;
-    if (path.depth > kMaxValueDepth) {
+    if (depth > kMaxValueDepth) {
       throw ArgumentError(str("The value is nested deeper than ", kMaxValueDepth, " levels."));
     }
     switch (value.kind()) {
@@ -56,14 +39,15 @@ class Writer {
         return;
       case kList:
       case kTuple:
-        write_list(value.items(), path);
+        write_list(value.items(), path, depth);
         return;
       case kDict:
-        write_dict(value.as_dict(), path);
+        write_dict(value.as_dict(), path, depth);
         return;
       default:
-        throw ArgumentError(
-            str("JSON cannot hold the ", value.kind_name(), " at ", path.text(), "."));
+        const auto place = path.str();
+        throw ArgumentError(str("JSON cannot hold the ", value.kind_name(),
+                                place.empty() ? "" : " at ", place, "."));
     }
   }
 
@@ -80,7 +64,7 @@ class Writer {
     }
   }
 
-  void write_list(std::span<const Value> items, const Path& path) {
+  void write_list(std::span<const Value> items, const TreePath& path, int depth) {
     if (items.empty()) {
       out_ += "[]";
       return;
@@ -88,14 +72,14 @@ class Writer {
     out_ += '[';
     for (std::size_t i = 0; i < items.size(); ++i) {
       if (i > 0) separate();
-      new_line(path.depth + 1);
-      write(items[i], {&path, {}, i, path.depth + 1});
+      new_line(depth + 1);
+      write(items[i], path.item(static_cast<std::int64_t>(i)), depth + 1);
     }
-    new_line(path.depth);
+    new_line(depth);
     out_ += ']';
   }
 
-  void write_dict(const Value::Dict& dict, const Path& path) {
+  void write_dict(const Value::Dict& dict, const TreePath& path, int depth) {
     if (dict.empty()) {
       out_ += "{}";
       return;
@@ -105,13 +89,13 @@ class Writer {
     for (const auto* entry : entries(dict, options_.sort_keys)) {
       if (!first) separate();
       first = false;
-      new_line(path.depth + 1);
+      new_line(depth + 1);
       const auto key = key_text(entry->key());
       write_string(key);
       out_ += ": ";
-      write(entry->value(), {&path, key, 0, path.depth + 1});
+      write(entry->value(), path.entry(key), depth + 1);
     }
-    new_line(path.depth);
+    new_line(depth);
     out_ += '}';
   }
 
@@ -132,7 +116,11 @@ class Writer {
     out_ += '"';
     for (std::size_t at = 0; at < text.size();) {
       const auto point = next_code_point(text, at);
-      write_code_point(point, text.substr(at, point.length));
+      if (!point.valid && options_.replace_invalid) {
+        write_code_point({.value = 0xFFFD, .length = 3, .valid = true}, "\xEF\xBF\xBD");
+      } else {
+        write_code_point(point, text.substr(at, point.length));
+      }
       at += point.length;
     }
     out_ += '"';
@@ -171,7 +159,7 @@ class Writer {
 
 std::string json_dumps(const Value& value, const JsonOptions& options) {
   Writer writer(options);
-  writer.write(value, {});
+  writer.write(value, TreePath(), 0);
   return writer.take();
 }
 

@@ -8,12 +8,12 @@
 #include <iostream>
 #include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "core/exception_text.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "core/ports.h"
 #include "core/process_variables.h"
@@ -38,7 +38,7 @@ constexpr auto kTimeForTheCulprit = std::chrono::milliseconds(1000);
 struct Report {
   bool reached = false;  // the call, in a process made by kSpawn
   bool failed = false;
-  bool lost_peers = false;  // a CommError: likely the consequence of somebody else's failure
+  bool lost_peers = false;  // a CommError: likely the consequence of another process's failure
   std::int64_t nanoseconds = 0;
   std::string text;
 };
@@ -59,14 +59,13 @@ std::string name_of_call(std::source_location where) {
   return str(place, "#", counts[place]++);
 }
 
-std::string one_line(const nlohmann::json& message) {
-  using Handler = nlohmann::json::error_handler_t;
-  return message.dump(-1, ' ', false, Handler::replace) + "\n";
+std::string one_line(const Value::Dict& message) {
+  return json_dumps(message, {.replace_invalid = true}) + "\n";
 }
 
 // JSON may write one byte as six, so the text is cut by the size of the line.
 void send_failure(int fd, const std::string& text, bool lost_peers) {
-  nlohmann::json message = {{"lost_peers", lost_peers}, {"nanoseconds", monotonic_nanoseconds()}};
+  Value::Dict message{{"lost_peers", lost_peers}, {"nanoseconds", monotonic_nanoseconds()}};
   std::string line;
   auto length = std::min(text.size(), kReportLimit);
   do {
@@ -104,14 +103,14 @@ int run_and_report(const std::function<void()>& body, int report_fd) {
 Report read_report(PipePair& pipe) {
   Report report;
   for (const auto& line : split(pipe.read_available(), '\n')) {
-    const auto message = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!message.is_object()) continue;
-    report.reached = report.reached || message.contains("reached");
-    if (!message.contains("failed")) continue;
+    const auto message = json_object(line);
+    if (!message) continue;
+    report.reached = report.reached || message->contains("reached");
+    if (!message->contains("failed")) continue;
     report.failed = true;
-    report.text = message.value("failed", "");
-    report.lost_peers = message.value("lost_peers", false);
-    report.nanoseconds = message.value("nanoseconds", std::int64_t{0});
+    report.text = message->at("failed").as_string();
+    report.lost_peers = message->get("lost_peers", false).as_bool();
+    report.nanoseconds = message->get("nanoseconds", 0).as_int();
   }
   return report;
 }
@@ -195,7 +194,7 @@ class Children {
     const int report_fd = reports_.back().write_end();
     processes_.fork(streams(), [&] {
       for (const auto& [name, value] : variables) set_process_variable(name, value);
-      // The port shall be closed when rank 0 is gone.
+      // Closes the port when rank 0 is gone.
       if (options_.listen_fd && !serves(local_rank)) ::close(*options_.listen_fd);
       return run_and_report(body, report_fd);
     });

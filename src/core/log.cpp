@@ -44,7 +44,7 @@ struct Logging {
   std::set<std::string> warned;
 };
 
-// Never destroyed: destructors of other statics may still want to say something.
+// Never destroyed: destructors of other statics may still log.
 Logging& logging() {
   static auto* const instance = new Logging;
   return *instance;
@@ -95,19 +95,19 @@ void write_log(std::string_view name, LogLevel level, std::string message,
     sink = state.sink;
     format = state.format;
   }
-  LogRecord record{.name = std::string(name),
-                   .level = level,
-                   .message = std::move(message),
-                   .where = where,
-                   .created = std::chrono::system_clock::now(),
-                   .line = {}};
-  record.line = format->apply(record);
+  LogEntry entry{.name = std::string(name),
+                 .level = level,
+                 .message = std::move(message),
+                 .where = where,
+                 .created = std::chrono::system_clock::now(),
+                 .line = {}};
+  entry.line = format->apply(entry);
   const std::scoped_lock lock(state.sink_mutex);
   if (sink) {
-    sink(record);
+    sink(entry);
   } else {
     // One write: lines of processes that share a terminal do not mix.
-    write_fully(STDERR_FILENO, record.line + "\n");
+    write_fully(STDERR_FILENO, entry.line + "\n");
   }
 }
 

@@ -15,7 +15,7 @@ namespace accelerate::detail {
 /// A warning, by the main process only (by every process while no state is up).
 void warn(const std::string& text, std::source_location where = std::source_location::current());
 
-/// The same, at most once per process for one text.
+/// `warn`, at most once per process for one text.
 void warn_once(const std::string& text,
                std::source_location where = std::source_location::current());
 

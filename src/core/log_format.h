@@ -1,9 +1,8 @@
-// src/core/log_format.h - Python's %-style formats for log records.
+// src/core/log_format.h - Python's %-style formats for log entries.
 #pragma once
 
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "accelerate/logging.h"
@@ -16,19 +15,17 @@ class LogFormat {
   /// Throws `ConfigError` for a field that does not exist or a conversion that does not fit it.
   LogFormat(const std::string& format, std::string datefmt);
 
-  [[nodiscard]] std::string apply(const LogRecord& record) const;
+  [[nodiscard]] std::string apply(const LogEntry& entry) const;
 
  private:
-  struct Field {
-    std::string name;
-    std::string flags;  // what stands between the name and the conversion: "-8", "03", ".3"
-    char conversion = 's';
+  struct Part {
+    std::string text;       ///< literal text, or the name of a field
+    std::string directive;  ///< what printf takes: "%-8s"; "" for literal text
   };
-  [[nodiscard]] std::variant<std::string, long long, double> value_of(
-      const std::string& name, const LogRecord& record) const;
-  [[nodiscard]] std::string asctime(const LogRecord& record) const;
+  void add_field(const std::string& format, std::string name, const std::string& flags,
+                 char conversion);
 
-  std::vector<std::variant<std::string, Field>> parts_;
+  std::vector<Part> parts_;
   std::string datefmt_;
 };
 

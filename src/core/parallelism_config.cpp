@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <ostream>
 
+#include "accelerate/from_value.h"
 #include "core/json.h"
-#include "core/record.h"
+#include "core/options.h"
 
 namespace accelerate {
-namespace detail {
+
+using namespace detail;
+
 namespace {
 
 const std::string kParallelismPrefix = "PARALLELISM_CONFIG_";
@@ -71,239 +74,194 @@ void resolve_handler(std::optional<Handler>& handler, std::int64_t size,
 
 }  // namespace
 
-template <>
-struct RecordTraits<TorchTensorParallelPlugin> {
-  using T = TorchTensorParallelPlugin;
-  static auto fields() {
-    return std::tuple{field("tp_size", &T::tp_size),
-                      field("torch_device_mesh", &T::torch_device_mesh)};
-  }
-  static void finish(T& plugin, const T&, const Environment&, Warnings& warnings) {
-    require_at_least(1, "tp_size", plugin.tp_size);
-    warnings.emplace_back(
-        "TorchTensorParallelPlugin is deprecated. Use ParallelismConfig with tp_size instead.");
-  }
-};
+static auto value_fields(std::type_identity<TorchTensorParallelPlugin>) {
+  return ACCELERATE_FIELDS(TorchTensorParallelPlugin, tp_size, torch_device_mesh);
+}
+static void finish(TorchTensorParallelPlugin& plugin, const TorchTensorParallelPlugin&,
+                   const Environment&, Warnings& warnings) {
+  require_at_least(1, "tp_size", plugin.tp_size);
+  warnings.emplace_back(
+      "TorchTensorParallelPlugin is deprecated. Use ParallelismConfig with tp_size instead.");
+}
 
-template <>
-struct RecordTraits<TorchTensorParallelConfig> {
-  using T = TorchTensorParallelConfig;
-  static auto fields() { return std::tuple{field("enable_async_tp", &T::enable_async_tp)}; }
-  static void finish(T& config, const T&, const Environment&, Warnings& warnings) {
-    if (config.enable_async_tp) {
-      warnings.emplace_back("enable_async_tp has no effect: it is not supported.");
-    }
+static auto value_fields(std::type_identity<TorchTensorParallelConfig>) {
+  return ACCELERATE_FIELDS(TorchTensorParallelConfig, enable_async_tp);
+}
+static void finish(TorchTensorParallelConfig& config, const TorchTensorParallelConfig&,
+                   const Environment&, Warnings& warnings) {
+  if (config.enable_async_tp) {
+    warnings.emplace_back("enable_async_tp has no effect: it is not supported.");
   }
-};
+}
 
-template <>
-struct RecordTraits<TorchContextParallelConfig> {
-  using T = TorchContextParallelConfig;
-  static auto fields() {
-    return std::tuple{field("cp_comm_strategy", &T::cp_comm_strategy,
-                            kParallelismPrefix + "CP_COMM_STRATEGY", "allgather")};
-  }
-  static void finish(T& config, const T&, const Environment&, Warnings&) {
-    require_one_of({"allgather", "alltoall"}, "cp_comm_strategy", *config.cp_comm_strategy);
-  }
-};
+static auto value_fields(std::type_identity<TorchContextParallelConfig>) {
+  return with_variables(kParallelismPrefix,
+                        ACCELERATE_FIELDS(TorchContextParallelConfig, cp_comm_strategy));
+}
+static TorchContextParallelConfig option_defaults(std::type_identity<TorchContextParallelConfig>) {
+  return {.cp_comm_strategy = "allgather"};
+}
+static void finish(TorchContextParallelConfig& config, const TorchContextParallelConfig&,
+                   const Environment&, Warnings&) {
+  require_one_of({"allgather", "alltoall"}, "cp_comm_strategy", *config.cp_comm_strategy);
+}
 
-template <>
-struct RecordTraits<DeepSpeedSequenceParallelConfig> {
+static void read_length(DeepSpeedSequenceParallelConfig& config, const Environment& environment) {
+  const std::string variable = kParallelismPrefix + "SP_SEQ_LENGTH";
+  const auto text = environment.get(variable);
+  if (!text) {
+    throw ConfigError(str("sp_seq_length_is_variable is false, but neither sp_seq_length nor ",
+                          variable, " tells the length."));
+  }
+  // The launcher writes an unset value as Python shows it.
+  if (*text != "None") config.sp_seq_length = read_integer(*text, variable);
+}
+
+static auto value_fields(std::type_identity<DeepSpeedSequenceParallelConfig>) {
   using T = DeepSpeedSequenceParallelConfig;
-  static auto fields() {
-    return std::tuple{field("sp_seq_length", &T::sp_seq_length),
-                      field("sp_seq_length_is_variable", &T::sp_seq_length_is_variable,
-                            kParallelismPrefix + "SP_SEQ_LENGTH_IS_VARIABLE", true)
-                          .true_word(),
-                      field("sp_attn_implementation", &T::sp_attn_implementation,
-                            kParallelismPrefix + "SP_ATTN_IMPLEMENTATION")};
+  return std::tuple{option("sp_seq_length", &T::sp_seq_length, ""),
+                    option("sp_seq_length_is_variable", &T::sp_seq_length_is_variable,
+                           kParallelismPrefix + "SP_SEQ_LENGTH_IS_VARIABLE", OptionRule::kTrueWord),
+                    option("sp_attn_implementation", &T::sp_attn_implementation,
+                           kParallelismPrefix + "SP_ATTN_IMPLEMENTATION")};
+}
+static DeepSpeedSequenceParallelConfig option_defaults(
+    std::type_identity<DeepSpeedSequenceParallelConfig>) {
+  return {.sp_seq_length_is_variable = true};
+}
+static void finish(DeepSpeedSequenceParallelConfig& config, const DeepSpeedSequenceParallelConfig&,
+                   const Environment& environment, Warnings&) {
+  if (!*config.sp_seq_length_is_variable && !config.sp_seq_length) {
+    read_length(config, environment);
   }
-  static void finish(T& config, const T&, const Environment& environment, Warnings&) {
-    if (!*config.sp_seq_length_is_variable && !config.sp_seq_length) {
-      read_length(config, environment);
-    }
-    if (config.sp_seq_length) require_at_least(1, "sp_seq_length", *config.sp_seq_length);
-    if (!config.sp_attn_implementation) return;
-    const auto& name = *config.sp_attn_implementation;
-    const bool hub_kernel =
-        name.find('/') != std::string::npos && name.find("flash-attn") != std::string::npos;
-    if (hub_kernel) return;
-    require_one_of({"flash_attention_2", "flash_attention_3", "sdpa"}, "sp_attn_implementation",
-                   name);
-  }
-  static void read_length(T& config, const Environment& environment) {
-    const std::string variable = kParallelismPrefix + "SP_SEQ_LENGTH";
-    const auto text = environment.get(variable);
-    if (!text) {
-      throw ConfigError(str("sp_seq_length_is_variable is false, but neither sp_seq_length nor ",
-                            variable, " tells the length."));
-    }
-    // The launcher writes an unset value as Python shows it.
-    if (*text != "None") config.sp_seq_length = read_integer(*text, variable);
-  }
-};
+  if (config.sp_seq_length) require_at_least(1, "sp_seq_length", *config.sp_seq_length);
+  if (!config.sp_attn_implementation) return;
+  const auto& name = *config.sp_attn_implementation;
+  const bool hub_kernel =
+      name.find('/') != std::string::npos && name.find("flash-attn") != std::string::npos;
+  if (hub_kernel) return;
+  require_one_of({"flash_attention_2", "flash_attention_3", "sdpa"}, "sp_attn_implementation",
+                 name);
+}
+static auto value_fields(std::type_identity<ParallelismConfig>) {
+  return std::tuple_cat(
+      with_variables(kParallelismPrefix,
+                     ACCELERATE_FIELDS(ParallelismConfig, dp_replicate_size, dp_shard_size, tp_size,
+                                       cp_size, cp_backend, sp_size, sp_backend)),
+      ACCELERATE_FIELDS(ParallelismConfig, tp_handler, cp_handler, sp_handler));
+}
+static ParallelismConfig option_defaults(std::type_identity<ParallelismConfig>) {
+  return {.dp_replicate_size = 1,
+          .dp_shard_size = 1,
+          .tp_size = 1,
+          .cp_size = 1,
+          .cp_backend = "torch",
+          .sp_size = 1,
+          .sp_backend = "deepspeed"};
+}
 
-template <>
-struct RecordTraits<ParallelismConfig> {
-  using T = ParallelismConfig;
-  static auto fields() {
-    const auto& prefix = kParallelismPrefix;
-    return std::tuple{
-        field("dp_replicate_size", &T::dp_replicate_size, prefix + "DP_REPLICATE_SIZE", 1),
-        field("dp_shard_size", &T::dp_shard_size, prefix + "DP_SHARD_SIZE", 1),
-        field("tp_size", &T::tp_size, prefix + "TP_SIZE", 1),
-        field("cp_size", &T::cp_size, prefix + "CP_SIZE", 1),
-        field("cp_backend", &T::cp_backend, prefix + "CP_BACKEND", "torch"),
-        field("sp_size", &T::sp_size, prefix + "SP_SIZE", 1),
-        field("sp_backend", &T::sp_backend, prefix + "SP_BACKEND", "deepspeed"),
-        field("tp_handler", &T::tp_handler),
-        field("cp_handler", &T::cp_handler),
-        field("sp_handler", &T::sp_handler)};
+static void finish(ParallelismConfig& config, const ParallelismConfig&,
+                   const Environment& environment, Warnings& warnings) {
+  require_at_least(1, "dp_replicate_size", *config.dp_replicate_size);
+  require_at_least(1, "dp_shard_size", *config.dp_shard_size);
+  require_at_least(1, "tp_size", *config.tp_size);
+  require_at_least(1, "cp_size", *config.cp_size);
+  require_one_of({"torch"}, "cp_backend", *config.cp_backend);
+  require_at_least(1, "sp_size", *config.sp_size);
+  require_one_of({"deepspeed"}, "sp_backend", *config.sp_backend);
+  static_cast<void>(config.total_size());  // throws beyond 64 bits
+  if (config.cp_enabled() && config.sp_enabled()) {
+    throw ConfigError(str("cp_size is ", *config.cp_size, " and sp_size is ", *config.sp_size,
+                          ": context and sequence parallelism exclude each other. Set one of ",
+                          "them to 1."));
   }
-
-  static void finish(T& config, const T&, const Environment& environment, Warnings& warnings) {
-    require_at_least(1, "dp_replicate_size", *config.dp_replicate_size);
-    require_at_least(1, "dp_shard_size", *config.dp_shard_size);
-    require_at_least(1, "tp_size", *config.tp_size);
-    require_at_least(1, "cp_size", *config.cp_size);
-    require_one_of({"torch"}, "cp_backend", *config.cp_backend);
-    require_at_least(1, "sp_size", *config.sp_size);
-    require_one_of({"deepspeed"}, "sp_backend", *config.sp_backend);
-    static_cast<void>(config.total_size());  // says so if there is none
-    if (config.cp_enabled() && config.sp_enabled()) {
-      throw ConfigError(str("cp_size is ", *config.cp_size, " and sp_size is ", *config.sp_size,
-                            ": context and sequence parallelism exclude each other. Set one of ",
-                            "them to 1."));
-    }
-    // As in Python, sequence parallelism is free to stand beside pure replication.
-    if ((config.tp_enabled() || config.cp_enabled()) && config.dp_replicate_enabled() &&
-        !config.dp_shard_enabled()) {
-      throw ConfigError(str("tp_size is ", *config.tp_size, " and cp_size is ", *config.cp_size,
-                            ", which do not go with pure replication (dp_replicate_size ",
-                            *config.dp_replicate_size, ", dp_shard_size 1). Set dp_shard_size ",
-                            "above 1."));
-    }
-    resolve_handler(config.tp_handler, *config.tp_size, environment, warnings);
-    resolve_handler(config.cp_handler, *config.cp_size, environment, warnings);
-    resolve_handler(config.sp_handler, *config.sp_size, environment, warnings);
+  // As in Python, sequence parallelism is free to stand beside pure replication.
+  if ((config.tp_enabled() || config.cp_enabled()) && config.dp_replicate_enabled() &&
+      !config.dp_shard_enabled()) {
+    throw ConfigError(str("tp_size is ", *config.tp_size, " and cp_size is ", *config.cp_size,
+                          ", which do not go with pure replication (dp_replicate_size ",
+                          *config.dp_replicate_size, ", dp_shard_size 1). Set dp_shard_size ",
+                          "above 1."));
   }
-};
+  resolve_handler(config.tp_handler, *config.tp_size, environment, warnings);
+  resolve_handler(config.cp_handler, *config.cp_size, environment, warnings);
+  resolve_handler(config.sp_handler, *config.sp_size, environment, warnings);
+}
 
 namespace {
 
-const Value* entry_of(const Value::Dict& dict, std::string_view key) {
-  const Value* value = dict.get(key);
-  return value == nullptr || value->is_none() ? nullptr : value;
-}
-
+/// Reads the entries of `dict` into the fields of these names; none leaves a field as it is. Throws
+/// `ConfigError` for a key that is no field: a setting without effect.
 template <class T>
-void take(const Value::Dict& dict, std::string_view key, std::optional<T>& field) {
-  const Value* value = entry_of(dict, key);
-  if (value == nullptr) return;
-  if constexpr (std::is_same_v<T, bool>) field = value->as_bool();
-  if constexpr (std::is_same_v<T, std::int64_t>) field = value->as_int();
-  if constexpr (std::is_same_v<T, std::string>) field = value->as_string();
-}
-
-/// A key that nobody reads would be a setting without effect.
-void check_keys(const Value::Dict& dict, const Value::Dict& known, const std::string& owner) {
+void read_entries(const Value::Dict& dict, const std::string& owner, T& options) {
+  const auto known = dict_of(options);
+  std::vector<std::string> names;
+  for (const auto& key : known.keys()) names.push_back(key.to_string());
   for (const auto& [key, value] : dict) {
     if (known.contains(key)) continue;
-    std::vector<std::string> names;
-    for (const auto& [name, unset] : known) names.push_back(name.to_string());
     throw ConfigError(
         str(owner, " has the unknown key ", key.repr(), ". Choose among: ", join(names), "."));
   }
-}
-
-/// The entry of a handler, or nothing.
-template <class Handler>
-const Value::Dict* handler_entry(const Value::Dict& dict, const std::string& key) {
-  const Value* entry = entry_of(dict, key);
-  if (entry == nullptr) return nullptr;
-  check_keys(entry->as_dict(), dict_of(Handler{}), str("The parallelism configuration's ", key));
-  return &entry->as_dict();
-}
-
-ParallelismConfig config_from(const Value::Dict& dict) {
-  check_keys(dict, dict_of(ParallelismConfig{}), "The parallelism configuration");
-  ParallelismConfig config;
-  take(dict, "dp_replicate_size", config.dp_replicate_size);
-  take(dict, "dp_shard_size", config.dp_shard_size);
-  take(dict, "tp_size", config.tp_size);
-  take(dict, "cp_size", config.cp_size);
-  take(dict, "cp_backend", config.cp_backend);
-  take(dict, "sp_size", config.sp_size);
-  take(dict, "sp_backend", config.sp_backend);
-  if (const auto* handler = handler_entry<TorchTensorParallelConfig>(dict, "tp_handler")) {
-    std::optional<bool> asynchronous;
-    take(*handler, "enable_async_tp", asynchronous);
-    config.tp_handler = TorchTensorParallelConfig{asynchronous.value_or(false)};
-  }
-  if (const auto* handler = handler_entry<TorchContextParallelConfig>(dict, "cp_handler")) {
-    take(*handler, "cp_comm_strategy", config.cp_handler.emplace().cp_comm_strategy);
-  }
-  if (const auto* handler = handler_entry<DeepSpeedSequenceParallelConfig>(dict, "sp_handler")) {
-    auto& sequence = config.sp_handler.emplace();
-    take(*handler, "sp_seq_length", sequence.sp_seq_length);
-    take(*handler, "sp_seq_length_is_variable", sequence.sp_seq_length_is_variable);
-    take(*handler, "sp_attn_implementation", sequence.sp_attn_implementation);
-  }
-  return config;
+  for_each_field(options, converted_fields<T>(), [&](const auto& field, auto& member) {
+    using Member = std::remove_cvref_t<decltype(member)>;
+    const Value* value = dict.get(field.name);
+    if (value == nullptr || value->is_none()) return;
+    if constexpr (requires { Member::value_type::kOptionsName; }) {
+      read_entries(value->as_dict(), str(owner, "'s ", field.name), member.emplace());
+    } else {
+      member = from_value<Member>(*value);
+    }
+  });
 }
 
 }  // namespace
-}  // namespace detail
 
-ACCELERATE_RECORD(TorchTensorParallelPlugin);
-ACCELERATE_RECORD(TorchTensorParallelConfig);
-ACCELERATE_RECORD(TorchContextParallelConfig);
-ACCELERATE_RECORD(DeepSpeedSequenceParallelConfig);
-ACCELERATE_RECORD(ParallelismConfig);
+ACCELERATE_OPTIONS(TorchTensorParallelPlugin);
+ACCELERATE_OPTIONS(TorchTensorParallelConfig);
+ACCELERATE_OPTIONS(TorchContextParallelConfig);
+ACCELERATE_OPTIONS(DeepSpeedSequenceParallelConfig);
+ACCELERATE_OPTIONS(ParallelismConfig);
 
-std::int64_t ParallelismConfig::total_size() const {
-  return detail::size_of(*this, detail::kAllNames);
-}
+std::int64_t ParallelismConfig::total_size() const { return size_of(*this, kAllNames); }
 
 std::int64_t ParallelismConfig::data_parallel_size() const {
-  return detail::size_of(*this, {"dp_replicate", "dp_shard"});
+  return size_of(*this, {"dp_replicate", "dp_shard"});
 }
 
 std::int64_t ParallelismConfig::non_data_parallel_size() const {
-  return detail::size_of(*this, {"tp", "cp", "sp"});
+  return size_of(*this, {"tp", "cp", "sp"});
 }
 
 std::vector<std::string> ParallelismConfig::dp_dim_names() const {
-  return detail::enabled(*this, {"dp_replicate", "dp_shard"});
+  return enabled(*this, {"dp_replicate", "dp_shard"});
 }
 
 std::vector<std::string> ParallelismConfig::non_dp_dim_names() const {
-  return detail::enabled(*this, {"tp", "cp", "sp"});
+  return enabled(*this, {"tp", "cp", "sp"});
 }
 
 std::vector<std::string> ParallelismConfig::dp_shard_cp_dim_names() const {
-  return detail::enabled(*this, {"dp_shard", "cp"});
+  return enabled(*this, {"dp_shard", "cp"});
 }
 
 std::vector<std::string> ParallelismConfig::dp_cp_dim_names() const {
-  return detail::enabled(*this, {"dp_replicate", "dp_shard", "cp"});
+  return enabled(*this, {"dp_replicate", "dp_shard", "cp"});
 }
 
 std::vector<std::string> ParallelismConfig::fsdp_dim_names() const {
-  auto names = detail::enabled(*this, {"dp_replicate"});
+  auto names = enabled(*this, {"dp_replicate"});
   names.emplace_back("dp_shard_cp");
   return names;
 }
 
 std::vector<std::string> ParallelismConfig::active_mesh_dims() const {
-  return detail::enabled(*this, {"dp_replicate", "dp_shard", "tp", "cp", "sp"});
+  return enabled(*this, {"dp_replicate", "dp_shard", "tp", "cp", "sp"});
 }
 
 std::optional<MeshLayout> ParallelismConfig::mesh() const {
   std::vector<std::string> names;
   std::vector<std::int64_t> shape;
-  for (const auto& [name, size] : detail::sizes_of(*this)) {
+  for (const auto& [name, size] : sizes_of(*this)) {
     if (size <= 1) continue;
     names.push_back(name);
     shape.push_back(size);
@@ -319,17 +277,17 @@ std::optional<MeshLayout> ParallelismConfig::mesh() const {
   return mesh;
 }
 
-std::string ParallelismConfig::to_json() const {
-  return detail::json_dumps(detail::dict_of(*this));
-}
+std::string ParallelismConfig::to_json() const { return json_dumps(dict_of(*this)); }
 
 ParallelismConfig ParallelismConfig::from_json(std::string_view text) {
-  const Value tree = detail::json_loads(text, "The parallelism configuration");
+  const Value tree = json_loads(text, "The parallelism configuration");
   try {
-    return detail::config_from(tree.as_dict());
+    ParallelismConfig config;
+    read_entries(tree.as_dict(), "The parallelism configuration", config);
+    return config;
   } catch (const ArgumentError& wrong_kind) {
     throw ConfigError(
-        detail::str("The parallelism configuration ", text, " does not fit: ", wrong_kind.what()));
+        str("The parallelism configuration ", text, " does not fit: ", wrong_kind.what()));
   }
 }
 
@@ -338,27 +296,25 @@ ParallelismConfig validated_for(const ParallelismConfig& config, const Paralleli
   if (!facts.distributed && config.total_size() == 1) return result;
   if (config.total_size() == 1) result.dp_replicate_size = facts.num_processes;
   if (result.total_size() != facts.num_processes) {
-    throw ConfigError(detail::str("The sizes of the ParallelismConfig multiply to ",
-                                  result.total_size(), " (", detail::factors_of(result),
-                                  "), but the run has ", facts.num_processes, " processes."));
+    throw ConfigError(str("The sizes of the ParallelismConfig multiply to ", result.total_size(),
+                          " (", factors_of(result), "), but the run has ", facts.num_processes,
+                          " processes."));
   }
   if (result.cp_enabled() && !facts.allow_cp_standalone) {
     if (!facts.fsdp_version) {
-      throw ConfigError(detail::str("cp_size is ", *result.cp_size,
-                                    ", but there is no fsdp_plugin. ",
-                                    "Context parallelism also shards the model: give one of ",
-                                    "fsdp_version 2, or set ACCELERATE_ALLOW_CP_STANDALONE=true."));
+      throw ConfigError(str("cp_size is ", *result.cp_size, ", but there is no fsdp_plugin. ",
+                            "Context parallelism also shards the model: give one of ",
+                            "fsdp_version 2, or set ACCELERATE_ALLOW_CP_STANDALONE=true."));
     }
     if (*facts.fsdp_version == 1) {
-      throw ConfigError(detail::str("cp_size is ", *result.cp_size,
-                                    ", which needs fsdp_version 2, ",
-                                    "but the fsdp_plugin is of version 1."));
+      throw ConfigError(str("cp_size is ", *result.cp_size, ", which needs fsdp_version 2, ",
+                            "but the fsdp_plugin is of version 1."));
     }
   }
   const auto unused = [](bool given, bool is_enabled, const char* name) {
     if (!given || is_enabled) return;
-    detail::warn_once(detail::str("ParallelismConfig has a ", name, "_handler, but ", name,
-                                  "_size is 1: the handler has no effect."));
+    warn_once(str("ParallelismConfig has a ", name, "_handler, but ", name,
+                  "_size is 1: the handler has no effect."));
   };
   unused(result.tp_handler.has_value(), result.tp_enabled(), "tp");
   unused(result.cp_handler.has_value(), result.cp_enabled(), "cp");
@@ -372,11 +328,11 @@ ParallelismConfig to_parallelism_config(const TorchTensorParallelPlugin& plugin)
 
 std::ostream& operator<<(std::ostream& out, const ParallelismConfig& config) {
   out << "ParallelismConfig(";
-  for (const auto& [key, value] : detail::dict_of(config)) {
+  for (const auto& [key, value] : dict_of(config)) {
     out << key.to_string() << "=" << value.repr() << ", ";
   }
   out << "total_size=";
-  if (const auto total = detail::product_of(config, detail::kAllNames)) return out << *total << ")";
+  if (const auto total = product_of(config, kAllNames)) return out << *total << ")";
   return out << "beyond 64 bits)";
 }
 

@@ -4,11 +4,11 @@
 
 namespace accelerate::detail {
 
-/// The port of a run that nobody gave one.
+/// The default port of a run.
 inline constexpr int kDefaultPort = 29500;
 
 /// The variable in which launchers tell rank 0 the number of the socket that they have bound to its
-/// port. It listens, so that nobody can take the port before rank 0 serves there.
+/// port. It listens, so that no other process takes the port before rank 0 serves there.
 inline constexpr const char* kListenFdVariable = "ACCELERATE_MASTER_LISTEN_FD";
 
 /// Throws `ArgumentError` unless the number is a TCP port (0 counts: the system chooses).

@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kWords = std::mt19937::state_size;
 using State = std::array<std::uint32_t, kWords>;
 
-/// Gives an engine the state it shall start from.
+/// Sets the initial state of an engine.
 class GivenState {
  public:
   using result_type = std::uint32_t;

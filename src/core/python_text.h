@@ -40,7 +40,7 @@ void append_utf8(std::string& out, char32_t code_point);
 /// Appends the lower-case hexadecimal digits of `value`, at least `width` of them.
 void append_hex(std::string& out, std::uint32_t value, int width);
 
-/// Whether Python's str.isprintable() says so.
+/// True if Python's str.isprintable() is true for it.
 [[nodiscard]] bool is_printable(char32_t code_point);
 
 }  // namespace accelerate::detail

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "accelerate/environment.h"
@@ -12,6 +11,7 @@
 #include "accelerate/launchers.h"
 #include "core/exception_text.h"
 #include "core/failure_hook.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "core/subprocess.h"
 #include "core/text.h"
@@ -39,17 +39,15 @@ int exit_code_of_current_exception() {
 
 // The form that torchrun, its agents and our launcher read.
 void write_error_file(const std::string& path, const ExceptionText& exception) {
-  const nlohmann::json content = {
-      {"message",
-       {{"message", exception.text()},
-        {"extraInfo",
-         {{"py_callstack", exception.stack.empty() ? exception.text() : exception.stack},
-          {"timestamp", str(std::time(nullptr))}}}}}};
-  using Handler = nlohmann::json::error_handler_t;
+  const Value::Dict details{
+      {"py_callstack", exception.stack.empty() ? exception.text() : exception.stack},
+      {"timestamp", str(std::time(nullptr))}};
+  const Value content =
+      Value::Dict{{"message", Value::Dict{{"message", exception.text()}, {"extraInfo", details}}}};
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
   std::ofstream file(path);
-  file << content.dump(-1, ' ', false, Handler::replace);
+  file << json_dumps(content, {.replace_invalid = true});
   file.close();
   if (!file) warn(str("The error could not be written to ", path, " (", kFileVariable, ")."));
 }

@@ -59,14 +59,13 @@ int new_socket(int family) {
   return ::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
 
-bool bind_to(int fd, int family, int port, bool loopback_only) {
+bool bind_to(int fd, int family, int port, bool loopback_only, int ipv6_only = 0) {
   const int yes = 1;
-  const int no = 0;
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   sockaddr_storage address{};
   socklen_t length = 0;
   if (family == AF_INET6) {
-    ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+    ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &ipv6_only, sizeof ipv6_only);
     auto& six = reinterpret_cast<sockaddr_in6&>(address);
     six.sin6_family = AF_INET6;
     six.sin6_port = htons(static_cast<std::uint16_t>(port));
@@ -165,13 +164,22 @@ std::optional<Descriptor> listen_on(int port, bool loopback_only, std::string& e
       error = std::strerror(errno);
       continue;
     }
-    if (bind_to(socket.get(), family, port, loopback_only) && ::listen(socket.get(), 1024) == 0) {
+    if (bind_to(socket.get(), family, port, loopback_only) &&
+        ::listen(socket.get(), SOMAXCONN) == 0) {
       return socket;
     }
     error = std::strerror(errno);
     if (errno == EADDRINUSE || errno == EACCES) return std::nullopt;
   }
   return std::nullopt;
+}
+
+bool is_bound(int port, bool ipv6) {
+  const int family = ipv6 ? AF_INET6 : AF_INET;
+  const Descriptor socket(new_socket(family));
+  if (!socket) return false;  // this host lacks the family
+  return !bind_to(socket.get(), family, port, /*loopback_only=*/false, /*ipv6_only=*/1) &&
+         errno == EADDRINUSE;
 }
 
 int port_of(const Descriptor& socket) {

@@ -29,6 +29,8 @@ class Descriptor {
 
   [[nodiscard]] int get() const noexcept { return fd_; }
   [[nodiscard]] explicit operator bool() const noexcept { return fd_ >= 0; }
+  /// The descriptor, which the caller closes from now on.
+  [[nodiscard]] int release() noexcept { return std::exchange(fd_, -1); }
   void reset() noexcept;
 
  private:
@@ -44,9 +46,9 @@ class LineChannel {
 
   /// `line` without its end.
   void send(const std::string& line);
-  /// What to wait for.
+  /// The events to poll for.
   [[nodiscard]] pollfd wants() const;
-  /// Reads and writes what can be; returns the lines that came. After `closed()` no more come.
+  /// Reads and writes without waiting; returns the lines that came. After `closed()` none come.
   [[nodiscard]] std::vector<std::string> exchange(Clock::time_point now);
 
   /// The other side has gone.
@@ -54,7 +56,7 @@ class LineChannel {
   void close() noexcept { closed_ = true; }
   [[nodiscard]] Clock::time_point last_heard() const noexcept { return last_heard_; }
   [[nodiscard]] Clock::time_point last_said() const noexcept { return last_said_; }
-  /// Counts as heard: it was us who did not listen.
+  /// Counts as heard now: this side did not read for a while.
   void forgive(Clock::time_point now) noexcept { last_heard_ = now; }
   /// Everything that was sent has been handed to the system.
   [[nodiscard]] bool idle() const noexcept { return outgoing_.empty(); }
@@ -77,20 +79,22 @@ class LineChannel {
 /// `error` says why there is none.
 [[nodiscard]] std::optional<Descriptor> listen_on(int port, bool loopback_only, std::string& error);
 [[nodiscard]] int port_of(const Descriptor& socket);
+/// True if a socket of this host is bound to the port, in IPv6 or else in IPv4 alone.
+[[nodiscard]] bool is_bound(int port, bool ipv6);
 
 /// One try to connect, at most `limit` long. `error` says why there is no connection.
 [[nodiscard]] std::optional<Descriptor> connect_to(const std::string& host, int port,
                                                    std::chrono::milliseconds limit,
                                                    std::string& error);
 
-/// Takes a waiting connection, if there is one, and says where it comes from.
+/// Accepts a waiting connection, if there is one: its socket and the address of its other side.
 [[nodiscard]] std::optional<std::pair<Descriptor, std::string>> accept_from(
     const Descriptor& listening);
 
 /// The numeric address of our own side of a connection.
 [[nodiscard]] std::string own_address(const Descriptor& socket);
 
-/// Whether a host name or address is this machine.
+/// True if a host name or address is of this machine.
 [[nodiscard]] bool is_this_machine(const std::string& host);
 
 }  // namespace accelerate::detail

@@ -1,4 +1,4 @@
-// src/core/sorted_entries.h - the entries of a dict in the order in which a file shall have them.
+// src/core/sorted_entries.h - the entries of a dict in the order of a file.
 #pragma once
 
 #include <algorithm>

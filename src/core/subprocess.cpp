@@ -146,7 +146,7 @@ void redirect(int from, int to) {
 
 // A program begins with what every program expects: a signal that we block or ignore would stay
 // blocked or ignored in it, and with SIGCHLD ignored it could not learn how its own children end. A
-// copy of this process keeps its handlers, but ends when nobody reads what it writes.
+// copy of this process keeps its handlers, but ends when its pipe has no reader.
 void restore_signals(bool executes) {
   sigset_t none;
   ::sigemptyset(&none);
@@ -157,7 +157,7 @@ void restore_signals(bool executes) {
 }
 
 // The status of a child that has ended. Where the host program ignores SIGCHLD the system throws it
-// away; then nobody knows how the child ended, which must not pass for success.
+// away; then the exit status is unknown, which must not count as success.
 ExitStatus collect(pid_t pid) {
   int status = 0;
   pid_t found = -1;
@@ -377,7 +377,7 @@ ProcessSet::~ProcessSet() {
   signal_all(SIGKILL);
   for (auto& child : children_) {
     if (!child.status) {
-      // Nobody reads any more; the child is dead and only has to be collected.
+      // The pipe has no reader; the child is dead and only has to be reaped.
       while (::waitpid(child.pid, nullptr, 0) < 0 && errno == EINTR) {
       }
     }
@@ -513,7 +513,7 @@ void ProcessSet::read_some(std::size_t index, Stream stream) {
   }
 }
 
-// While the dead leader is not yet collected its number cannot be given to somebody else, so this
+// While the dead leader is not yet collected its number cannot be reused, so this
 // is the moment to end what it has left in its group.
 bool ProcessSet::reap(std::size_t index) {
   Child& child = children_[index];

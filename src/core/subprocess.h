@@ -25,7 +25,7 @@ namespace accelerate::detail {
 /// How a process ended: with a code, or by a signal.
 struct ExitStatus {
   int code = 0;    ///< -1 when a signal ended it
-  int signal = 0;  ///< 0 when it exited by itself
+  int signal = 0;  ///< 0 when it exited
 
   [[nodiscard]] bool ok() const noexcept { return code == 0 && signal == 0; }
   /// "exit code 3" or "signal 9 (SIGKILL)".
@@ -119,10 +119,10 @@ class ProcessSet {
   [[nodiscard]] std::vector<std::size_t> wait(Clock::time_point deadline,
                                               std::span<pollfd> also = {});
 
-  /// The same until all have ended; false when the deadline came first.
+  /// `wait` until all children have ended; false when the deadline came first.
   [[nodiscard]] bool wait_all(Clock::time_point deadline);
 
-  /// Whether what children write is read. While it is not, they wait when their pipe is full.
+  /// Turns reading from the children on or off. While off, a child waits when its pipe is full.
   void listen(bool reads) noexcept { listens_ = reads; }
 
   /// The size of the terminals of children that have one.

@@ -1,8 +1,8 @@
-// src/core/supported.h - what is recorded and validated, but cannot be granted by this library.
+// src/core/supported.h - options that are read and validated, but that this library cannot grant.
 //
-// Records take every value that Python Accelerate knows, so that its files and variables can be
-// read. Whoever is about to use one calls `require_supported` first. Each throws `UnsupportedError`
-// that names the feature, the reason and the nearest alternative.
+// Options take every value that Python Accelerate knows, so that its files and variables can be
+// read. Call `require_supported` before use. Each throws `UnsupportedError` that names the feature,
+// the reason and the nearest alternative.
 #pragma once
 
 #include "accelerate/enums.h"
@@ -17,7 +17,7 @@ void require_supported(FP8BackendType backend);
 void require_supported(DynamoBackend backend);
 void require_supported(ProfilerActivity activity);
 
-// Of resolved records.
+// Of resolved options.
 void require_supported(const KwargsHandler& handler);
 void require_supported(const TorchDynamoPlugin& plugin);
 void require_supported(const DeepSpeedPlugin& plugin);

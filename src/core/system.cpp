@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -18,6 +17,7 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "core/log.h"
+#include "core/numbers.h"
 #include "core/nvml.h"
 #include "core/text.h"
 #include "core/version.h"
@@ -33,14 +33,6 @@ constexpr std::array<int, 3> kLeastKernel = {5, 5, 0};
 constexpr int kMostCpus = 1 << 16;
 
 constexpr std::string_view kDigits = "0123456789";
-
-template <class Number>
-std::optional<Number> number_of(std::string_view text) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
 
 std::optional<std::string> read_line(const fs::path& file) {
   std::ifstream in(file);
@@ -78,8 +70,8 @@ std::optional<double> quota_of_v2(const fs::path& folder) {
   if (!line) return std::nullopt;
   const auto parts = split(trim(*line), ' ');
   if (parts.size() != 2) return std::nullopt;
-  const auto quota = number_of<double>(parts[0]);
-  const auto period = number_of<double>(parts[1]);
+  const auto quota = parse_number<double>(parts[0]);
+  const auto period = parse_number<double>(parts[1]);
   if (!quota || !period || *period <= 0) return std::nullopt;
   return *quota / *period;
 }
@@ -88,8 +80,8 @@ std::optional<double> quota_of_v1(const fs::path& folder) {
   const auto quota_line = read_line(folder / "cpu.cfs_quota_us");  // -1 is no limit
   const auto period_line = read_line(folder / "cpu.cfs_period_us");
   if (!quota_line || !period_line) return std::nullopt;
-  const auto quota = number_of<double>(trim(*quota_line));
-  const auto period = number_of<double>(trim(*period_line));
+  const auto quota = parse_number<double>(trim(*quota_line));
+  const auto period = parse_number<double>(trim(*period_line));
   if (!quota || !period || *quota <= 0 || *period <= 0) return std::nullopt;
   return *quota / *period;
 }
@@ -105,7 +97,7 @@ DottedNumbers dotted_numbers(std::string_view text) {
   while (result.count < 3 && !text.empty() &&
          kDigits.find(text.front()) != std::string_view::npos) {
     const auto length = std::min(text.find_first_not_of(kDigits), text.size());
-    result.numbers[result.count++] = number_of<int>(text.substr(0, length)).value_or(0);
+    result.numbers[result.count++] = parse_number<int>(text.substr(0, length)).value_or(0);
     text.remove_prefix(length);
     if (!text.starts_with('.')) break;
     text.remove_prefix(1);
@@ -135,9 +127,10 @@ std::optional<std::vector<int>> parse_cpulist(std::string_view text) {
   if (text.empty()) return cpus;
   for (const auto& part : split(text, ',')) {
     const auto dash = part.find('-');
-    const auto first = number_of<int>(std::string_view(part).substr(0, dash));
-    const auto last =
-        dash == std::string::npos ? first : number_of<int>(std::string_view(part).substr(dash + 1));
+    const auto first = parse_number<int>(std::string_view(part).substr(0, dash));
+    const auto last = dash == std::string::npos
+                          ? first
+                          : parse_number<int>(std::string_view(part).substr(dash + 1));
     if (!first || !last || *first < 0 || *last < *first || *last >= kMostCpus) return std::nullopt;
     for (int cpu = *first; cpu <= *last; ++cpu) cpus.push_back(cpu);
   }
@@ -202,7 +195,7 @@ std::vector<NumaNode> numa_nodes(const SystemRoot& root) {
   for (const auto& entry : fs::directory_iterator(root.sys / "devices/system/node", error)) {
     const auto name = entry.path().filename().string();
     if (!name.starts_with("node")) continue;
-    const auto id = number_of<int>(std::string_view(name).substr(4));
+    const auto id = parse_number<int>(std::string_view(name).substr(4));
     if (!id) continue;
     auto cpus = read_cpulist(entry.path() / "cpulist");
     if (!cpus.empty()) nodes.push_back({*id, std::move(cpus)});  // memory-only nodes have none

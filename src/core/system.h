@@ -15,7 +15,7 @@
 
 namespace accelerate::detail {
 
-/// Where the kernel shows itself.
+/// The folders of the kernel's files.
 struct SystemRoot {
   std::filesystem::path sys = "/sys";
   std::filesystem::path proc = "/proc";
@@ -23,7 +23,7 @@ struct SystemRoot {
 
 /// "0-3,8,10-11" -> 0 1 2 3 8 10 11, sorted, each once. Nothing when the text is no such list.
 [[nodiscard]] std::optional<std::vector<int>> parse_cpulist(std::string_view text);
-/// The way back: the shortest list of ranges.
+/// The reverse of `parse_cpulist`: the shortest list of ranges.
 [[nodiscard]] std::string format_cpulist(std::span<const int> cpus);
 /// Bit b of word w stands for CPU 64 * w + b, as NVML tells affinities.
 [[nodiscard]] std::vector<int> cpus_of_words(std::span<const std::uint64_t> words);
@@ -32,7 +32,8 @@ struct SystemRoot {
 
 /// The CPUs this process may run on.
 [[nodiscard]] std::vector<int> allowed_cpus();
-/// Keeps this process, and the threads it will start, on these CPUs. Returns what stood in the way.
+/// Keeps this process, and the threads it will start, on these CPUs. Returns the reason if
+/// that fails.
 [[nodiscard]] std::optional<std::string> restrict_to_cpus(std::span<const int> cpus);
 
 struct NumaNode {

@@ -69,4 +69,9 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   return result;
 }
 
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
+  const auto near = nearest(word, candidates);
+  return near.empty() ? "" : str(" Did you mean '", near, "'?");
+}
+
 }  // namespace accelerate::detail

@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-/// Writes all arguments behind one another, as `operator<<` shows them.
+/// All arguments as one text, each as `operator<<` writes it.
 template <class... Parts>
 [[nodiscard]] std::string str(const Parts&... parts) {
   std::ostringstream out;
@@ -42,5 +42,8 @@ template <class Range>
 /// The candidate nearest to a mistyped word, or "" when none is near enough to be meant.
 [[nodiscard]] std::string nearest(std::string_view word,
                                   const std::vector<std::string>& candidates);
+/// " Did you mean 'x'?" with the nearest candidate, or "".
+[[nodiscard]] std::string did_you_mean(std::string_view word,
+                                       const std::vector<std::string>& candidates);
 
 }  // namespace accelerate::detail

@@ -1,16 +1,15 @@
-// src/core/uncaught.h - how a process that belongs to a group ends by an exception nobody catches.
+// src/core/uncaught.h - how a process of a group ends by an uncaught exception.
 #pragma once
 
 #include "accelerate/errors.h"
 
 namespace accelerate::detail {
 
-/// Writes the error down and ends the process with the code that says: ranks disagree, or one is
-/// missing.
+/// Writes the error to stderr and ends the process with the exit code of a `CommError`.
 [[noreturn]] void end_with_error(const CommError& error);
 
-/// From now on an uncaught `CommError` ends this process as above. Of other exceptions the
-/// `failure_hook` hears before they end it as ever.
+/// From now on an uncaught `CommError` ends this process by `end_with_error`. For other exceptions
+/// the `failure_hook` is called first.
 void handle_uncaught_exceptions();
 
 }  // namespace accelerate::detail

@@ -62,7 +62,7 @@ class Detector {
     World world;
     world.source = families.front().source;
     place(world, families);
-    // One process needs nobody to meet, unless a launcher says by LOCAL_RANK that it made a group.
+    // One process needs no rendezvous, unless LOCAL_RANK shows that a launcher made a group.
     if (world.size == 1 && !number("LOCAL_RANK")) return {};
     meeting_point(world);
     locality(world, families);
@@ -96,7 +96,7 @@ class Detector {
 
   bool torchrun_is_present() const {
     if (number("RANK") || number("LOCAL_RANK")) return true;
-    // Containers like to carry WORLD_SIZE=1 around; that starts nobody.
+    // Containers often set WORLD_SIZE=1, which is no launch.
     const auto size = number("WORLD_SIZE");
     return size && size->value > 1;
   }

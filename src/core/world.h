@@ -19,7 +19,7 @@ enum class WorldSource : std::uint8_t { kAlone, kTorchrun, kOpenMpi, kMpich, kMv
 
 [[nodiscard]] std::string to_string(WorldSource source);
 
-/// The place of this process among all. `kAlone`: nobody started several processes.
+/// The place of this process among all. `kAlone`: no launcher started it.
 struct World {
   WorldSource source = WorldSource::kAlone;
   int rank = 0;
@@ -29,7 +29,7 @@ struct World {
   std::optional<int> local_size = std::nullopt;
   std::optional<int> num_nodes = std::nullopt;
   std::optional<int> node_rank = std::nullopt;
-  /// Where process 0 is met.
+  /// The address of process 0.
   std::string master_addr = "127.0.0.1";
   int master_port = 29500;
   /// torchrun's agent serves the store.
@@ -40,7 +40,7 @@ struct World {
   bool operator==(const World&) const = default;
 };
 
-/// What has to be asked outside of the environment. Tests put in their own.
+/// Lookups beyond the environment. Tests pass their own.
 struct WorldLookups {
   /// Whether a host name leads to an address.
   std::function<bool(const std::string& host)> resolves = {};
@@ -61,7 +61,7 @@ struct WorldLookups {
 /// The hosts of a Slurm list such as "n[1-3,07],gpu-a", in order. Throws `ConfigError`.
 [[nodiscard]] std::vector<std::string> expand_hostlist(std::string_view hostlist);
 
-/// Slurm's count per node, "2(x3),1": the tasks on node number `node`, or nothing.
+/// Slurm's count per node, "2(x3),1": the tasks on node number `node`; nullopt if unknown.
 [[nodiscard]] std::optional<int> tasks_on_node(std::string_view counts, int node);
 
 /// A port for a Slurm step: the same on all its tasks, seldom the same for two steps, and below the

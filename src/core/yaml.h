@@ -21,7 +21,7 @@ namespace accelerate::detail {
 
 /// Block style, two blanks per level, keys sorted, the quotes that safe_dump chooses. Long strings
 /// stay in one line (safe_dump folds them at 80 characters; both read back the same). Tuples become
-/// lists. Throws `ArgumentError` for bytes, tensors and objects.
+/// lists. Throws `ArgumentError` for bytes, tensors, objects and texts that are not UTF-8.
 [[nodiscard]] std::string yaml_dumps(const Value& value);
 
 }  // namespace accelerate::detail

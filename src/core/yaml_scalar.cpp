@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <limits>
+#include <regex>
 #include <string>
 
 #include "core/python_text.h"
@@ -12,134 +13,28 @@
 namespace accelerate::detail {
 namespace {
 
-constexpr std::string_view kDecimal = "0123456789";
-constexpr std::string_view kDecimalOrBar = "0123456789_";
+// PyYAML's regular expressions. They need stack by the length of the text: a longer one is a
+// string.
+constexpr std::size_t kLongest = 1000;
 
-// Walks over a text; each `take` moves only when it succeeds.
-class Cursor {
- public:
-  explicit Cursor(std::string_view text) : rest_(text) {}
-
-  bool take(std::string_view word) {
-    if (!rest_.starts_with(word)) return false;
-    rest_.remove_prefix(word.size());
-    return true;
-  }
-  bool take_one_of(std::string_view characters) {
-    if (rest_.empty() || characters.find(rest_[0]) == std::string_view::npos) return false;
-    rest_.remove_prefix(1);
-    return true;
-  }
-  /// How many there were.
-  std::size_t take_all_of(std::string_view characters) {
-    const auto count = std::min(rest_.find_first_not_of(characters), rest_.size());
-    rest_.remove_prefix(count);
-    return count;
-  }
-  /// Between `least` and `most` digits.
-  bool take_digits(std::size_t least, std::size_t most) {
-    const auto there = std::min(rest_.find_first_not_of(kDecimal), rest_.size());
-    if (there < least) return false;
-    rest_.remove_prefix(std::min(there, most));
-    return true;
-  }
-  [[nodiscard]] bool at_end() const { return rest_.empty(); }
-
- private:
-  std::string_view rest_;
-};
-
-// (:[0-5]?[0-9])+
-bool take_sexagesimal(Cursor& cursor) {
-  bool any = false;
-  while (cursor.take(":")) {
-    if (!cursor.take_one_of(kDecimal)) return false;
-    any = true;
-    // A second digit only behind 0 to 5; otherwise what follows fails to match anyway.
-    cursor.take_one_of(kDecimal);
-  }
-  return any;
+bool is_float(const std::string& text) {
+  static const std::regex kFloat(
+      R"([-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?)"
+      R"(|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))");
+  return std::regex_match(text, kFloat);
 }
 
-// Two digits behind a colon begin with 0 to 5.
-bool sixties_are_small(std::string_view text) {
-  for (auto colon = text.find(':'); colon != std::string_view::npos;
-       colon = text.find(':', colon + 1)) {
-    const auto part = text.substr(colon + 1, 2);
-    if (part.size() == 2 && kDecimal.find(part[1]) != std::string_view::npos && part[0] > '5') {
-      return false;
-    }
-  }
-  return true;
+bool is_int(const std::string& text) {
+  static const std::regex kInt(
+      "[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|[1-9][0-9_]*(?::[0-5]?[0-9])+)");
+  return std::regex_match(text, kInt);
 }
 
-bool is_float(std::string_view text) {
-  Cursor cursor(text);
-  const auto exponent_then_end = [](Cursor c) {
-    if (c.take_one_of("eE") && !(c.take_one_of("+-") && c.take_all_of(kDecimal) > 0)) return false;
-    return c.at_end();
-  };
-  const bool sign = cursor.take_one_of("+-");
-  if (cursor.take(".inf") || cursor.take(".Inf") || cursor.take(".INF")) return cursor.at_end();
-  if (!sign && (cursor.take(".nan") || cursor.take(".NaN") || cursor.take(".NAN"))) {
-    return cursor.at_end();
-  }
-  if (!sign && cursor.take(".")) {
-    if (!cursor.take_one_of(kDecimal)) return false;
-    cursor.take_all_of(kDecimalOrBar);
-    return exponent_then_end(cursor);
-  }
-  if (!cursor.take_one_of(kDecimal)) return false;
-  cursor.take_all_of(kDecimalOrBar);
-  if (cursor.take(".")) {
-    cursor.take_all_of(kDecimalOrBar);
-    return exponent_then_end(cursor);
-  }
-  if (!take_sexagesimal(cursor) || !cursor.take(".")) return false;
-  cursor.take_all_of(kDecimalOrBar);
-  return cursor.at_end() && sixties_are_small(text);
-}
-
-bool is_int(std::string_view text) {
-  Cursor cursor(text);
-  cursor.take_one_of("+-");
-  if (cursor.take("0b")) return cursor.take_all_of("01_") > 0 && cursor.at_end();
-  if (cursor.take("0x")) {
-    return cursor.take_all_of("0123456789abcdefABCDEF_") > 0 && cursor.at_end();
-  }
-  if (cursor.take("0")) {
-    cursor.take_all_of("01234567_");
-    return cursor.at_end();
-  }
-  if (!cursor.take_one_of(kDecimal)) return false;
-  cursor.take_all_of(kDecimalOrBar);
-  if (cursor.at_end()) return true;
-  return take_sexagesimal(cursor) && cursor.at_end() && sixties_are_small(text);
-}
-
-bool is_timestamp(std::string_view text) {
-  Cursor date(text);
-  if (date.take_digits(4, 4) && date.take("-") && date.take_digits(2, 2) && date.take("-") &&
-      date.take_digits(2, 2) && date.at_end()) {
-    return true;
-  }
-  Cursor c(text);
-  if (!(c.take_digits(4, 4) && c.take("-") && c.take_digits(1, 2) && c.take("-") &&
-        c.take_digits(1, 2))) {
-    return false;
-  }
-  if (!c.take_one_of("Tt") && c.take_all_of(" \t") == 0) return false;
-  if (!(c.take_digits(1, 2) && c.take(":") && c.take_digits(2, 2) && c.take(":") &&
-        c.take_digits(2, 2))) {
-    return false;
-  }
-  if (c.take(".")) c.take_all_of(kDecimal);
-  if (c.at_end()) return true;
-  c.take_all_of(" \t");
-  if (c.take("Z")) return c.at_end();
-  if (!(c.take_one_of("+-") && c.take_digits(1, 2))) return false;
-  if (c.take(":") && !c.take_digits(2, 2)) return false;
-  return c.at_end();
+bool is_timestamp(const std::string& text) {
+  static const std::regex kTimestamp(
+      R"(\d{4}-\d\d-\d\d|\d{4}-\d\d?-\d\d?(?:[Tt]|[ \t]+)\d\d?:\d\d:\d\d(?:\.\d*)?)"
+      R"((?:[ \t]*(?:Z|[-+]\d\d?(?::\d\d)?))?)");
+  return std::regex_match(text, kTimestamp);
 }
 
 std::string without_bars(std::string_view text) {
@@ -184,10 +79,11 @@ YamlTag resolve_yaml(std::string_view text) {
   }
   if (read_yaml_bool(text)) return YamlTag::kBool;
   if (std::string_view("-+.0123456789").find(text[0]) != std::string_view::npos) {
-    if (is_float(text)) return YamlTag::kFloat;
-    if (is_int(text)) return YamlTag::kInt;
-    if (is_timestamp(text)) return YamlTag::kTimestamp;
-    return YamlTag::kString;
+    const std::string number(text.substr(0, kLongest + 1));
+    if (number.size() > kLongest) return YamlTag::kString;
+    if (is_float(number)) return YamlTag::kFloat;
+    if (is_int(number)) return YamlTag::kInt;
+    return is_timestamp(number) ? YamlTag::kTimestamp : YamlTag::kString;
   }
   if (text == "<<") return YamlTag::kMerge;
   if (text == "=") return YamlTag::kValue;

@@ -1,4 +1,10 @@
+// The block structure is ours, because PyYAML and libyaml disagree on which keys stand behind a
+// '?'; the quotes and escapes of strings are libyaml's.
+#include <yaml.h>
+
+#include <algorithm>
 #include <cmath>
+#include <new>
 #include <span>
 
 #include "accelerate/errors.h"
@@ -17,59 +23,56 @@ constexpr int kIndent = 2;
 constexpr std::size_t kLongestSimpleKey = 128;
 constexpr std::size_t kTagLength = 5;  // !!str, !!int
 
-bool is_break(char32_t c) { return c == '\n' || c == 0x85 || c == 0x2028 || c == 0x2029; }
-bool is_blank(char32_t c) { return c == 0 || c == ' ' || c == '\t' || c == '\r' || is_break(c); }
+bool is_simple_key(std::string_view text) {
+  const auto characters = std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
+  const auto has = [&](std::string_view part) { return text.find(part) != text.npos; };
+  const bool multiline = has("\n") || has("\xC2\x85") || has("\xE2\x80\xA8") || has("\xE2\x80\xA9");
+  return characters > 0 && static_cast<std::size_t>(characters) + kTagLength < kLongestSimpleKey &&
+         !multiline;
+}
 
-// How a string may be written.
-struct Style {
-  bool plain = true;
-  bool single_quoted = true;
-  bool multiline = false;
+// A document of one string, for its quotes and escapes.
+class StringEmitter {
+ public:
+  StringEmitter() {
+    if (yaml_emitter_initialize(&emitter_) == 0) throw std::bad_alloc();
+    yaml_emitter_set_width(&emitter_, -1);
+    yaml_emitter_set_output(
+        &emitter_,
+        [](void* out, unsigned char* data, std::size_t size) {
+          static_cast<std::string*>(out)->append(reinterpret_cast<const char*>(data), size);
+          return 1;
+        },
+        &out_);
+  }
+  ~StringEmitter() { yaml_emitter_delete(&emitter_); }
+  StringEmitter(const StringEmitter&) = delete;
+  StringEmitter& operator=(const StringEmitter&) = delete;
+
+  /// The string as it stands in a file; its further lines begin with `kIndent` blanks.
+  std::string run(const std::string& text) {
+    const int plain = resolve_yaml(text) == YamlTag::kString ? 1 : 0;
+    yaml_event_t event;
+    emit(event, yaml_stream_start_event_initialize(&event, YAML_UTF8_ENCODING));
+    emit(event, yaml_document_start_event_initialize(&event, nullptr, nullptr, nullptr, 1));
+    emit(event, yaml_scalar_event_initialize(
+                    &event, nullptr, nullptr, reinterpret_cast<const yaml_char_t*>(text.data()),
+                    static_cast<int>(text.size()), plain, 1, YAML_ANY_SCALAR_STYLE));
+    emit(event, yaml_document_end_event_initialize(&event, 1));
+    yaml_emitter_flush(&emitter_);
+    return out_.substr(0, out_.find_last_not_of('\n') + 1);
+  }
+
+ private:
+  void emit(yaml_event_t& event, int made) {
+    if (made == 0 || yaml_emitter_emit(&emitter_, &event) == 0) {
+      throw ArgumentError("YAML cannot hold a text that is not UTF-8.");
+    }
+  }
+
+  std::string out_;
+  yaml_emitter_t emitter_{};
 };
-
-std::u32string code_points(std::string_view text) {
-  std::u32string points;
-  for (std::size_t at = 0; at < text.size();) {
-    const auto point = next_code_point(text, at);
-    points += point.value;
-    at += point.length;
-  }
-  return points;
-}
-
-bool has_indicators(const std::u32string& text) {
-  if (text.starts_with(U"---") || text.starts_with(U"...")) return true;
-  const auto blank_at = [&](std::size_t i) { return i >= text.size() || is_blank(text[i]); };
-  if (std::u32string_view(U"#,[]{}&*!|>'\"%@`").find(text[0]) != std::u32string_view::npos) {
-    return true;
-  }
-  if ((text[0] == '?' || text[0] == ':' || text[0] == '-') && blank_at(1)) return true;
-  for (std::size_t i = 1; i < text.size(); ++i) {
-    if (text[i] == ':' && blank_at(i + 1)) return true;
-    if (text[i] == '#' && is_blank(text[i - 1])) return true;
-  }
-  return false;
-}
-
-Style analyse(const std::u32string& text) {
-  Style style;
-  if (text.empty()) return style;
-  bool special = false;
-  bool blank_before_break = false;
-  bool blank_after_break = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char32_t c = text[i];
-    style.multiline |= is_break(c);
-    special |= c != '\n' && (c < 0x20 || c > 0x7E);
-    blank_before_break |= i > 0 && is_break(c) && text[i - 1] == ' ';
-    blank_after_break |= i > 0 && c == ' ' && is_break(text[i - 1]);
-  }
-  const auto at_rim = [](char32_t c) { return c == ' ' || is_break(c); };
-  style.single_quoted = !special && !blank_before_break && !blank_after_break;
-  style.plain = style.single_quoted && !style.multiline && !at_rim(text.front()) &&
-                !at_rim(text.back()) && !has_indicators(text);
-  return style;
-}
 
 class Writer {
  public:
@@ -124,9 +127,7 @@ class Writer {
       write_scalar(key.value(), column + kIndent);
       return true;
     }
-    const auto points = code_points(key.as_string());
-    const bool simple = !points.empty() && points.size() + kTagLength < kLongestSimpleKey &&
-                        !analyse(points).multiline;
+    const bool simple = is_simple_key(key.as_string());
     if (!simple) out_ += "? ";
     write_string(key.as_string(), column + kIndent);
     return simple;
@@ -210,56 +211,16 @@ class Writer {
   }
 
   bool write_string(const std::string& text, int column) {
-    const auto points = code_points(text);
-    const auto style = analyse(points);
-    if (style.plain && resolve_yaml(text) == YamlTag::kString) {
-      out_ += text;
-      return true;
+    const auto written = StringEmitter().run(text);
+    const auto lines = split(written, '\n');
+    out_ += lines[0];
+    for (const auto& line : std::span(lines).subspan(1)) {
+      out_ += '\n';
+      if (line.empty()) continue;
+      indent(column);
+      out_ += line.substr(kIndent);
     }
-    if (style.single_quoted) {
-      write_single_quoted(text, column);
-    } else {
-      write_double_quoted(points);
-    }
-    return false;
-  }
-
-  // A line end becomes an empty line: single ones would be read as blanks.
-  void write_single_quoted(std::string_view text, int column) {
-    out_ += '\'';
-    for (std::size_t i = 0; i < text.size(); ++i) {
-      if (text[i] == '\n') {
-        const bool first = i == 0 || text[i - 1] != '\n';
-        const bool last = i + 1 == text.size() || text[i + 1] != '\n';
-        out_ += first ? "\n\n" : "\n";
-        if (last) indent(column);
-      } else {
-        out_ += text[i];
-        if (text[i] == '\'') out_ += '\'';
-      }
-    }
-    out_ += '\'';
-  }
-
-  void write_double_quoted(const std::u32string& text) {
-    static constexpr std::u32string_view kSpecial{U"\0\a\b\t\n\v\f\r\x1B\"\\\x85\xA0\u2028\u2029",
-                                                  15};  // with a zero in front
-    static constexpr std::string_view kLetters = "0abtnvfre\"\\N_LP";
-    out_ += '"';
-    for (const char32_t c : text) {
-      if (const auto special = kSpecial.find(c); special != kSpecial.npos) {
-        out_ += '\\';
-        out_ += kLetters[special];
-      } else if (c >= 0x20 && c <= 0x7E) {
-        out_ += static_cast<char>(c);
-      } else {
-        std::string hex;
-        append_hex(hex, c, c <= 0xFF ? 2 : c <= 0xFFFF ? 4 : 8);
-        out_ += c <= 0xFF ? "\\x" : c <= 0xFFFF ? "\\u" : "\\U";
-        out_ += to_upper(hex);
-      }
-    }
-    out_ += '"';
+    return written[0] != '\'' && written[0] != '"';
   }
 
   std::string out_;

@@ -6,6 +6,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <set>
 
@@ -23,7 +24,7 @@ namespace {
 
 using detail::str;
 
-/// LibTorch lends one device type to libraries of vendors; they register it under their own name.
+/// LibTorch has one device type for libraries of vendors, which register it under their own name.
 bool is_private_use_named(std::string_view name, bool check_device) {
   if (!c10::is_privateuse1_backend_registered() || c10::get_privateuse1_backend() != name)
     return false;
@@ -31,22 +32,7 @@ bool is_private_use_named(std::string_view name, bool check_device) {
   return at::isPrivateUse1HooksRegistered() && at::detail::getPrivateUse1Hooks().deviceCount() > 0;
 }
 
-/// Python packages whose work this build does itself. What is not listed exists for Python only, or
-/// is not in this build.
-bool contains_part(std::string_view package) {
-  static constexpr std::string_view kParts[] = {"rich", "tqdm"};
-  return std::ranges::find(kParts, package) != std::end(kParts);
-}
-
-}  // namespace
-
-// -- Accelerators. Asked of our own backend and not of torch::cuda::is_available(): that would
-// remember "no" for ever in a program that loads torch_cuda later. --------------------------------
-
-bool is_cuda_available() {
-  const auto* backend = detail::accelerator_backend();
-  return backend != nullptr && backend->type() == c10::DeviceType::CUDA;
-}
+bool is_hpu_available() { return is_private_use_named("hpu", false) || at::hasHPU(); }
 
 bool is_rocm_available() {
 #ifdef USE_ROCM
@@ -54,66 +40,6 @@ bool is_rocm_available() {
 #else
   return false;
 #endif
-}
-
-// LibTorch's own answer counts devices, so `check_device` asks nothing more.
-bool is_xpu_available(bool /*check_device*/) { return at::hasXPU(); }
-
-bool is_mps_available(std::string_view min_version) {
-  return is_torch_version(">=", min_version) && at::hasMPS();
-}
-
-bool is_npu_available(bool check_device) { return is_private_use_named("npu", check_device); }
-bool is_mlu_available(bool check_device) { return is_private_use_named("mlu", check_device); }
-bool is_sdaa_available(bool check_device) { return is_private_use_named("sdaa", check_device); }
-bool is_musa_available(bool check_device) { return is_private_use_named("musa", check_device); }
-bool is_neuron_available(bool check_device) { return is_private_use_named("neuron", check_device); }
-bool is_hpu_available(bool /*init_hccl*/) {
-  return is_private_use_named("hpu", false) || at::hasHPU();
-}
-
-bool is_habana_gaudi1() { return false; }  // only Habana's Python package tells the generation
-bool is_tpu_available(bool /*check_device*/) { return false; }
-bool is_ipex_available() { return false; }
-
-bool is_torch_xla_available(bool check_is_tpu, bool check_is_gpu) {
-  if (check_is_tpu && check_is_gpu) {
-    throw ArgumentError(
-        "is_torch_xla_available was asked with check_is_tpu and check_is_gpu: choose one of them.");
-  }
-  return false;
-}
-
-std::pair<std::string, DistributedType> get_current_device_type() {
-  if (is_mlu_available()) return {"mlu", DistributedType::kMultiMlu};
-  if (is_sdaa_available()) return {"sdaa", DistributedType::kMultiSdaa};
-  if (is_musa_available()) return {"musa", DistributedType::kMultiMusa};
-  if (is_npu_available()) return {"npu", DistributedType::kMultiNpu};
-  if (is_hpu_available()) return {"hpu", DistributedType::kMultiHpu};
-  if (is_cuda_available()) return {"cuda", DistributedType::kMultiGpu};
-  if (is_xpu_available()) return {"xpu", DistributedType::kMultiXpu};
-  if (is_neuron_available()) return {"neuron", DistributedType::kMultiNeuron};
-  return {"cuda", DistributedType::kMultiGpu};
-}
-
-// -- Precision and communication. -----------------------------------------------------------------
-
-// Everything we can run on computes bfloat16: CPUs, every CUDA device (LibTorch counts the
-// emulation before Ampere), XPU, and MPS since macOS 14, the oldest system LibTorch still supports.
-bool is_bf16_available(bool /*ignore_tpu*/) { return true; }
-bool is_fp16_available() { return !is_habana_gaudi1(); }
-bool is_fp8_available() {
-  return is_msamp_available() || is_transformer_engine_available() || is_torchao_available();
-}
-
-bool check_cuda_fp8_capability() {
-  static const bool capable = [] {
-    const auto* backend = detail::accelerator_backend();
-    if (backend == nullptr || backend->type() != c10::DeviceType::CUDA) return false;
-    const auto [major, minor] = backend->capability(0);
-    return std::pair(major, minor) >= std::pair(8, 9);
-  }();
-  return capable;
 }
 
 bool is_torch_distributed_available() {
@@ -132,53 +58,140 @@ bool is_xccl_available() {
 #endif
 }
 
-// -- Parts. ---------------------------------------------------------------------------------------
+struct Check {
+  std::string_view name;
+  bool (*available)();
+};
 
-bool is_4bit_bnb_available() { return contains_part("bitsandbytes"); }
-bool is_8bit_bnb_available() { return contains_part("bitsandbytes"); }
-bool is_aim_available() { return contains_part("aim"); }
-bool is_bitsandbytes_multi_backend_available() { return contains_part("bitsandbytes"); }
-bool is_bnb_available(std::optional<std::string_view> /*min_version*/) {
-  return contains_part("bitsandbytes");
+/// Accelerators, and Python packages whose work this build does itself.
+constexpr auto kChecks = std::to_array<Check>({
+    {"bf16", [] { return is_bf16_available(); }},
+    {"cuda", is_cuda_available},
+    {"fp16", [] { return !is_habana_gaudi1(); }},
+    {"fp8",
+     [] {
+       return is_available("msamp") || is_available("transformer_engine") ||
+              is_available("torchao");
+     }},
+    {"hpu", is_hpu_available},
+    {"mlu", [] { return is_private_use_named("mlu", false); }},
+    {"mps", [] { return is_mps_available(); }},
+    {"musa", [] { return is_private_use_named("musa", false); }},
+    {"neuron", [] { return is_private_use_named("neuron", false); }},
+    {"npu", [] { return is_npu_available(); }},
+    {"pynvml", [] { return detail::Nvml::system() != nullptr; }},
+    {"rich", [] { return parse_flag_from_env("ACCELERATE_ENABLE_RICH"); }},
+    {"rocm", is_rocm_available},
+    {"sdaa", [] { return is_private_use_named("sdaa", false); }},
+    {"torch_distributed", is_torch_distributed_available},
+    {"tqdm", [] { return true; }},
+    {"weights_only", [] { return is_torch_version(">=", "2.4.0"); }},
+    {"xccl", is_xccl_available},
+    {"xpu", [] { return is_xpu_available(); }},
+});
+
+/// What exists for Python only, or is not in this build.
+constexpr auto kAbsent = std::to_array<std::string_view>({"4bit_bnb",
+                                                          "8bit_bnb",
+                                                          "aim",
+                                                          "bitsandbytes_multi_backend",
+                                                          "bnb",
+                                                          "boto3",
+                                                          "clearml",
+                                                          "comet_ml",
+                                                          "datasets",
+                                                          "deepspeed",
+                                                          "dvclive",
+                                                          "import_timer",
+                                                          "ipex",
+                                                          "lomo",
+                                                          "matplotlib",
+                                                          "megatron_lm",
+                                                          "mlflow",
+                                                          "msamp",
+                                                          "numpy",
+                                                          "pandas",
+                                                          "peft",
+                                                          "pippy",
+                                                          "pytest",
+                                                          "sagemaker",
+                                                          "schedulefree",
+                                                          "swanlab",
+                                                          "tensorboard",
+                                                          "timm",
+                                                          "torch_xla",
+                                                          "torchao",
+                                                          "torchdata",
+                                                          "torchdata_stateful_dataloader",
+                                                          "torchvision",
+                                                          "tpu",
+                                                          "trackio",
+                                                          "transformer_engine",
+                                                          "transformer_engine_mxfp8",
+                                                          "transformers",
+                                                          "triton",
+                                                          "wandb"});
+
+}  // namespace
+
+// -- What can be used. ----------------------------------------------------------------------------
+
+bool is_available(std::string_view name) {
+  const auto found = std::ranges::find(kChecks, name, &Check::name);
+  if (found != kChecks.end()) return found->available();
+  if (std::ranges::find(kAbsent, name) != kAbsent.end()) return false;
+  std::vector<std::string> names(kAbsent.begin(), kAbsent.end());
+  for (const auto& check : kChecks) names.emplace_back(check.name);
+  std::ranges::sort(names);
+  throw ArgumentError(str("is_available does not know '", name, "'.",
+                          detail::did_you_mean(name, names),
+                          " Choose one of: ", detail::join(names), "."));
 }
-bool is_boto3_available() { return contains_part("boto3"); }
-bool is_clearml_available() { return contains_part("clearml"); }
-bool is_comet_ml_available() { return contains_part("comet_ml"); }
-bool is_datasets_available() { return contains_part("datasets"); }
-bool is_deepspeed_available() { return contains_part("deepspeed"); }
-bool is_dvclive_available() { return contains_part("dvclive"); }
-bool is_import_timer_available() { return contains_part("import_timer"); }
-bool is_lomo_available() { return contains_part("lomo_optim"); }
-bool is_matplotlib_available() { return contains_part("matplotlib"); }
-bool is_megatron_lm_available() { return contains_part("megatron"); }
-bool is_mlflow_available() { return contains_part("mlflow"); }
-bool is_msamp_available() { return contains_part("msamp"); }
-bool is_numpy_available(std::string_view /*min_version*/) { return contains_part("numpy"); }
-bool is_pandas_available() { return contains_part("pandas"); }
-bool is_peft_available() { return contains_part("peft"); }
-bool is_pippy_available() { return contains_part("pippy"); }
-bool is_pynvml_available() { return detail::Nvml::system() != nullptr; }
-bool is_pytest_available() { return contains_part("pytest"); }
-bool is_rich_available() {
-  return contains_part("rich") && parse_flag_from_env("ACCELERATE_ENABLE_RICH");
+
+// Asks our own backend and not torch::cuda::is_available(), which would remember "no" in a program
+// that loads torch_cuda later.
+bool is_cuda_available() {
+  const auto* backend = detail::accelerator_backend();
+  return backend != nullptr && backend->type() == c10::DeviceType::CUDA;
 }
-bool is_sagemaker_available() { return contains_part("sagemaker"); }
-bool is_schedulefree_available() { return contains_part("schedulefree"); }
-bool is_swanlab_available() { return contains_part("swanlab"); }
-bool is_tensorboard_available() { return contains_part("tensorboard"); }
-bool is_timm_available() { return contains_part("timm"); }
-bool is_torchao_available() { return contains_part("torchao"); }
-bool is_torchdata_available() { return contains_part("torchdata"); }
-bool is_torchdata_stateful_dataloader_available() { return contains_part("torchdata"); }
-bool is_torchvision_available() { return contains_part("torchvision"); }
-bool is_tqdm_available() { return contains_part("tqdm"); }
-bool is_trackio_available() { return contains_part("trackio"); }
-bool is_transformer_engine_available() { return contains_part("transformer_engine"); }
-bool is_transformer_engine_mxfp8_available() { return contains_part("transformer_engine"); }
-bool is_transformers_available() { return contains_part("transformers"); }
-bool is_triton_available() { return contains_part("triton"); }
-bool is_wandb_available() { return contains_part("wandb"); }
-bool is_weights_only_available() { return is_torch_version(">=", "2.4.0"); }
+
+// LibTorch's own answer counts devices: `check_device` adds nothing.
+bool is_xpu_available(bool /*check_device*/) { return at::hasXPU(); }
+
+bool is_mps_available(std::string_view min_version) {
+  return is_torch_version(">=", min_version) && at::hasMPS();
+}
+
+bool is_npu_available(bool check_device) { return is_private_use_named("npu", check_device); }
+bool is_habana_gaudi1() { return false; }
+bool is_tpu_available(bool /*check_device*/) { return false; }
+bool is_ipex_available() { return false; }
+
+// Everything we can run on computes bfloat16: CPUs, every CUDA device (LibTorch counts the
+// emulation before Ampere), XPU, and MPS since macOS 14, the oldest system LibTorch still supports.
+bool is_bf16_available(bool /*ignore_tpu*/) { return true; }
+
+std::pair<std::string, DistributedType> get_current_device_type() {
+  using Type = DistributedType;
+  constexpr std::pair<const char*, Type> kPreferences[] = {
+      {"mlu", Type::kMultiMlu}, {"sdaa", Type::kMultiSdaa},    {"musa", Type::kMultiMusa},
+      {"npu", Type::kMultiNpu}, {"hpu", Type::kMultiHpu},      {"cuda", Type::kMultiGpu},
+      {"xpu", Type::kMultiXpu}, {"neuron", Type::kMultiNeuron}};
+  for (const auto& [device, type] : kPreferences) {
+    if (is_available(device)) return {device, type};
+  }
+  return {"cuda", Type::kMultiGpu};
+}
+
+bool check_cuda_fp8_capability() {
+  static const bool capable = [] {
+    const auto* backend = detail::accelerator_backend();
+    if (backend == nullptr || backend->type() != c10::DeviceType::CUDA) return false;
+    const auto [major, minor] = backend->capability(0);
+    return std::pair(major, minor) >= std::pair(8, 9);
+  }();
+  return capable;
+}
 
 std::vector<std::string> are_libraries_initialized(const std::vector<std::string>& /*names*/) {
   return {};

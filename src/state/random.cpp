@@ -85,17 +85,17 @@ at::Generator find_generator(RNGType type, const std::optional<at::Generator>& g
     case RNGType::kNpu:
       return generator_of_vendor(type, is_npu_available());
     case RNGType::kMlu:
-      return generator_of_vendor(type, is_mlu_available());
+      return generator_of_vendor(type, is_available("mlu"));
     case RNGType::kSdaa:
-      return generator_of_vendor(type, is_sdaa_available());
+      return generator_of_vendor(type, is_available("sdaa"));
     case RNGType::kMusa:
-      return generator_of_vendor(type, is_musa_available());
+      return generator_of_vendor(type, is_available("musa"));
     case RNGType::kHpu:
       return generator_of_vendor(
-          type, is_hpu_available(),
+          type, is_available("hpu"),
           at::hasHPU() ? c10::DeviceType::HPU : c10::DeviceType::PrivateUse1);
     case RNGType::kNeuron:
-      return generator_of_vendor(type, is_neuron_available());
+      return generator_of_vendor(type, is_available("neuron"));
   }
   throw ArgumentError("This is not a value of RNGType.");
 }

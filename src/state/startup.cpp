@@ -37,14 +37,14 @@ Accelerator find_accelerator() {
     return {name, static_cast<int>(hooks.deviceCount())};
   };
   const auto registered = [&](const char* name) { return counted(name, c10::kPrivateUse1); };
-  if (is_mlu_available()) return registered("mlu");
-  if (is_sdaa_available()) return registered("sdaa");
-  if (is_musa_available()) return registered("musa");
+  if (is_available("mlu")) return registered("mlu");
+  if (is_available("sdaa")) return registered("sdaa");
+  if (is_available("musa")) return registered("musa");
   if (is_npu_available()) return registered("npu");
-  if (is_hpu_available()) return registered("hpu");
+  if (is_available("hpu")) return registered("hpu");
   if (auto* backend = accelerator_backend()) return {"cuda", backend->device_count()};
   if (is_xpu_available()) return counted("xpu", c10::kXPU);
-  if (is_neuron_available()) return registered("neuron");
+  if (is_available("neuron")) return registered("neuron");
   return {};
 }
 

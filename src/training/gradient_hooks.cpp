@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "accelerate/record.h"
+#include "accelerate/options.h"
 #include "training/power_sgd.h"
 
 namespace accelerate::detail {

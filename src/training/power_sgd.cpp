@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -15,12 +14,6 @@
 
 namespace accelerate::detail {
 namespace {
-
-template <class T>
-void refuse(const char* key, const T& value, const char* wanted) {
-  throw ConfigError(
-      str("comm_state_option has ", key, " = ", value, ", but it must be ", wanted, "."));
-}
 
 std::int64_t rank_of(const at::Tensor& matrix, const PowerSgdOptions& options) {
   return std::min({matrix.size(-2), matrix.size(-1), options.matrix_approximation_rank});
@@ -47,46 +40,6 @@ void orthogonalize(const at::Tensor& matrices, double epsilon) {
 }
 
 }  // namespace
-
-PowerSgdOptions PowerSgdOptions::of(const Value::Dict& options) {
-  PowerSgdOptions result;
-  const auto read = [&](const char* key, auto& field) {
-    const Value* value = options.get(key);
-    if (value == nullptr) return;
-    using T = std::remove_cvref_t<decltype(field)>;
-    if constexpr (std::is_same_v<T, bool>) {
-      field = value->as_bool();
-    } else if constexpr (std::is_same_v<T, double>) {
-      field = value->as_double();
-    } else {
-      field = value->as_int();
-    }
-  };
-  read("matrix_approximation_rank", result.matrix_approximation_rank);
-  read("start_powerSGD_iter", result.start_iter);
-  read("min_compression_rate", result.min_compression_rate);
-  read("use_error_feedback", result.use_error_feedback);
-  read("warm_start", result.warm_start);
-  read("orthogonalization_epsilon", result.orthogonalization_epsilon);
-  read("random_seed", result.random_seed);
-  read("compression_stats_logging_frequency", result.stats_logging_frequency);
-  read("batch_tensors_with_same_shape", result.batch_tensors_with_same_shape);
-
-  if (result.matrix_approximation_rank < 1) {
-    refuse("matrix_approximation_rank", result.matrix_approximation_rank, "at least 1");
-  }
-  if (!(result.min_compression_rate >= 0)) {
-    refuse("min_compression_rate", result.min_compression_rate, "at least 0");
-  }
-  if (!(result.orthogonalization_epsilon >= 0)) {
-    refuse("orthogonalization_epsilon", result.orthogonalization_epsilon, "at least 0");
-  }
-  if (result.random_seed < 0 || result.random_seed > std::numeric_limits<std::uint32_t>::max()) {
-    refuse("random_seed", result.random_seed, "from 0 to 4294967295");
-  }
-  result.stats_logging_frequency = std::max<std::int64_t>(1, result.stats_logging_frequency);
-  return result;
-}
 
 std::uint32_t NumpyRandom::below_a_billion() {
   // As many bits as the largest wanted number has; what is above it is drawn again.

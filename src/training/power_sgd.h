@@ -12,30 +12,13 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/value.h"
+#include "core/power_sgd_options.h"
 
 namespace c10d {
 class ProcessGroup;
 }
 
 namespace accelerate::detail {
-
-/// Python's `PowerSGDState`, with its defaults.
-struct PowerSgdOptions {
-  std::int64_t matrix_approximation_rank = 1;
-  std::int64_t start_iter = 1000;
-  double min_compression_rate = 2;
-  bool use_error_feedback = true;
-  bool warm_start = true;
-  double orthogonalization_epsilon = 0;
-  std::int64_t random_seed = 0;
-  std::int64_t stats_logging_frequency = 10000;
-  bool batch_tensors_with_same_shape = false;
-
-  /// Of `comm_state_option`, whose keys and kinds have been checked. Throws `ConfigError` for a
-  /// value out of range.
-  [[nodiscard]] static PowerSgdOptions of(const Value::Dict& options);
-};
 
 /// Of numpy's `RandomState`.
 class ACCELERATE_API NumpyRandom {

@@ -13,7 +13,7 @@ class CapturedLog {
  public:
   CapturedLog() {
     basic_config(
-        {.sink = [this](const LogRecord& record) { messages_.push_back(record.message); }});
+        {.sink = [this](const LogEntry& record) { messages_.push_back(record.message); }});
   }
   ~CapturedLog() { basic_config({}); }
   CapturedLog(const CapturedLog&) = delete;

@@ -68,9 +68,9 @@ TEST(Json, WritesKeysThatAreNoStringsAsPythonDoes) {
 TEST(Json, NamesThePathOfWhatItCannotHold) {
   const Value value = Value::Dict{{"a", Value::List{1, Value::Dict{{"b", Value::bytes("x")}}}}};
   EXPECT_EQ(message_of<ArgumentError>([&] { (void)json_dumps(value); }),
-            "JSON cannot hold the bytes at 'a.1.b'.");
+            "JSON cannot hold the bytes at ['a'][1]['b'].");
   EXPECT_EQ(message_of<ArgumentError>([&] { (void)json_dumps(Value::bytes("x")); }),
-            "JSON cannot hold the bytes at the top.");
+            "JSON cannot hold the bytes.");
 }
 
 }  // namespace

@@ -13,10 +13,10 @@ namespace accelerate::detail {
 namespace {
 
 // 2024-02-03 04:05:06.789 in UTC.
-LogRecord example() {
+LogEntry example() {
   ::setenv("TZ", "UTC", 1);
   ::tzset();
-  LogRecord record{
+  LogEntry record{
       .name = "trainer.data",
       .level = LogLevel::kWarning,
       .message = "[RANK 1] hello",
@@ -43,7 +43,7 @@ std::string error_of(const std::string& format) {
 struct Listening {
   Listening() {
     basic_config({.level = LogLevel::kWarning,
-                  .sink = [this](const LogRecord& record) { lines.push_back(record.line); }});
+                  .sink = [this](const LogEntry& record) { lines.push_back(record.line); }});
   }
   ~Listening() { basic_config({.level = LogLevel::kWarning}); }
   std::vector<std::string> lines;

@@ -2,12 +2,31 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
 
+#include "accelerate/enums.h"
 #include "accelerate/errors.h"
+#include "accelerate/from_value.h"
 #include "core/python_text.h"
 #include "reference.h"
+
+namespace user {
+
+struct Score {
+  double loss = 0.0;
+  std::optional<std::int64_t> step = std::nullopt;
+  accelerate::PrecisionType precision = accelerate::PrecisionType::kNo;
+  std::chrono::milliseconds pause{0};
+
+  bool operator==(const Score&) const = default;
+};
+constexpr auto value_fields(std::type_identity<Score>) {
+  return ACCELERATE_FIELDS(Score, loss, step, precision, pause);
+}
+
+}  // namespace user
 
 namespace accelerate {
 namespace {
@@ -269,6 +288,28 @@ TEST(PythonRound, RoundsHalfToEvenOnTheExactValue) {
     const double number = from_bits(row.items()[0].as_string());
     EXPECT_EQ(detail::python_round(number, 2), from_bits(row.items()[1].as_string())) << number;
   }
+}
+
+TEST(Fields, OfAStructAreConvertedUnderTheirNames) {
+  using namespace std::chrono_literals;
+  const std::vector<user::Score> scores = {{2.5, 3, PrecisionType::kBf16, 1500ms}, {}};
+  const Value value = to_value(scores);
+  EXPECT_EQ(value.repr(),
+            "[{'loss': 2.5, 'step': 3, 'precision': 'bf16', 'pause': 1.5}, "
+            "{'loss': 0.0, 'step': None, 'precision': 'no', 'pause': 0.0}]");
+  EXPECT_EQ(from_value<std::vector<user::Score>>(value), scores);
+}
+
+TEST(Fields, ThatAreMissingOrDoNotFitAreNamed) {
+  const auto read = [](Value::Dict dict) {
+    return message_of<ArgumentError>(
+        [&] { static_cast<void>(from_value<user::Score>(Value(std::move(dict)))); });
+  };
+  EXPECT_EQ(read({{"loss", "low"}}), "the value at .loss is of kind string, not a number: 'low'");
+  EXPECT_EQ(read({{"loss", 1}}),
+            "the value is of kind dict, not a dict with the key 'step': {'loss': 1}");
+  EXPECT_EQ(read({{"loss", 1}, {"step", 2}, {"precision", "fp4"}}),
+            "the value at .precision is of kind string, not one of: no, fp8, fp16, bf16: 'fp4'");
 }
 
 }  // namespace

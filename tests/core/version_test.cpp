@@ -13,14 +13,21 @@ using test::from_bits;
 using test::message_of;
 using test::reference;
 
-TEST(Version, NormalisesWhatPythonsPackagingAcceptsAndRefusesTheRest) {
+TEST(Version, ReadsWhatPythonsPackagingAcceptsAndRefusesTheRest) {
   const auto table = reference("versions/versions.json");
   ASSERT_GT(table.as_list().size(), 900U);
   for (const auto& row : table.as_list()) {
     const auto& text = row.items()[0].as_string();
     const auto version = Version::try_parse(text);
-    EXPECT_EQ(version ? Value(version->to_string()) : Value(), row.items()[1]) << text;
+    ASSERT_EQ(version.has_value(), !row.items()[1].is_none()) << text;
+    // The same version as its normal form.
+    if (version) EXPECT_TRUE(*version == Version::parse(row.items()[1].as_string())) << text;
   }
+}
+
+TEST(Version, OfAnyLengthIsReadOrRefused) {
+  EXPECT_TRUE(Version::parse("1." + std::string(900, '7')) > Version::parse("1.7"));
+  EXPECT_FALSE(Version::try_parse(std::string(100'000, '1')).has_value());
 }
 
 TEST(Version, OrdersEveryPairAsPythonsPackagingDoes) {
@@ -51,7 +58,6 @@ TEST(Version, CountsTheLocalPart) {
   EXPECT_TRUE(compare(local, ">", plain));
   EXPECT_TRUE(compare(plain, "<", local));
   EXPECT_TRUE(compare(plain, ">=", plain));
-  EXPECT_EQ(local.public_part(), "2.9.1");
 }
 
 TEST(Version, ListsTheOperationsWhenAnUnknownOneIsGiven) {

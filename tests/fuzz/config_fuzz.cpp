@@ -25,7 +25,7 @@ void round_trip(const accelerate::Value::Dict& dict) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace accelerate;
-  static const bool quiet = (basic_config({.sink = [](const LogRecord&) {}}), true);
+  static const bool quiet = (basic_config({.sink = [](const LogEntry&) {}}), true);
   (void)quiet;
   Value value;
   try {

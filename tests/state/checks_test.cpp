@@ -54,49 +54,47 @@ TEST(CompareVersions, SaysThatACudaLibraryIsNotLoaded) {
 }
 
 TEST(Availability, OfPythonsPackagesIsFalse) {
-  EXPECT_FALSE(is_transformers_available());
-  EXPECT_FALSE(is_numpy_available());
-  EXPECT_FALSE(is_deepspeed_available());
-  EXPECT_FALSE(is_megatron_lm_available());
+  for (const auto* name : {"transformers", "numpy", "deepspeed", "megatron_lm", "torch_xla",
+                           "4bit_bnb", "wandb", "transformer_engine_mxfp8", "fp8"}) {
+    EXPECT_FALSE(is_available(name)) << name;
+  }
   EXPECT_FALSE(is_tpu_available());
-  EXPECT_FALSE(is_torch_xla_available());
   EXPECT_FALSE(is_ipex_available());
 }
 
 TEST(Availability, OfWhatThisBuildContainsIsTrue) {
-  EXPECT_TRUE(is_torch_distributed_available());
-  EXPECT_TRUE(is_tqdm_available());
-  EXPECT_TRUE(is_weights_only_available());
+  for (const auto* name : {"torch_distributed", "tqdm", "weights_only", "bf16", "fp16"}) {
+    EXPECT_TRUE(is_available(name)) << name;
+  }
   EXPECT_TRUE(is_bf16_available());
-  EXPECT_TRUE(is_fp16_available());
 }
 
 TEST(Availability, OfVendorDevicesIsFalseWithoutTheirLibrary) {
+  for (const auto* name : {"mlu", "sdaa", "musa", "neuron", "hpu", "npu", "xpu", "mps", "rocm"}) {
+    EXPECT_FALSE(is_available(name)) << name;
+  }
   EXPECT_FALSE(is_npu_available());
-  EXPECT_FALSE(is_mlu_available());
-  EXPECT_FALSE(is_sdaa_available());
-  EXPECT_FALSE(is_musa_available());
-  EXPECT_FALSE(is_neuron_available());
-  EXPECT_FALSE(is_hpu_available());
   EXPECT_FALSE(is_xpu_available());
   EXPECT_FALSE(is_mps_available());
-  EXPECT_FALSE(is_rocm_available());
+}
+
+TEST(Availability, OfAnUnknownNameIsAnErrorThatListsTheKnownOnes) {
+  const auto message = message_of<ArgumentError>([] { (void)is_available("wanbd"); });
+  EXPECT_TRUE(message.starts_with(
+      "is_available does not know 'wanbd'. Did you mean 'wandb'? Choose one of: 4bit_bnb, "))
+      << message;
 }
 
 TEST(Availability, OfAVendorDeviceFollowsTheNameItsLibraryRegisters) {
-  // In a process of its own: a name is registered for ever.
+  // In a process of its own: a name stays registered.
   EXPECT_EXIT(
       {
         c10::register_privateuse1_backend("npu");
         const bool right = is_npu_available() && !is_npu_available(/*check_device=*/true) &&
-                           !is_mlu_available() && get_current_device_type().first == "npu";
+                           !is_available("mlu") && get_current_device_type().first == "npu";
         std::_Exit(right ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
-}
-
-TEST(Availability, OfXlaCannotBeAskedForTwoDevicesAtOnce) {
-  EXPECT_THROW((void)is_torch_xla_available(true, true), ArgumentError);
 }
 
 TEST(CudaChecks, AgreeWithOneAnother) {
@@ -105,7 +103,7 @@ TEST(CudaChecks, AgreeWithOneAnother) {
   EXPECT_EQ(type, DistributedType::kMultiGpu);
   if (is_cuda_available()) {
     EXPECT_GE(get_gpu_info().count, 1);
-    EXPECT_TRUE(is_pynvml_available());
+    EXPECT_TRUE(is_available("pynvml"));
   } else {
     EXPECT_FALSE(check_cuda_fp8_capability());
   }

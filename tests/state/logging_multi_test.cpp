@@ -30,7 +30,7 @@ class SharedFile {
 
   void listen(LogLevel level = LogLevel::kInfo) const {
     const int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    basic_config({.level = level, .sink = [fd](const LogRecord& record) {
+    basic_config({.level = level, .sink = [fd](const LogEntry& record) {
                     const std::string line = record.line + "\n";
                     EXPECT_EQ(::write(fd, line.data(), line.size()),
                               static_cast<ssize_t>(line.size()));
@@ -107,7 +107,7 @@ TEST(LoggingOnProcesses, InOrderGoesOnWhenTheSinkOfOneRankFails) {
     file.listen();
     if (state.process_index() == 0) {
       basic_config({.level = LogLevel::kInfo,
-                    .sink = [](const LogRecord&) { throw std::runtime_error("disk full"); }});
+                    .sink = [](const LogEntry&) { throw std::runtime_error("disk full"); }});
       EXPECT_THROW(get_logger("run").info("hello", {.in_order = true}), std::runtime_error);
     } else {
       get_logger("run").info("hello", {.in_order = true});
@@ -131,7 +131,7 @@ TEST(LoggingOnProcesses, InOrderGoesOnWithoutAStoreWhenTheSinkOfOneRankFails) {
     file.listen();
     if (state.process_index() == 0) {
       basic_config({.level = LogLevel::kInfo,
-                    .sink = [](const LogRecord&) { throw std::runtime_error("disk full"); }});
+                    .sink = [](const LogEntry&) { throw std::runtime_error("disk full"); }});
       EXPECT_THROW(get_logger("run").info("hello", {.in_order = true}), std::runtime_error);
     } else {
       get_logger("run").info("hello", {.in_order = true});
@@ -156,10 +156,10 @@ TEST(LoggingOnProcesses, TheLibraryWarnsOnTheMainProcessOnly) {
 TEST(LoggingOnProcesses, TheVariableForTheLevelCountsForTheLibraryFromTheStart) {
   on_processes(1, {.environment = {{"ACCELERATE_LOG_LEVEL", "error"}}}, [] {
     int records = 0;
-    basic_config({.sink = [&](const LogRecord&) { ++records; }});
+    basic_config({.sink = [&](const LogEntry&) { ++records; }});
     static_cast<void>(convert_dict_to_env_variables({{"BROKEN", "a b"}}));
     EXPECT_EQ(records, 0);
-    basic_config({.level = LogLevel::kWarning, .sink = [&](const LogRecord&) { ++records; }});
+    basic_config({.level = LogLevel::kWarning, .sink = [&](const LogEntry&) { ++records; }});
     static_cast<void>(convert_dict_to_env_variables({{"BROKEN", "a b"}}));
     EXPECT_EQ(records, 1);
     basic_config();

@@ -18,7 +18,7 @@ class Logging : public ::testing::Test {
  protected:
   void SetUp() override {
     basic_config({.level = LogLevel::kWarning,
-                  .sink = [this](const LogRecord& record) { records.push_back(record); }});
+                  .sink = [this](const LogEntry& record) { records.push_back(record); }});
     PartialState state({.cpu = true});
   }
   void TearDown() override {
@@ -32,7 +32,7 @@ class Logging : public ::testing::Test {
     return result;
   }
 
-  std::vector<LogRecord> records;
+  std::vector<LogEntry> records;
 };
 
 using Lines = std::vector<std::string>;
@@ -134,7 +134,7 @@ TEST_F(Logging, AWrapperCanNameItsOwnCaller) {
 
 TEST_F(Logging, FormatsWithPythonsFields) {
   basic_config({.format = "%(levelname)-8s|%(filename)s|%(funcName)s|%(message)s",
-                .sink = [this](const LogRecord& record) { records.push_back(record); }});
+                .sink = [this](const LogEntry& record) { records.push_back(record); }});
   get_logger("formats").error("x");
   EXPECT_EQ(lines(), (Lines{"ERROR   |logging_test.cpp|TestBody|[RANK 0] x"}));
 }

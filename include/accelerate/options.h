@@ -1,7 +1,7 @@
-// accelerate/record.h - what all handlers, plugins and configurations have in common.
+// accelerate/options.h - what all handlers, plugins and configurations have in common.
 //
-// A record is a plain aggregate: write down what you want, leave out the rest. A field of optional
-// type that is left out comes from its environment variable, then from its default:
+// An options struct is a plain aggregate. A field of optional type that is left out comes from its
+// environment variable, then from its default:
 //
 //     TorchDynamoPlugin plugin{.mode = "max-autotune"};
 //     auto full = resolved(plugin);    // backend from ACCELERATE_DYNAMO_BACKEND, else kNo
@@ -23,37 +23,37 @@
 
 namespace accelerate {
 
-/// A type that the functions below know.
+/// A type with a name as an options struct: what the functions below take.
 template <class T>
-concept Record = requires {
-  { T::kRecord } -> std::convertible_to<std::string_view>;
+concept OptionsStruct = requires {
+  { T::kOptionsName } -> std::convertible_to<std::string_view>;
 };
 
-/// `record` with every field filled that has a value: what was given, else the variable, else the
+/// `options` with every field filled that has a value: the given one, else the variable, else the
 /// default. Throws `ConfigError` for fields or variables that do not parse or contradict each
-/// other. What was given but has no effect is said once in the log.
-template <Record T>
-[[nodiscard]] ACCELERATE_API T resolved(const T& record,
+/// other. Warns once about each given field that has no effect.
+template <OptionsStruct T>
+[[nodiscard]] ACCELERATE_API T resolved(const T& options,
                                         const Environment& environment = Environment::process());
 
-/// Throws what `resolved` would throw.
-template <Record T>
-ACCELERATE_API void validate(const T& record,
+/// Throws the error that `resolved` would throw.
+template <OptionsStruct T>
+ACCELERATE_API void validate(const T& options,
                              const Environment& environment = Environment::process());
 
-/// All fields of the resolved record under Python's names. Enumerators are their texts, durations
+/// All fields of the resolved options under Python's names. Enumerators are their texts, durations
 /// seconds, functions the text "<callable>".
-template <Record T>
+template <OptionsStruct T>
 [[nodiscard]] ACCELERATE_API Value::Dict to_dict(
-    const T& record, const Environment& environment = Environment::process());
+    const T& options, const Environment& environment = Environment::process());
 
-/// The fields that say something: optional ones that were given, and those whose resolved value
-/// differs from the default in an empty environment.
-template <Record T>
+/// The fields that were given, and those whose resolved value differs from the default in an empty
+/// environment.
+template <OptionsStruct T>
 [[nodiscard]] ACCELERATE_API Value::Dict to_kwargs(
-    const T& record, const Environment& environment = Environment::process());
+    const T& options, const Environment& environment = Environment::process());
 
-/// A function in a record. Unlike `std::function` it can be compared: copies of one are equal.
+/// A function in an options struct. Unlike `std::function` it can be compared: copies are equal.
 template <class Signature>
 class Callback;
 
@@ -72,6 +72,8 @@ class Callback<R(Args...)> {
   explicit operator bool() const noexcept { return function_ != nullptr; }
   /// Only when there is a function.
   R operator()(Args... args) const { return (*function_)(std::forward<Args>(args)...); }
+  /// "<callable>", or none when there is no function.
+  explicit operator Value() const { return function_ ? Value("<callable>") : Value(); }
 
   bool operator==(const Callback&) const = default;
 
@@ -97,11 +99,20 @@ class AutoOr {
   [[nodiscard]] bool is_auto() const noexcept { return !value_; }
   /// Only when it is not "auto".
   [[nodiscard]] const T& value() const { return value_.value(); }
+  /// The value, or the text "auto".
+  explicit operator Value() const { return value_ ? Value(*value_) : Value("auto"); }
 
   bool operator==(const AutoOr&) const = default;
 
  private:
   std::optional<T> value_;
 };
+
+template <class T>
+[[nodiscard]] AutoOr<T> from_value(std::type_identity<AutoOr<T>>, const Value& value) {
+  if (value == Value("auto")) return kAuto;
+  if constexpr (std::integral<T>) return value.as_int();
+  if constexpr (std::floating_point<T>) return value.as_double();
+}
 
 }  // namespace accelerate

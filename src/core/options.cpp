@@ -1,7 +1,8 @@
-#include "core/record.h"
+#include "core/options.h"
 
 #include <algorithm>
-#include <charconv>
+
+#include "core/numbers.h"
 
 namespace accelerate::detail {
 namespace {
@@ -10,10 +11,7 @@ template <class T>
 std::optional<T> number(std::string_view text) {
   text = trim(text);
   if (text.starts_with('+')) text.remove_prefix(1);
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
+  return parse_number<T>(text);
 }
 
 }  // namespace
@@ -26,9 +24,8 @@ void require_at_least(std::int64_t least, std::string_view name, std::int64_t va
 void require_one_of(const std::vector<std::string>& choices, std::string_view name,
                     const std::string& value) {
   if (std::ranges::find(choices, value) != choices.end()) return;
-  const auto near = nearest(value, choices);
   throw ConfigError(str(name, " is '", value, "'. Choose one of: ", join(choices), ".",
-                        near.empty() ? "" : str(" Did you mean '", near, "'?")));
+                        did_you_mean(value, choices)));
 }
 
 std::int64_t read_integer(std::string_view text, std::string_view source) {
