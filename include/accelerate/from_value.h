@@ -1,5 +1,4 @@
-// accelerate/from_value.h - C++ data out of a `Value`; accelerate/to_value.h says how types take
-// part.
+// accelerate/from_value.h - C++ data out of a `Value`. accelerate/to_value.h lists the types.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +26,12 @@ namespace detail {
 ACCELERATE_API std::span<const Value> value_items(const TreePath& path, const Value& value,
                                                   std::int64_t size = -1);
 
-/// The dtype of a name such as 'torch.float32'. Throws `ArgumentError` for anything else.
-ACCELERATE_API at::ScalarType read_dtype(const TreePath& path, const Value& value);
+/// The `at::ScalarType` of a name such as 'torch.float32'. Throws `ArgumentError` for anything
+/// else.
+[[nodiscard]] ACCELERATE_API std::int8_t read_dtype(const TreePath& path, const Value& value);
+/// The enumerator of a text. Throws `ArgumentError` that lists the choices.
+[[nodiscard]] ACCELERATE_API int read_spelling(const TreePath& path, const Value& value,
+                                               const EnumTable& table);
 
 template <class T>
 T read_value(const TreePath& path, const Value& value);
@@ -74,18 +77,16 @@ T read_mapping(const TreePath& path, const Value& value) {
 
 /// The members that the struct lists; all must be there, others are left at their defaults.
 template <class T>
-T read_record(const TreePath& path, const Value& value) {
+T read_struct(const TreePath& path, const Value& value) {
   if (!value.is_dict()) refuse_value(path, value, "a dict");
   T result{};
-  const auto read = [&](const auto& field) {
-    using Member = std::remove_cvref_t<decltype(result.*field.member)>;
+  for_each_field(result, converted_fields<T>(), [&](const auto& field, auto& member) {
     const Value* item = value.as_dict().get(field.name);
     if (item == nullptr) {
       refuse_value(path, value, "a dict with the key '" + std::string(field.name) + "'");
     }
-    result.*field.member = read_value<Member>(path.member(field.name), *item);
-  };
-  std::apply([&](const auto&... all) { (read(all), ...); }, tree::detail::fields<T>());
+    member = read_value<std::remove_cvref_t<decltype(member)>>(path.member(field.name), *item);
+  });
   return result;
 }
 
@@ -111,17 +112,22 @@ T read_value(const TreePath& path, const Value& value) {
     return value;
   } else if constexpr (hooks::FromValue<T>) {
     return hooks::call_from_value<T>(value);
-  } else if constexpr (std::same_as<T, at::ScalarType>) {
-    return read_dtype(path, value);
+  } else if constexpr (Dtype<T>) {
+    return static_cast<T>(read_dtype(path, value));
+  } else if constexpr (Spelled<T>) {
+    return static_cast<T>(read_spelling(path, value, kEnumTable<T>));
   } else if constexpr (std::is_enum_v<T>) {
     return static_cast<T>(read_number<std::underlying_type_t<T>>(path, value));
   } else if constexpr (std::is_arithmetic_v<T>) {
     return read_number<T>(path, value);
-  } else if constexpr (std::same_as<T, std::string>) {
+  } else if constexpr (std::same_as<T, std::string> || std::same_as<T, std::filesystem::path>) {
     if (!value.is_string()) refuse_value(path, value, "a string");
-    return value.as_string();
+    return T(value.as_string());
+  } else if constexpr (kIsDuration<T>) {
+    const std::chrono::duration<double> seconds(read_number<double>(path, value));
+    return std::chrono::duration_cast<T>(seconds);
   } else if constexpr (std::same_as<T, at::Tensor>) {
-    if (value.is_none()) return at::Tensor();
+    if (value.is_none()) return T();
     if (!value.is_tensor()) refuse_value(path, value, "a tensor");
     return value.as_tensor();
   } else if constexpr (tree::detail::kIs<T, std::optional>) {
@@ -131,8 +137,8 @@ T read_value(const TreePath& path, const Value& value) {
   } else if constexpr (tree::detail::Fixed<T>) {
     constexpr auto size = std::tuple_size_v<T>;
     return read_fixed<T>(path, value_items(path, value, size), std::make_index_sequence<size>{});
-  } else if constexpr (kind == Node::kRecord) {
-    return read_record<T>(path, value);
+  } else if constexpr (WithFields<T> || kind == Node::kRecord) {
+    return read_struct<T>(path, value);
   } else if constexpr (kind == Node::kMapping) {
     return read_mapping<T>(path, value);
   } else if constexpr (Set<T> ||

@@ -4,6 +4,8 @@
 // the type it is read as and against its own end before memory is taken for it.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <cstring>
 #include <string>

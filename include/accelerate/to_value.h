@@ -4,21 +4,29 @@
 //     value.repr();                                                        // {'sizes': [2, 3]}
 //     auto back = from_value<std::map<std::string, std::vector<int>>>(value);
 //
-// Built in: numbers, bool, enumerations (as their number), dtypes (as their name), strings,
-// tensors, the containers of the standard library, tensor trees. A type of your own takes part by
-// two functions beside it:
+// Built in: numbers, bool, enumerations (accelerate/enums.h as their texts, others as their
+// number), dtypes (as their name), strings, paths, durations (as seconds), tensors, the containers
+// of the standard library, tensor trees, and structs with `value_fields` (accelerate/fields.h). Any
+// other type of your own takes part by two functions beside it:
 //
 //     accelerate::Value to_value(const Score& score);
 //     Score from_value(std::type_identity<Score>, const accelerate::Value& value);
+//
+// Needs LibTorch only where a tensor or dtype is converted.
 #pragma once
 
+#include <chrono>
 #include <concepts>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include "accelerate/api.h"
+#include "accelerate/enums.h"
+#include "accelerate/fields.h"
+#include "accelerate/fwd.h"
 #include "accelerate/tree_node.h"
 #include "accelerate/value.h"
 
@@ -54,8 +62,38 @@ concept Set = requires {
 }
 &&!requires { typename T::mapped_type; };
 
-/// 'torch.float32' and so on, as Python writes dtypes.
-[[nodiscard]] ACCELERATE_API std::string dtype_name(at::ScalarType dtype);
+// `at::ScalarType`, known by its enumerators: no Torch header is needed to ask.
+template <class T>
+concept Dtype = std::is_enum_v<T> && requires {
+  T::Float;
+  T::BFloat16;
+  T::Undefined;
+};
+/// The name of an `at::ScalarType` in Python, such as 'torch.float32'.
+[[nodiscard]] ACCELERATE_API std::string dtype_name(std::int8_t dtype);
+template <Dtype T>
+[[nodiscard]] std::string dtype_name(T dtype) {
+  return dtype_name(static_cast<std::int8_t>(dtype));
+}
+
+template <class T>
+inline constexpr bool kIsDuration = false;
+template <class Rep, class Period>
+inline constexpr bool kIsDuration<std::chrono::duration<Rep, Period>> = true;
+
+template <class T>
+concept WithFields = requires {
+  value_fields(std::type_identity<T>{});
+};
+/// The fields by which a struct is converted.
+template <class T>
+constexpr auto converted_fields() {
+  if constexpr (WithFields<T>) {
+    return value_fields(std::type_identity<T>{});
+  } else {
+    return tree::detail::fields<T>();
+  }
+}
 
 struct ToValueFunction {
   template <class T>
@@ -68,8 +106,10 @@ struct ToValueFunction {
       return hooks::call_to_value(x);
     } else if constexpr (std::same_as<T, at::Tensor>) {
       return x.defined() ? Value(x) : Value();
-    } else if constexpr (std::same_as<T, at::ScalarType>) {
+    } else if constexpr (Dtype<T>) {
       return Value(dtype_name(x));
+    } else if constexpr (Spelled<T>) {
+      return Value(to_string(x));
     } else if constexpr (std::is_enum_v<T>) {
       return Value(static_cast<std::int64_t>(x));
     } else if constexpr (kind == Node::kOptional) {
@@ -80,8 +120,16 @@ struct ToValueFunction {
       return std::apply([this](const auto&... all) { return Value::tuple({(*this)(all)...}); }, x);
     } else if constexpr (kind == Node::kMapping) {
       return mapping(x);
-    } else if constexpr (kind == Node::kRecord) {
-      return record(x);
+    } else if constexpr (WithFields<T> || kind == Node::kRecord) {
+      Value::Dict dict;
+      for_each_field(x, converted_fields<T>(), [&](const auto& field, const auto& member) {
+        dict.set(field.name, (*this)(member));
+      });
+      return Value(std::move(dict));
+    } else if constexpr (kIsDuration<T>) {
+      return Value(std::chrono::duration<double>(x).count());
+    } else if constexpr (std::same_as<T, std::filesystem::path>) {
+      return Value(x.string());
     } else if constexpr (std::is_constructible_v<Value, const T&> && kind != Node::kSequence) {
       return Value(x);
     } else if constexpr (kind == Node::kSequence || kind == Node::kFixed || Set<T> ||
@@ -109,13 +157,6 @@ struct ToValueFunction {
         dict.set(key, std::move(child));
       }
     }
-    return Value(std::move(dict));
-  }
-  template <class T>
-  [[nodiscard]] Value record(const T& x) const {
-    Value::Dict dict;
-    std::apply([&](const auto&... all) { (dict.set(all.name, (*this)(x.*all.member)), ...); },
-               tree::detail::fields<T>());
     return Value(std::move(dict));
   }
 };

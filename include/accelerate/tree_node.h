@@ -10,8 +10,6 @@
 //     }
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -28,21 +26,11 @@
 #include <variant>
 #include <vector>
 
+#include "accelerate/fields.h"
+#include "accelerate/fwd.h"
 #include "accelerate/value.h"
 
 namespace accelerate {
-
-/// A member of a struct, by name: what `tensor_tree_fields` lists.
-template <class Record, class Member>
-struct Field {
-  std::string_view name;
-  Member Record::*member;
-};
-
-template <class Record, class Member>
-[[nodiscard]] constexpr Field<Record, Member> field(std::string_view name, Member Record::*member) {
-  return {name, member};
-}
 
 namespace tree {
 
@@ -89,7 +77,7 @@ concept Key = std::convertible_to<const K&, std::string_view> || std::integral<K
     std::is_enum_v<K> || std::same_as<K, ValueKey>;
 
 // The entries of std maps are pairs; those of `torch::OrderedDict` and `Value::Dict` have key() and
-// value(). Both are recognised by shape, which spares everybody <torch/torch.h>.
+// value(). Both are recognised by shape, so that <torch/torch.h> is not needed here.
 template <class Map>
 using EntryOf = std::remove_reference_t<decltype(*std::declval<Map&>().begin())>;
 template <class T>

@@ -125,20 +125,6 @@ void refuse_empty(const TreePath& path, const std::type_info& container) {
 
 void refuse_no_batches() { throw ArgumentError("concatenate got no batches. Pass at least one."); }
 
-void refuse_value(const TreePath& path, const Value& value, const std::string& wanted) {
-  throw ArgumentError(str("the value", place(path.str()), " is of kind ", value.kind_name(),
-                          ", not ", wanted, ": ", value.repr()));
-}
-
-std::span<const Value> value_items(const TreePath& path, const Value& value, std::int64_t size) {
-  if (!value.is_list() && !value.is_tuple()) refuse_value(path, value, "a list or tuple");
-  const auto items = value.items();
-  if (size >= 0 && std::cmp_not_equal(items.size(), size)) {
-    refuse_value(path, value, str("a list or tuple of ", size, " items"));
-  }
-  return items;
-}
-
 at::Tensor to_device(const at::Tensor& tensor, at::Device device, bool non_blocking) {
   // Torch takes cpu:1 for another device than cpu and would copy.
   if (!tensor.defined() || (tensor.is_cpu() && device.is_cpu())) return tensor;

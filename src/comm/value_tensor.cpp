@@ -142,18 +142,15 @@ const TensorInformation* tensor_information(const Value& value) {
   return leaf != nullptr ? &leaf->information() : nullptr;
 }
 
-std::string dtype_name(at::ScalarType dtype) {
-  if (dtype == at::ScalarType::Undefined) return "undefined";
-  return "torch." + std::string(c10::getDtypeNames(dtype).first);
+std::string dtype_name(std::int8_t dtype) {
+  const auto type = static_cast<at::ScalarType>(dtype);
+  if (type == at::ScalarType::Undefined) return "undefined";
+  return "torch." + std::string(c10::getDtypeNames(type).first);
 }
 
-at::ScalarType read_dtype(const TreePath& path, const Value& value) {
-  if (value.is_string()) {
-    for (std::int64_t code = 0; code <= static_cast<std::int64_t>(at::ScalarType::Undefined);
-         ++code) {
-      const auto dtype = static_cast<at::ScalarType>(code);
-      if (dtype_name(dtype) == value.as_string()) return dtype;
-    }
+std::int8_t read_dtype(const TreePath& path, const Value& value) {
+  for (std::int8_t code = 0; code <= static_cast<std::int8_t>(at::ScalarType::Undefined); ++code) {
+    if (value.is_string() && dtype_name(code) == value.as_string()) return code;
   }
   refuse_value(path, value, "the name of a dtype such as 'torch.float32'");
 }
