@@ -4,8 +4,7 @@
 //
 //     struct Score { double loss = 0; std::int64_t step = 0; };
 //     constexpr auto value_fields(std::type_identity<Score>) {
-//       return std::tuple{accelerate::field("loss", &Score::loss),
-//                         accelerate::field("step", &Score::step)};
+//       return ACCELERATE_FIELDS(Score, loss, step);
 //     }
 //
 // `value_fields` makes `to_value` and `from_value` work (accelerate/to_value.h);
@@ -37,3 +36,22 @@ constexpr void for_each_field(Object& object, const std::tuple<Fields...>& field
 }
 
 }  // namespace accelerate
+
+/// The fields of `Type` whose names are those of the members (at most 64), as a tuple:
+/// ACCELERATE_FIELDS(Score, loss) is std::tuple{accelerate::field("loss", &Score::loss)}.
+#define ACCELERATE_FIELDS(Type, ...) \
+  std::tuple { ACCELERATE_SCAN_64(ACCELERATE_EACH_FIELD(Type, __VA_ARGS__)) }
+
+// The preprocessor does not expand a macro inside of itself: each scan expands one more field.
+#define ACCELERATE_EACH_FIELD(Type, name, ...) \
+  ::accelerate::field(#name, &Type::name)      \
+      __VA_OPT__(, ACCELERATE_EACH_FIELD_AGAIN ACCELERATE_PARENTHESES(Type, __VA_ARGS__))
+#define ACCELERATE_EACH_FIELD_AGAIN() ACCELERATE_EACH_FIELD
+#define ACCELERATE_PARENTHESES ()
+#define ACCELERATE_SCAN_1(...) __VA_ARGS__
+#define ACCELERATE_SCAN_4(...) \
+  ACCELERATE_SCAN_1(ACCELERATE_SCAN_1(ACCELERATE_SCAN_1(ACCELERATE_SCAN_1(__VA_ARGS__))))
+#define ACCELERATE_SCAN_16(...) \
+  ACCELERATE_SCAN_4(ACCELERATE_SCAN_4(ACCELERATE_SCAN_4(ACCELERATE_SCAN_4(__VA_ARGS__))))
+#define ACCELERATE_SCAN_64(...) \
+  ACCELERATE_SCAN_16(ACCELERATE_SCAN_16(ACCELERATE_SCAN_16(ACCELERATE_SCAN_16(__VA_ARGS__))))
