@@ -1,4 +1,4 @@
-// accelerate/accelerated_scheduler.h - a scheduler that `Accelerator::prepare` has taken over.
+// accelerate/accelerated_scheduler.h - a scheduler prepared by `Accelerator::prepare`.
 //
 // Part of accelerate/scheduler.h.
 #pragma once
@@ -29,40 +29,40 @@ struct SchedulerCore;
 /// Throws `StateError`.
 [[noreturn]] ACCELERATE_API void refuse_empty_scheduler();
 
-/// A scheduler of ours or of LibTorch, as it is stepped.
+/// A scheduler of ours or of LibTorch behind one interface.
 struct SchedulerParts {
-  /// Keeps what the others point to.
+  /// Owns the scheduler that the others refer to.
   std::shared_ptr<void> keeper = nullptr;
-  /// Null for those of LibTorch, which say nothing about themselves.
+  /// Null for a scheduler of LibTorch, which does not expose its state.
   LRScheduler* ours = nullptr;
   std::function<void()> step = {};
-  /// Where a metric is what it goes by.
+  /// Set only for a scheduler that steps with a metric.
   std::function<void(double)> step_with_metric = {};
 };
 
 }  // namespace detail
 
-/// Python's `AcceleratedScheduler`: steps when the optimizer has stepped. Since each of several
-/// processes sees a part of the batches only, one call is as many steps as there are processes, so
-/// that a schedule ends after as many samples as with one; not with `split_batches`, and not with
-/// `AcceleratorOptions::step_scheduler_per_process = false`. Copies are handles to the same
-/// scheduler.
+/// Python's `AcceleratedScheduler`: steps when the optimizer has stepped. Each process sees only a
+/// part of the batches, so one call makes as many steps as there are processes, and a schedule ends
+/// after the same number of samples as with one process. One call is one step with `split_batches`
+/// and with `AcceleratorOptions::step_scheduler_per_process = false`. Copies are handles to the
+/// same scheduler.
 class ACCELERATE_API AcceleratedScheduler {
  public:
-  /// An empty handle, to be assigned to. Its functions throw `StateError`.
+  /// An empty handle. Its functions throw `StateError`.
   AcceleratedScheduler() = default;
   /// For this library.
   explicit AcceleratedScheduler(std::shared_ptr<detail::SchedulerCore> core);
 
-  /// Nothing while gradients are added up, and after a step that was skipped. With
-  /// `step_scheduler_with_optimizer = false` always one step.
+  /// Does nothing while gradients are accumulated and after a skipped optimizer step. With
+  /// `step_scheduler_with_optimizer = false` it always makes one step.
   void step();
-  /// The same for a scheduler that goes by a metric, which is stepped once whatever the number of
-  /// processes. Throws `ArgumentError` for another one. All processes must pass the same metric.
+  /// `step` for a scheduler that needs a metric; makes one step for any number of processes. Throws
+  /// `ArgumentError` for other schedulers. All processes must pass the same metric.
   void step(double metric);
   void step(const at::Tensor& metric);
 
-  // Throw `UnsupportedError` for schedulers of LibTorch, which do not tell.
+  // These throw `UnsupportedError` for a scheduler of LibTorch, which does not expose its state.
   [[nodiscard]] const std::vector<double>& get_last_lr() const;
   [[nodiscard]] Value state_dict() const;
   void load_state_dict(const Value& state);

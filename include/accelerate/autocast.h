@@ -1,9 +1,9 @@
-// accelerate/autocast.h - a part of a program that computes in a smaller type where that is safe.
+// accelerate/autocast.h - a scope that computes in a lower precision where that is safe.
 //
 //     const AutocastScope scope(at::kCPU, at::kBFloat16);
 //     auto out = net->forward(x);  // matrix products in bfloat16, sums in float32
 //
-// As `torch.autocast`. It holds for one thread; the backward pass needs no scope.
+// Works like `torch.autocast`: for the current thread only; the backward pass needs no scope.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -14,15 +14,15 @@
 
 namespace accelerate {
 
-/// Autocast from here to the end of the scope; then all is as it was found. Scopes nest.
+/// Enables autocast until the end of the scope and restores the previous settings. Scopes nest.
 class [[nodiscard]] AutocastScope {
  public:
-  /// Does nothing.
+  /// A scope without effect.
   AutocastScope() noexcept = default;
 
-  /// `kwargs.enabled = false` makes an island of full precision in an outer scope. Weights that
-  /// were converted are forgotten when the outermost scope ends. Throws `ArgumentError` for a
-  /// device type that has no autocast, and for a type that autocast does not compute in there.
+  /// `kwargs.enabled = false` computes in full precision inside an outer scope. The cache of
+  /// converted weights is cleared when the outermost scope ends. Throws `ArgumentError` for a
+  /// device type without autocast and for a type that autocast does not support there.
   ACCELERATE_API AutocastScope(c10::DeviceType device_type, at::ScalarType dtype,
                                const AutocastKwargs& kwargs = {});
   ACCELERATE_API ~AutocastScope();

@@ -1,10 +1,10 @@
-// accelerate/cycle_schedulers.h - learning rates that go up and down, some with the momentum.
+// accelerate/cycle_schedulers.h - learning rates that rise and fall, some with the momentum.
 //
 //     OneCycleLR schedule(optimizer, {.max_lr = 0.1, .total_steps = 1000});
 //     CyclicLR triangles(optimizer, {.base_lr = 0.001, .max_lr = {0.1, 0.2}, .step_size_up = 50});
 //
-// Where the momentum is cycled, it is that of the optimizer (SGD, RMSprop) or its first beta (Adam,
-// AdamW).
+// Part of accelerate/scheduler.h. The cycled momentum is `momentum` (SGD, RMSprop) or the first of
+// `betas` (Adam, AdamW).
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,15 @@
 namespace accelerate {
 
 struct CosineAnnealingWarmRestartsOptions {
-  /// Must be set: the epochs of the first cosine.
+  /// Must be set: the number of epochs of the first cosine.
   std::int64_t t_0 = 0;
-  /// How much longer each cosine is than the one before.
+  /// Each cosine is this many times as long as the one before.
   std::int64_t t_mult = 1;
   double eta_min = 0.0;
   std::int64_t last_epoch = -1;
 };
 
-/// A cosine from the initial learning rate down to `eta_min`, again and again.
+/// A cosine from the initial learning rate down to `eta_min`, repeated.
 /// As in Python, `step_count()` stays 0.
 class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
  public:
@@ -36,7 +36,7 @@ class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
                               const CosineAnnealingWarmRestartsOptions& options);
 
   void step() override;
-  /// Goes to an epoch, which may lie between two: `step(epoch + batch / batches)`.
+  /// Goes to an epoch, which may be fractional: `step(epoch + batch / batches)`.
   void step(double epoch);
 
  protected:
@@ -45,6 +45,7 @@ class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
   void read_state(const Value::Dict& state) override;
 
  private:
+  static auto state_fields();
   void go_to(std::int64_t epoch);
 
   std::int64_t t_0_;
@@ -54,17 +55,25 @@ class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
   double t_cur_;
 };
 
-/// How a part of `OneCycleLR` goes from its start to its end.
+/// The curve of a phase of `OneCycleLR`.
 enum class AnnealStrategy : std::uint8_t { kCos, kLinear };
+
+namespace detail {
+/// A phase of `OneCycleLR`. The texts name numbers of a group: "initial_lr", "max_momentum".
+struct OneCyclePhase {
+  double end_step = 0;
+  std::string start_lr, end_lr, start_momentum, end_momentum;
+};
+}  // namespace detail
 
 struct OneCycleLROptions {
   /// Must be set.
   PerGroup max_lr = {};
-  /// The number of steps; or `epochs` and `steps_per_epoch`.
+  /// The number of steps; alternatively set `epochs` and `steps_per_epoch`.
   std::optional<std::int64_t> total_steps = std::nullopt;
   std::optional<std::int64_t> epochs = std::nullopt;
   std::optional<std::int64_t> steps_per_epoch = std::nullopt;
-  /// The part of the steps in which the learning rate rises.
+  /// The fraction of the steps in which the learning rate rises.
   double pct_start = 0.3;
   AnnealStrategy anneal_strategy = AnnealStrategy::kCos;
   bool cycle_momentum = true;
@@ -74,15 +83,16 @@ struct OneCycleLROptions {
   double div_factor = 25.0;
   /// and ends with that divided by `final_div_factor`.
   double final_div_factor = 1e4;
-  /// Down again as long as up, and then to the end.
+  /// Fall to the initial learning rate in as many steps as it rose, then to the final one.
   bool three_phase = false;
   std::int64_t last_epoch = -1;
 };
 
-/// Up to `max_lr` and down far below the start, once.
+/// Rises to `max_lr` once and falls far below the start.
 class ACCELERATE_API OneCycleLR : public LRScheduler {
  public:
-  /// Throws `ArgumentError` also for an optimizer without momentum where it shall be cycled.
+  /// Throws `ArgumentError` for invalid options, and with `cycle_momentum` for an optimizer without
+  /// momentum.
   OneCycleLR(torch::optim::Optimizer& optimizer, const OneCycleLROptions& options);
 
   [[nodiscard]] std::optional<std::int64_t> total_steps() const override { return total_steps_; }
@@ -94,38 +104,34 @@ class ACCELERATE_API OneCycleLR : public LRScheduler {
   void read_state(const Value::Dict& state) override;
 
  private:
-  /// Names of what is noted about a group: 'initial_lr', 'max_momentum'.
-  struct Phase {
-    double end_step = 0;
-    std::string start_lr, end_lr, start_momentum, end_momentum;
-  };
-
+  static auto state_fields();
   void make_phases(double pct_start, bool three_phase);
   void set_limits(const OneCycleLROptions& options);
   [[nodiscard]] double anneal(double start, double end, double pct) const;
 
   std::int64_t total_steps_ = 0;
-  std::vector<Phase> phases_;
+  std::vector<detail::OneCyclePhase> phases_;
   AnnealStrategy anneal_strategy_;
   bool cycle_momentum_;
 };
 
-/// Cycles of equal height, of half the height each time, or of height `gamma ** iterations`.
+/// Cycles of equal height, of half the height of the one before, or of height `gamma **
+/// iterations`.
 enum class CyclicMode : std::uint8_t { kTriangular, kTriangular2, kExpRange };
-/// What a scale function is asked with.
+/// The argument of a scale function.
 enum class CyclicScaleMode : std::uint8_t { kCycle, kIterations };
 
 struct CyclicLROptions {
-  /// Must be set; they become the learning rates.
+  /// Must be set; replaces the learning rates of the optimizer.
   PerGroup base_lr = {};
   /// Must be set.
   PerGroup max_lr = {};
   std::int64_t step_size_up = 2000;
-  /// As many steps as up where not set.
+  /// nullopt means `step_size_up`.
   std::optional<std::int64_t> step_size_down = std::nullopt;
   CyclicMode mode = CyclicMode::kTriangular;
   double gamma = 1.0;
-  /// Takes the place of `mode`: the height of a cycle (from 1) or step (from 0), 1 being all of it.
+  /// Replaces `mode`: the height, 1 being the full one, of a cycle (from 1) or a step (from 0).
   std::function<double(double)> scale_fn = {};
   /// Only for `scale_fn`.
   CyclicScaleMode scale_mode = CyclicScaleMode::kCycle;
@@ -135,10 +141,11 @@ struct CyclicLROptions {
   std::int64_t last_epoch = -1;
 };
 
-/// Up and down between `base_lr` and `max_lr`, in straight lines.
+/// Rises and falls linearly between `base_lr` and `max_lr`.
 class ACCELERATE_API CyclicLR : public LRScheduler {
  public:
-  /// Throws `ArgumentError` also for an optimizer without momentum where it shall be cycled.
+  /// Throws `ArgumentError` for invalid options, and with `cycle_momentum` for an optimizer without
+  /// momentum.
   CyclicLR(torch::optim::Optimizer& optimizer, const CyclicLROptions& options);
 
  protected:
@@ -147,6 +154,8 @@ class ACCELERATE_API CyclicLR : public LRScheduler {
   void read_state(const Value::Dict& state) override;
 
  private:
+  static auto state_fields();
+  static auto momentum_fields();
   void choose_scale_mode();
   [[nodiscard]] double scale(double x) const;
 

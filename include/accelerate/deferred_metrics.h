@@ -1,4 +1,4 @@
-// accelerate/deferred_metrics.h - losses and metrics that nobody waits for until they are read.
+// accelerate/deferred_metrics.h - losses and metrics that stay on the device until they are read.
 //
 //     DeferredMetrics metrics;
 //     for (auto& [x, y] : loader) {
@@ -8,7 +8,7 @@
 //       if (step % 100 == 0) accelerator.print(metrics.reduce().at("loss").as_double());
 //     }
 //
-// `loss.item()` in every step makes the program wait for the GPU, which then waits for the program.
+// `loss.item()` in every step stops the program until the GPU is idle.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,8 +22,7 @@
 
 namespace accelerate {
 
-/// Weighted means of values by name, in the order in which names came. Not for several threads at
-/// once.
+/// Weighted means of values by name, in the order of their first `add`. Not thread-safe.
 class ACCELERATE_API DeferredMetrics {
  public:
   DeferredMetrics();
@@ -31,24 +30,24 @@ class ACCELERATE_API DeferredMetrics {
   DeferredMetrics& operator=(DeferredMetrics&&) noexcept;
   ~DeferredMetrics();
 
-  /// Counts one value of any real type and device; gradients do not flow. Sums are of float64, of
-  /// float32 where the device has none. Does not wait: a kernel on the tensor's device at most.
-  /// Throws `ArgumentError` for a tensor of more or less than one element, and for a weight that is
+  /// Adds one value of any real type and device, without gradient. Sums are float64, or float32 on
+  /// devices without it. Starts at most one kernel on the tensor's device and does not wait.
+  /// Throws `ArgumentError` for a tensor that has not exactly one element and for a weight that is
   /// negative, infinite or NaN.
   void add(std::string_view name, const at::Tensor& value, double weight = 1);
 
-  /// The means since the last `read` or `reduce`, `read().at("loss").as_double()`, say, and begins
-  /// anew. One copy per device, which is waited for. Names without a value since then are left out;
-  /// NaN where all weights were 0.
+  /// Returns the means since the last `read` or `reduce` and resets them:
+  /// `read().at("loss").as_double()`. Waits for one copy per device. Names without a new value are
+  /// left out; a mean is NaN if all its weights were 0.
   Value::Dict read();
-  /// The same and goes on.
+  /// Like `read`, without the reset.
   [[nodiscard]] Value::Dict peek() const;
 
-  /// Collective. As `read`, over the values of all processes, which may have seen different numbers
-  /// of them, in the order of process 0; the same on each. One message while names and sums fit
-  /// into 4 KB. Every process must have added to each name at some time, with weight 0 if need be:
-  /// else all throw `CommError`, which says which process lacks which name, and nothing is
-  /// forgotten.
+  /// Collective. Like `read`, over the values of all processes; they may have added different
+  /// numbers of values. The result is the same on each, in the order of process 0. Sends one
+  /// message while names and sums fit into 4 KB. Every process must have added to each name at
+  /// least once, with weight 0 if it has no value. Otherwise all throw `CommError` that says which
+  /// process lacks which name, and nothing is reset.
   Value::Dict reduce(std::source_location where = std::source_location::current());
 
  private:

@@ -1,12 +1,12 @@
-// accelerate/grad_scaler.h - gradients of float16, kept in range by a factor on the loss.
+// accelerate/grad_scaler.h - loss scaling, which keeps float16 gradients in range.
 //
 //     GradScaler scaler({.init_scale = 1024});
 //     scaler.scale(loss).backward();
-//     scaler.step(optimizer);   // not carried out where a gradient is infinite or NaN
-//     scaler.update();          // a smaller factor then, a larger one after a while without
+//     scaler.step(optimizer);   // skipped if a gradient is infinite or NaN
+//     scaler.update();          // reduces the factor then, raises it after many good steps
 //
-// The rules, the numbers and the state are those of `torch.amp.GradScaler`. An `Accelerator` does
-// all this for its optimizers.
+// Rules, numbers and state are those of `torch.amp.GradScaler`. An `Accelerator` does all this for
+// its optimizers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,34 +26,34 @@ namespace accelerate {
 
 class ACCELERATE_API GradScaler {
  public:
-  /// Throws `ArgumentError` for factors that do not grow or shrink.
+  /// Throws `ArgumentError` for a `growth_factor` up to 1 or a `backoff_factor` from 1.
   explicit GradScaler(const GradScalerKwargs& options = {});
 
-  /// The tensor times the factor. The first call puts the factor on the tensor's device.
+  /// The tensor multiplied by the factor. The first call places the factor on the tensor's device.
   [[nodiscard]] at::Tensor scale(const at::Tensor& output);
 
-  /// Divides the gradients of an optimizer by the factor, before they are clipped, say. Once
-  /// between two updates, and before `step`: else `StateError`. Parameters of float16 have
-  /// gradients for which there is no way back: `ArgumentError`.
+  /// Divides the gradients of an optimizer by the factor, for example before clipping. Throws
+  /// `StateError` if called twice between two updates or after `step`, and `ArgumentError` for
+  /// float16 gradients, which may have overflowed already.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// `optimizer.step()`, or `carry_out` in its place, unless a gradient is infinite or NaN; false
-  /// then. Waits for the device. Throws `StateError` when called twice between two updates, or when
-  /// no parameter has a gradient.
+  /// Calls `optimizer.step()`, or `carry_out` instead if given, and returns true. Returns false
+  /// without a step if a gradient is infinite or NaN. Waits for the device. Throws `StateError` if
+  /// called twice between two updates, or if no parameter has a gradient.
   bool step(torch::optim::Optimizer& optimizer, const std::function<void()>& carry_out = nullptr);
 
-  /// Whether `unscale_` or `step` has found such a gradient since the last update. Waits for the
-  /// device.
+  /// Whether `unscale_` or `step` found an infinite or NaN gradient since the last update. Waits
+  /// for the device.
   [[nodiscard]] bool found_inf(const torch::optim::Optimizer& optimizer) const;
   /// Whether `unscale_` was called for the optimizer since the last update.
   [[nodiscard]] bool is_unscaled(const torch::optim::Optimizer& optimizer) const;
 
-  /// The factor of the next steps. Throws `StateError` when nothing was unscaled since the last
-  /// one.
+  /// Sets the factor of the next steps. Throws `StateError` if nothing was unscaled since the last
+  /// update.
   void update();
   void update(double new_scale);
 
-  /// 1 when disabled. Waits for the device.
+  /// The factor; 1 if disabled. Waits for the device.
   [[nodiscard]] double get_scale() const;
   [[nodiscard]] std::int64_t get_growth_tracker() const;
   [[nodiscard]] double get_growth_factor() const { return options_.growth_factor; }
@@ -63,8 +63,8 @@ class ACCELERATE_API GradScaler {
 
   /// scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; empty when disabled.
   [[nodiscard]] Value state_dict() const;
-  /// Throws `ArgumentError` for what a disabled scaler has saved, and for entries that are missing
-  /// or of another kind. A disabled scaler takes nothing.
+  /// Does nothing if disabled. Throws `ArgumentError` for the state of a disabled scaler and for
+  /// entries that are missing or of a wrong kind.
   void load_state_dict(const Value& state);
 
  private:

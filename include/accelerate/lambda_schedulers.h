@@ -1,10 +1,12 @@
-// accelerate/lambda_schedulers.h - schedulers that ask functions of the program.
+// accelerate/lambda_schedulers.h - schedulers that call functions of the program.
 //
-//     LambdaLR halve_each_ten(optimizer, [](std::int64_t epoch) { return std::pow(0.5, epoch / 10);
-//     }); LambdaLR one_for_each_group(optimizer, {.lr_lambda = {first, second}});
+//     auto halve = [](std::int64_t epoch) { return std::pow(0.5, epoch / 10); };
+//     LambdaLR schedule(optimizer, halve);
+//     LambdaLR one_for_each_group(optimizer, {.lr_lambda = {first, second}});
+//
+// Part of accelerate/scheduler.h.
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -14,11 +16,11 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/lr_scheduler.h"
+#include "accelerate/lr_schedulers.h"
 
 namespace accelerate {
 
-/// The factor of an epoch.
+/// Returns the factor of an epoch.
 using LrLambda = std::function<double(std::int64_t epoch)>;
 
 /// One function for all parameter groups, or a list with one for each.
@@ -34,42 +36,21 @@ class ACCELERATE_API LrLambdas {
   // NOLINTEND(google-explicit-constructor)
 
   /// One function for each of `groups`. Throws `ArgumentError` for a list of another length and for
-  /// a function that is empty.
+  /// an empty function.
   [[nodiscard]] std::vector<LrLambda> expand(std::size_t groups) const;
+  [[nodiscard]] const std::vector<LrLambda>& functions() const { return functions_; }
 
  private:
   std::vector<LrLambda> functions_;
   bool is_list_ = false;
 };
 
+// See accelerate/lr_schedulers.h.
+#pragma GCC visibility push(default)
+
 struct LambdaLROptions {
   LrLambdas lr_lambda = {};
   std::int64_t last_epoch = -1;
-};
-
-/// A scheduler that asks functions of the program. They are no part of its state.
-class ACCELERATE_API LambdaSchedulerBase : public LRScheduler {
- protected:
-  LambdaSchedulerBase(torch::optim::Optimizer& optimizer, const LrLambdas& lambdas);
-
-  /// What the functions say of this epoch.
-  [[nodiscard]] std::vector<double> factors() const;
-  void write_state(Value::Dict& state) const override;
-
- private:
-  std::vector<LrLambda> lr_lambdas_;
-};
-
-/// The initial learning rate times a function of the epoch.
-class ACCELERATE_API LambdaLR : public LambdaSchedulerBase {
- public:
-  LambdaLR(torch::optim::Optimizer& optimizer, const LambdaLROptions& options);
-  template <std::convertible_to<LrLambdas> F>
-  LambdaLR(torch::optim::Optimizer& optimizer, F lr_lambda, std::int64_t last_epoch = -1)
-      : LambdaLR(optimizer, LambdaLROptions{std::move(lr_lambda), last_epoch}) {}
-
- protected:
-  [[nodiscard]] std::vector<double> get_lr() override;
 };
 
 struct MultiplicativeLROptions {
@@ -77,16 +58,14 @@ struct MultiplicativeLROptions {
   std::int64_t last_epoch = -1;
 };
 
-/// The current learning rate times a function of the epoch.
-class ACCELERATE_API MultiplicativeLR : public LambdaSchedulerBase {
- public:
-  MultiplicativeLR(torch::optim::Optimizer& optimizer, const MultiplicativeLROptions& options);
-  template <std::convertible_to<LrLambdas> F>
-  MultiplicativeLR(torch::optim::Optimizer& optimizer, F lr_lambda, std::int64_t last_epoch = -1)
-      : MultiplicativeLR(optimizer, MultiplicativeLROptions{std::move(lr_lambda), last_epoch}) {}
+#pragma GCC visibility pop
 
- protected:
-  [[nodiscard]] std::vector<double> get_lr() override;
-};
+/// Multiplies the initial learning rate by a function of the epoch. Functions are not in the state.
+using LambdaLR = FormulaLR<LambdaLROptions>;
+/// Multiplies the current learning rate by a function of the epoch. Functions are not in the state.
+using MultiplicativeLR = FormulaLR<MultiplicativeLROptions>;
+
+extern template class FormulaLR<LambdaLROptions>;
+extern template class FormulaLR<MultiplicativeLROptions>;
 
 }  // namespace accelerate

@@ -1,4 +1,4 @@
-// accelerate/local_sgd.h - processes that train by themselves, and average parameters now and then.
+// accelerate/local_sgd.h - independent training per process, with parameters averaged periodically.
 //
 //     run_local_sgd(accelerator, model, {.local_sgd_steps = 8}, [&](LocalSGD& local_sgd) {
 //       for (auto& [x, y] : loader) {
@@ -22,26 +22,27 @@
 namespace accelerate {
 
 struct LocalSGDOptions {
-  /// After how many calls of `step` parameters are averaged.
+  /// Parameters are averaged after this many calls of `step`.
   std::int64_t local_sgd_steps = 8;
-  /// false: gradients are averaged in each step, as without.
+  /// false averages gradients in each step, as without local SGD.
   bool enabled = true;
 };
 
-/// What the function of `run_local_sgd` is given.
+/// The argument of the function that `run_local_sgd` calls.
 class ACCELERATE_API LocalSGD {
  public:
-  /// Throws `ArgumentError` for less than one step, `UnsupportedError` where processes do not
-  /// hold whole models.
+  /// Throws `ArgumentError` for less than one step, and `UnsupportedError` if a process does not
+  /// hold the whole model.
   LocalSGD(const Accelerator& accelerator, std::shared_ptr<torch::nn::Module> module,
            const LocalSGDOptions& options);
 
-  /// Collective with every `local_sgd_steps`th call: all go on with the mean of their parameters.
+  /// Collective at every `local_sgd_steps`th call: all processes continue with the mean of their
+  /// parameters.
   void step(std::source_location where = std::source_location::current());
-  /// Collective. The same now.
+  /// Collective. Averages the parameters now.
   void average(std::source_location where = std::source_location::current());
 
-  /// Not with one process.
+  /// False with one process.
   [[nodiscard]] bool enabled() const noexcept { return enabled_; }
   [[nodiscard]] std::int64_t num_steps() const noexcept { return num_steps_; }
 
@@ -53,7 +54,7 @@ class ACCELERATE_API LocalSGD {
 };
 
 /// Collective at its end. Runs `f` without averaging gradients, then averages parameters once more.
-/// Buffers stay as they are, as in Python. Where `f` throws nothing is sent.
+/// Buffers are not averaged, as in Python. If `f` throws, nothing is sent.
 template <detail::AnyModel Model, class F>
 void run_local_sgd(const Accelerator& accelerator, const Model& model,
                    const LocalSGDOptions& options, F&& f,

@@ -1,8 +1,9 @@
-// accelerate/lr_scheduler.h - what all learning-rate schedulers have in common.
+// accelerate/lr_scheduler.h - the base class of all learning-rate schedulers.
 //
-// Schedulers are those of torch.optim.lr_scheduler, with their names, recurrences and states. They
-// set the learning rate of each parameter group of an optimizer of LibTorch. To write your own,
-// derive, say in `get_lr` what comes next, and end your constructor with `initialize()`:
+// Part of accelerate/scheduler.h. The schedulers are those of torch.optim.lr_scheduler, with their
+// names, recurrences and states. They set the learning rate of each parameter group of an
+// optimizer. To write your own, derive from `LRScheduler`, return the next learning rates from
+// `get_lr`, and end your constructor with `initialize()`:
 //
 //     class Halving : public LRScheduler {
 //      public:
@@ -36,7 +37,7 @@
 namespace accelerate {
 
 namespace detail {
-struct GroupMemory;
+struct GroupSchedule;
 }
 
 /// An option that is one number for all parameter groups, or a list with one for each.
@@ -51,8 +52,8 @@ class ACCELERATE_API PerGroup {
 
   [[nodiscard]] bool is_set() const noexcept { return is_list_ || !values_.empty(); }
   [[nodiscard]] bool is_list() const noexcept { return is_list_; }
-  /// One number for each of `groups`. Throws `ArgumentError`, with `name`, for a list of another
-  /// length and where nothing was set.
+  /// One number for each of `groups`. Throws `ArgumentError` that contains `name` for a list of
+  /// another length and if nothing was set.
   [[nodiscard]] std::vector<double> expand(std::string_view name, std::size_t groups) const;
 
   bool operator==(const PerGroup&) const = default;
@@ -65,23 +66,23 @@ class ACCELERATE_API PerGroup {
 /// Sets the learning rates of an optimizer, step by step.
 ///
 /// The optimizer must outlive the scheduler or be replaced by `rebind`. As in Python, the first
-/// scheduler of an optimizer notes the initial learning rates, and later ones start from these too.
-/// Parity: a learning rate that is set by hand in between counts as a new initial one.
+/// scheduler of an optimizer keeps the initial learning rates, and later ones start from these too.
+/// Parity: an optimizer of torch::optim loses them with its last scheduler.
 class ACCELERATE_API LRScheduler {
  public:
   virtual ~LRScheduler();
   LRScheduler(const LRScheduler&) = delete;
   LRScheduler& operator=(const LRScheduler&) = delete;
 
-  /// Sets the learning rates of the next epoch or batch. Call it after the optimizer's step. Where
-  /// it throws, no learning rate has changed.
+  /// Sets the learning rates of the next epoch or batch. Call it after the optimizer's step. If it
+  /// throws, no learning rate has changed.
   virtual void step();
 
   /// The index of the current epoch: 0 after construction, one more with each step.
   [[nodiscard]] virtual std::int64_t last_epoch() const { return last_epoch_; }
-  /// How many steps there were, the one of construction included.
+  /// The number of steps, including the one of the constructor.
   [[nodiscard]] virtual std::int64_t step_count() const { return step_count_; }
-  /// After how many steps the schedule is over, where it must not go on: `OneCycleLR`.
+  /// The number of steps after which `step` throws (`OneCycleLR`); nullopt if there is no limit.
   [[nodiscard]] virtual std::optional<std::int64_t> total_steps() const { return std::nullopt; }
   /// The learning rates that the last step set, one for each parameter group.
   [[nodiscard]] const std::vector<double>& get_last_lr() const { return last_lr_; }
@@ -90,18 +91,18 @@ class ACCELERATE_API LRScheduler {
 
   /// A dict with the keys of Python's state_dict().
   [[nodiscard]] Value state_dict() const;
-  /// Takes over a state of ours or of Python's. Keys that are not needed are passed over, functions
-  /// stay those of the program, and the optimizer is not touched: load its state too.
-  /// Throws `ArgumentError` for what does not fit, and has then changed nothing.
+  /// Loads a state of ours or of Python's. Ignores unknown keys, keeps the program's functions and
+  /// does not change the optimizer: load its state too.
+  /// Throws `ArgumentError` for a state that does not fit; nothing has changed then.
   void load_state_dict(const Value& state);
 
   [[nodiscard]] torch::optim::Optimizer& optimizer() const { return *optimizer_; }
-  /// Goes on with `optimizer`: the old one at another address, or one with as many groups.
-  /// Its learning rates stay as they are until the next step. The old one is not looked at.
-  /// Throws `ArgumentError` where groups are missing.
+  /// Continues with `optimizer`: the old one at another address, or one with as many groups. Does
+  /// not access the old one and keeps the learning rates until the next step.
+  /// Throws `ArgumentError` if `optimizer` has fewer groups.
   virtual void rebind(torch::optim::Optimizer& optimizer);
 
-  /// For this library: counts a step that is not made (`adjust_scheduler`).
+  /// For this library: counts a step without performing it (`adjust_scheduler`).
   void _count_step() { ++step_count_; }
 
  protected:
@@ -109,31 +110,32 @@ class ACCELERATE_API LRScheduler {
   LRScheduler(LRScheduler&&) noexcept;
   LRScheduler& operator=(LRScheduler&&) noexcept;
 
-  /// Notes the initial learning rates and performs the first step. The last thing a constructor
-  /// does. A `last_epoch` other than -1 goes on after that epoch, and throws `ArgumentError` where
-  /// no earlier scheduler noted initial learning rates.
+  /// Keeps the initial learning rates and performs the first step; the last call of a constructor.
+  /// A `last_epoch` other than -1 continues after that epoch, and throws `ArgumentError` if no
+  /// earlier scheduler has kept initial learning rates.
   void initialize(std::int64_t last_epoch = -1);
 
-  /// The learning rates of `last_epoch()`, usually made from those that the groups have now.
+  /// The learning rates of `last_epoch()`, usually computed from the current ones.
   [[nodiscard]] virtual std::vector<double> get_lr() = 0;
-  /// The same from `base_lrs()` alone, where there is such a formula. `SequentialLR` begins with
-  /// it.
+  /// The learning rates of `last_epoch()` computed from `base_lrs()` only; nullopt if there is no
+  /// such formula. `SequentialLR` uses it when a scheduler begins at a milestone.
   [[nodiscard]] virtual std::optional<std::vector<double>> get_closed_form_lr() const;
-  /// Whether this is the step of construction.
+  /// Whether the current step is the one of the constructor.
   [[nodiscard]] bool is_initial() const { return is_initial_; }
 
-  /// What the class adds to the state: write your keys and call that of the base.
+  /// Writes the state: set the keys of your class and call the function of the base.
   virtual void write_state(Value::Dict& state) const;
-  /// May throw in the middle; `load_state_dict` then restores.
+  /// Reads the state. May throw at any point; `load_state_dict` restores the old state then.
   virtual void read_state(const Value::Dict& state);
 
   [[nodiscard]] std::size_t group_count() const { return optimizer_->param_groups().size(); }
-  /// The learning rates that the groups have now.
+  /// The current learning rates of the groups.
   [[nodiscard]] std::vector<double> group_lrs() const;
   /// Throws `StateError` unless there is one for each group.
   void set_group_lrs(const std::vector<double>& lrs);
 
  private:
+  friend class SchedulerChain;
   friend class ChainedScheduler;
   friend class CosineAnnealingWarmRestarts;
   friend class CyclicLR;
@@ -141,17 +143,17 @@ class ACCELERATE_API LRScheduler {
   friend class ReduceLROnPlateau;
   friend class SequentialLR;
 
-  /// Moves to `epoch`, by the closed form where there is one, or to the next one.
+  /// Goes to `epoch`, by the closed form if there is one; nullopt means the next epoch.
   void update_lr(std::optional<std::int64_t> epoch = std::nullopt);
-  /// The step of construction, which SequentialLR repeats.
+  /// The step of the constructor, which `SequentialLR` repeats.
   void initial_step();
-  /// Takes back the epoch of the initial step.
+  /// Reverts the epoch of the initial step.
   virtual void undo_initial_step() { --last_epoch_; }
-  /// What schedulers note about a group.
-  [[nodiscard]] detail::GroupMemory& memory(std::size_t group);
+  /// The numbers that schedulers keep with a group.
+  [[nodiscard]] detail::GroupSchedule& schedule(std::size_t group);
 
   torch::optim::Optimizer* optimizer_;
-  std::vector<std::shared_ptr<detail::GroupMemory>> memory_;
+  std::vector<std::shared_ptr<detail::GroupSchedule>> schedules_;
   std::vector<double> base_lrs_;
   std::vector<double> last_lr_;
   std::int64_t last_epoch_ = -1;

@@ -2,19 +2,23 @@
 //
 //     auto schedule = CosineAnnealingLR(optimizer, {.t_max = 100});
 //
-// Options have Python's names, order and defaults. `last_epoch` is that of
-// `LRScheduler::initialize`.
+// Part of accelerate/scheduler.h. Options have Python's names, order and defaults. `last_epoch` is
+// explained at `LRScheduler::initialize`.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
-#include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "accelerate/api.h"
 #include "accelerate/lr_scheduler.h"
 
 namespace accelerate {
+
+// The classes made from these structs are exported; with GCC that needs visible template arguments.
+#pragma GCC visibility push(default)
 
 struct StepLROptions {
   /// Must be set.
@@ -23,43 +27,11 @@ struct StepLROptions {
   std::int64_t last_epoch = -1;
 };
 
-/// Times `gamma` every `step_size` epochs.
-class ACCELERATE_API StepLR : public LRScheduler {
- public:
-  StepLR(torch::optim::Optimizer& optimizer, const StepLROptions& options);
-
- protected:
-  [[nodiscard]] std::vector<double> get_lr() override;
-  [[nodiscard]] std::optional<std::vector<double>> get_closed_form_lr() const override;
-  void write_state(Value::Dict& state) const override;
-  void read_state(const Value::Dict& state) override;
-
- private:
-  std::int64_t step_size_;
-  double gamma_;
-};
-
 struct MultiStepLROptions {
-  /// In any order; one that comes twice counts twice.
+  /// In any order; an epoch that is listed twice counts twice.
   std::vector<std::int64_t> milestones = {};
   double gamma = 0.1;
   std::int64_t last_epoch = -1;
-};
-
-/// Times `gamma` at each milestone.
-class ACCELERATE_API MultiStepLR : public LRScheduler {
- public:
-  MultiStepLR(torch::optim::Optimizer& optimizer, const MultiStepLROptions& options);
-
- protected:
-  [[nodiscard]] std::vector<double> get_lr() override;
-  [[nodiscard]] std::optional<std::vector<double>> get_closed_form_lr() const override;
-  void write_state(Value::Dict& state) const override;
-  void read_state(const Value::Dict& state) override;
-
- private:
-  std::map<std::int64_t, std::int64_t> milestones_;  // epoch: how often
-  double gamma_;
 };
 
 struct ConstantLROptions {
@@ -67,22 +39,6 @@ struct ConstantLROptions {
   double factor = 1.0 / 3;
   std::int64_t total_iters = 5;
   std::int64_t last_epoch = -1;
-};
-
-/// Times `factor` until epoch `total_iters`.
-class ACCELERATE_API ConstantLR : public LRScheduler {
- public:
-  explicit ConstantLR(torch::optim::Optimizer& optimizer, const ConstantLROptions& options = {});
-
- protected:
-  [[nodiscard]] std::vector<double> get_lr() override;
-  [[nodiscard]] std::optional<std::vector<double>> get_closed_form_lr() const override;
-  void write_state(Value::Dict& state) const override;
-  void read_state(const Value::Dict& state) override;
-
- private:
-  double factor_;
-  std::int64_t total_iters_;
 };
 
 struct LinearLROptions {
@@ -94,42 +50,10 @@ struct LinearLROptions {
   std::int64_t last_epoch = -1;
 };
 
-/// Times a factor that goes in a line from `start_factor` to `end_factor`.
-class ACCELERATE_API LinearLR : public LRScheduler {
- public:
-  explicit LinearLR(torch::optim::Optimizer& optimizer, const LinearLROptions& options = {});
-
- protected:
-  [[nodiscard]] std::vector<double> get_lr() override;
-  [[nodiscard]] std::optional<std::vector<double>> get_closed_form_lr() const override;
-  void write_state(Value::Dict& state) const override;
-  void read_state(const Value::Dict& state) override;
-
- private:
-  double start_factor_;
-  double end_factor_;
-  std::int64_t total_iters_;
-};
-
 struct ExponentialLROptions {
   /// Must be set.
   std::optional<double> gamma = std::nullopt;
   std::int64_t last_epoch = -1;
-};
-
-/// Times `gamma` every epoch.
-class ACCELERATE_API ExponentialLR : public LRScheduler {
- public:
-  ExponentialLR(torch::optim::Optimizer& optimizer, const ExponentialLROptions& options);
-
- protected:
-  [[nodiscard]] std::vector<double> get_lr() override;
-  [[nodiscard]] std::optional<std::vector<double>> get_closed_form_lr() const override;
-  void write_state(Value::Dict& state) const override;
-  void read_state(const Value::Dict& state) override;
-
- private:
-  double gamma_;
 };
 
 struct PolynomialLROptions {
@@ -138,34 +62,31 @@ struct PolynomialLROptions {
   std::int64_t last_epoch = -1;
 };
 
-/// Down to 0 in `total_iters` epochs, as (1 - epoch / total_iters) ** power.
-class ACCELERATE_API PolynomialLR : public LRScheduler {
- public:
-  explicit PolynomialLR(torch::optim::Optimizer& optimizer,
-                        const PolynomialLROptions& options = {});
-
- protected:
-  [[nodiscard]] std::vector<double> get_lr() override;
-  [[nodiscard]] std::optional<std::vector<double>> get_closed_form_lr() const override;
-  void write_state(Value::Dict& state) const override;
-  void read_state(const Value::Dict& state) override;
-
- private:
-  std::int64_t total_iters_;
-  double power_;
-};
-
 struct CosineAnnealingLROptions {
-  /// Must be set: the epochs from the highest to the lowest learning rate.
+  /// Must be set: the number of epochs from the highest to the lowest learning rate.
   std::int64_t t_max = 0;
   double eta_min = 0.0;
   std::int64_t last_epoch = -1;
 };
 
-/// A cosine between the initial learning rate and `eta_min`.
-class ACCELERATE_API CosineAnnealingLR : public LRScheduler {
+#pragma GCC visibility pop
+
+/// A scheduler with a formula for each of its options types. The options are its state.
+template <class Options>
+class ACCELERATE_API FormulaLR : public LRScheduler {
  public:
-  CosineAnnealingLR(torch::optim::Optimizer& optimizer, const CosineAnnealingLROptions& options);
+  /// Throws `ArgumentError` for options that are missing or out of range.
+  FormulaLR(torch::optim::Optimizer& optimizer, Options options);
+  /// With Python's defaults, for the schedulers that have no required option.
+  explicit FormulaLR(torch::optim::Optimizer& optimizer) requires(
+      std::same_as<Options, ConstantLROptions> || std::same_as<Options, LinearLROptions> ||
+      std::same_as<Options, PolynomialLROptions>)
+      : FormulaLR(optimizer, Options{}) {}
+  /// `LambdaLR(optimizer, function)` and `MultiplicativeLR(optimizer, function)`.
+  template <class F>
+  requires std::convertible_to<F, decltype(Options::lr_lambda)> FormulaLR(
+      torch::optim::Optimizer& optimizer, F lr_lambda, std::int64_t last_epoch = -1)
+      : FormulaLR(optimizer, Options{std::move(lr_lambda), last_epoch}) {}
 
  protected:
   [[nodiscard]] std::vector<double> get_lr() override;
@@ -174,8 +95,30 @@ class ACCELERATE_API CosineAnnealingLR : public LRScheduler {
   void read_state(const Value::Dict& state) override;
 
  private:
-  std::int64_t t_max_;
-  double eta_min_;
+  Options options_;
 };
+
+/// Multiplies by `gamma` every `step_size` epochs.
+using StepLR = FormulaLR<StepLROptions>;
+/// Multiplies by `gamma` at each milestone.
+using MultiStepLR = FormulaLR<MultiStepLROptions>;
+/// Multiplies the initial learning rate by `factor` until epoch `total_iters`.
+using ConstantLR = FormulaLR<ConstantLROptions>;
+/// Multiplies by a factor that changes linearly from `start_factor` to `end_factor`.
+using LinearLR = FormulaLR<LinearLROptions>;
+/// Multiplies by `gamma` every epoch.
+using ExponentialLR = FormulaLR<ExponentialLROptions>;
+/// Decreases to 0 in `total_iters` epochs, as (1 - epoch / total_iters) ** power.
+using PolynomialLR = FormulaLR<PolynomialLROptions>;
+/// A cosine between the initial learning rate and `eta_min`.
+using CosineAnnealingLR = FormulaLR<CosineAnnealingLROptions>;
+
+extern template class FormulaLR<StepLROptions>;
+extern template class FormulaLR<MultiStepLROptions>;
+extern template class FormulaLR<ConstantLROptions>;
+extern template class FormulaLR<LinearLROptions>;
+extern template class FormulaLR<ExponentialLROptions>;
+extern template class FormulaLR<PolynomialLROptions>;
+extern template class FormulaLR<CosineAnnealingLROptions>;
 
 }  // namespace accelerate

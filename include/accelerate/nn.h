@@ -1,6 +1,6 @@
-// accelerate/nn.h - modules in place of those of torch::nn, for speed.
+// accelerate/nn.h - faster drop-in replacements for modules of torch::nn.
 //
-//     accelerate::nn::Linear layer(768, 3072);  // where torch::nn::Linear stood
+//     accelerate::nn::Linear layer(768, 3072);  // instead of torch::nn::Linear
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +15,9 @@
 
 namespace accelerate::nn {
 
-/// A `torch::nn::Linear` in all but speed: fields, names, first values, saved files and printed
-/// text are the same. For inputs of three or more dimensions that one runs a product and then
-/// another kernel for the bias; here the product adds it.
+/// A faster `torch::nn::Linear` with the same fields, names, initial values, saved files and
+/// printed text. For inputs of three or more dimensions LibTorch runs a matrix product and a second
+/// kernel for the bias; here the product adds the bias.
 class ACCELERATE_API LinearImpl : public torch::nn::LinearImpl {
  public:
   using torch::nn::LinearImpl::LinearImpl;
@@ -25,7 +25,7 @@ class ACCELERATE_API LinearImpl : public torch::nn::LinearImpl {
   explicit LinearImpl(const torch::nn::LinearImpl& other);
   ~LinearImpl() override;
 
-  /// `input` may have any number of dimensions, the last of `in_features`.
+  /// `input` may have any number of dimensions; the last one has size `in_features`.
   [[nodiscard]] at::Tensor forward(const at::Tensor& input);
 
   [[nodiscard]] std::shared_ptr<torch::nn::Module> clone(

@@ -1,7 +1,7 @@
-// accelerate/optimizer.h - an optimizer that `Accelerator::prepare` has taken over.
+// accelerate/optimizer.h - an optimizer prepared by `Accelerator::prepare`.
 //
 //     auto optimizer = accelerator.prepare(std::move(adamw));
-//     optimizer.step();         // only where gradients are complete, and with fused kernels
+//     optimizer.step();         // only when gradients are complete, with fused kernels
 //     optimizer.zero_grad();
 //
 // Copies are handles to the same optimizer.
@@ -28,48 +28,48 @@ struct OptimizerCore;
 [[noreturn]] ACCELERATE_API void refuse_empty_optimizer();
 }  // namespace detail
 
-/// Python's `AcceleratedOptimizer`. `step` and `zero_grad` do nothing on batches whose gradients
-/// are only added up, see `Accelerator::accumulate`.
+/// Python's `AcceleratedOptimizer`. `step` and `zero_grad` do nothing while gradients are
+/// accumulated, see `Accelerator::accumulate`.
 class ACCELERATE_API AcceleratedOptimizer {
  public:
   using LossClosure = torch::optim::Optimizer::LossClosure;
   using ParamStates =
       std::remove_cvref_t<decltype(std::declval<torch::optim::Optimizer&>().state())>;
 
-  /// An empty handle, to be assigned to. Its functions throw `StateError`.
+  /// An empty handle. Its functions throw `StateError`.
   AcceleratedOptimizer() = default;
   /// For this library.
   explicit AcceleratedOptimizer(std::shared_ptr<detail::OptimizerCore> core);
 
-  /// One step, by fused kernels where they give what the optimizer itself would give. With float16
-  /// gradients are unscaled first, and there is no step where one of them is infinite or NaN.
-  /// Returns the loss of the closure. Throws `UnsupportedError` for a closure with float16.
+  /// One step, with fused kernels if they give the results of the optimizer itself. In float16 it
+  /// unscales the gradients first and skips the step if one is infinite or NaN. Returns the loss of
+  /// the closure. Throws `UnsupportedError` for a closure in float16.
   at::Tensor step(const LossClosure& closure = nullptr);
-  /// Forgets the gradients, or sets them to zero.
+  /// Drops the gradients, or sets them to zero.
   void zero_grad(bool set_to_none = true);
-  /// Whether the last step was left out because of infinite or NaN gradients.
+  /// Whether the last step was skipped because of infinite or NaN gradients.
   [[nodiscard]] bool step_was_skipped() const;
 
   [[nodiscard]] std::vector<torch::optim::OptimizerParamGroup>& param_groups() const;
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
-  /// What the optimizer keeps of each parameter, by address, and the options of groups without
-  /// their own. As LibTorch has them; `state_dict` has Python's names.
+  /// LibTorch's states by parameter address, and the options of groups without their own.
+  /// `state_dict` has Python's names.
   [[nodiscard]] ParamStates& state() const;
   [[nodiscard]] torch::optim::OptimizerOptions& defaults() const;
 
   /// Python's layout: {'state': {0: {'step': ..., 'exp_avg': ...}}, 'param_groups': [{'lr': ...,
   /// 'params': [0, 1]}]}. The tensors are the optimizer's own, not copies. Throws
-  /// `UnsupportedError` for an optimizer whose state is not known (accelerate/optimizer_state.h).
+  /// `UnsupportedError` unless the optimizer is one of accelerate/optim.h, or exactly AdamW, Adam,
+  /// SGD, Adagrad or RMSprop of torch::optim.
   [[nodiscard]] Value state_dict() const;
-  /// Takes options and copies of tensors over, which go to where the parameters are; parameters are
-  /// matched by their order. What schedulers keep in groups is left to `AcceleratedScheduler`.
+  /// Loads options and copies of the tensors, placed on the devices of the parameters. Parameters
+  /// are matched by their order. Ignores what schedulers keep in groups.
   ///
-  /// Throws `ArgumentError` for other groups, options or shapes than the optimizer has; nothing has
-  /// changed then.
+  /// Throws `ArgumentError` if groups, options or shapes differ; nothing has changed then.
   void load_state_dict(const Value& state);
 
-  /// For optimizers that have functions of these names (schedule-free ones, say); nothing for
-  /// others.
+  /// Calls the function of this name if the optimizer has one (schedule-free optimizers, for
+  /// example).
   void train() const;
   void eval() const;
 
@@ -92,20 +92,9 @@ class ACCELERATE_API AcceleratedOptimizer {
 
 namespace detail {
 
-/// What a prepared optimizer is made of. `moved_from` is where it was before it was moved to the
-/// heap, if it was: schedulers may still point there.
-[[nodiscard]] ACCELERATE_API std::shared_ptr<OptimizerCore> make_optimizer_core(
-    std::shared_ptr<torch::optim::Optimizer> optimizer,
-    const torch::optim::Optimizer* moved_from = nullptr);
-
-/// How the optimizer goes over to training, or away from it.
+/// Sets the function that switches the optimizer between training and evaluation.
 ACCELERATE_API void set_modes(OptimizerCore& core,
                               std::function<void(torch::optim::Optimizer&, bool training)> modes);
-
-/// Those of `AcceleratedOptimizer`.
-[[nodiscard]] ACCELERATE_API Value optimizer_state_dict(torch::optim::Optimizer& optimizer);
-ACCELERATE_API void load_optimizer_state_dict(torch::optim::Optimizer& optimizer,
-                                              const Value& state);
 
 }  // namespace detail
 }  // namespace accelerate

@@ -1,4 +1,6 @@
-// accelerate/reduce_lr_on_plateau.h - a lower learning rate when a metric gets no better.
+// accelerate/reduce_lr_on_plateau.h - a lower learning rate when a metric stops improving.
+//
+// Part of accelerate/scheduler.h.
 //
 //     ReduceLROnPlateau schedule(optimizer, {.factor = 0.5, .patience = 3});
 //     schedule.step(validation_loss);
@@ -18,35 +20,35 @@ namespace accelerate {
 
 /// Whether a metric is better when it is lower or higher.
 enum class PlateauMode : std::uint8_t { kMin, kMax };
-/// Whether the threshold is a part of the best metric or an amount.
+/// Whether the threshold is a fraction of the best metric or an absolute difference.
 enum class PlateauThresholdMode : std::uint8_t { kRel, kAbs };
 
 struct ReduceLROnPlateauOptions {
   PlateauMode mode = PlateauMode::kMin;
   /// Below 1.
   double factor = 0.1;
-  /// How many epochs in a row may be no better.
+  /// The number of consecutive epochs without improvement that are tolerated.
   std::int64_t patience = 10;
-  /// What counts as better.
+  /// The least improvement that counts.
   double threshold = 1e-4;
   PlateauThresholdMode threshold_mode = PlateauThresholdMode::kRel;
-  /// For how many epochs after a reduction none is counted.
+  /// The number of epochs after a reduction that are not counted.
   std::int64_t cooldown = 0;
   PerGroup min_lr = 0.0;
-  /// Smaller reductions are left out.
+  /// Smaller reductions are not performed.
   double eps = 1e-8;
 };
 
-/// Times `factor` when the metric was no better for more than `patience` epochs.
+/// Multiplies by `factor` when the metric has not improved for more than `patience` epochs.
 class ACCELERATE_API ReduceLROnPlateau : public LRScheduler {
  public:
   explicit ReduceLROnPlateau(torch::optim::Optimizer& optimizer,
                              const ReduceLROnPlateauOptions& options = {});
 
-  /// Takes the metric of an epoch; a tensor must have one element.
+  /// Steps with the metric of an epoch; a tensor must have one element.
   void step(double metric);
   void step(const at::Tensor& metric);
-  /// Throws `StateError`: there is no step without a metric.
+  /// Throws `StateError`: a step needs a metric.
   void step() override;
 
   [[nodiscard]] std::int64_t step_count() const override { return last_epoch() + 1; }
@@ -60,7 +62,7 @@ class ACCELERATE_API ReduceLROnPlateau : public LRScheduler {
   void read_state(const Value::Dict& state) override;
 
  private:
-  [[nodiscard]] double worst() const;
+  static auto state_fields();
   [[nodiscard]] bool is_better(double metric) const;
   void reduce_lr();
 
@@ -73,6 +75,7 @@ class ACCELERATE_API ReduceLROnPlateau : public LRScheduler {
   PlateauMode mode_;
   double threshold_;
   PlateauThresholdMode threshold_mode_;
+  double mode_worse_;  // Python's name: the worst metric of the mode
   double best_;
   std::int64_t cooldown_counter_ = 0;
   std::int64_t num_bad_epochs_ = 0;

@@ -21,24 +21,25 @@
 
 namespace accelerate {
 
-// The schedules of transformers that programs of Accelerate mostly use.
+// The schedules of the transformers library that programs of Accelerate use most.
 
-/// The initial learning rate, always.
+/// The constant initial learning rate.
 [[nodiscard]] ACCELERATE_API LambdaLR get_constant_schedule(torch::optim::Optimizer& optimizer,
                                                             std::int64_t last_epoch = -1);
 
-/// From 0 in a line to the initial learning rate, which then stays.
+/// Rises linearly from 0 to the initial learning rate and keeps it.
 [[nodiscard]] ACCELERATE_API LambdaLR
 get_constant_schedule_with_warmup(torch::optim::Optimizer& optimizer, std::int64_t num_warmup_steps,
                                   std::int64_t last_epoch = -1);
 
-/// From 0 in a line to the initial learning rate, and in a line to 0 at `num_training_steps`.
+/// Rises linearly from 0 to the initial learning rate and falls linearly to 0 at
+/// `num_training_steps`.
 [[nodiscard]] ACCELERATE_API LambdaLR
 get_linear_schedule_with_warmup(torch::optim::Optimizer& optimizer, std::int64_t num_warmup_steps,
                                 std::int64_t num_training_steps, std::int64_t last_epoch = -1);
 
-/// From 0 in a line to the initial learning rate, and as a cosine to 0 at `num_training_steps`;
-/// `num_cycles` other than a half make several waves of it.
+/// Rises linearly from 0 to the initial learning rate and falls as a cosine to 0 at
+/// `num_training_steps`; `num_cycles` is the number of cosine periods, 0.5 being one fall.
 [[nodiscard]] ACCELERATE_API LambdaLR get_cosine_schedule_with_warmup(
     torch::optim::Optimizer& optimizer, std::int64_t num_warmup_steps,
     std::int64_t num_training_steps, double num_cycles = 0.5, std::int64_t last_epoch = -1);

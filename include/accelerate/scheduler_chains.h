@@ -1,4 +1,6 @@
-// accelerate/scheduler_chains.h - several schedulers, one after another or all at once.
+// accelerate/scheduler_chains.h - several schedulers, one after another or all at each step.
+//
+// Part of accelerate/scheduler.h.
 //
 //     SequentialLR schedule(optimizer, {
 //         .schedulers = {LinearLR(optimizer, {.start_factor = 0.1, .total_iters = 10}),
@@ -11,6 +13,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -46,7 +49,8 @@ class HeldScheduler {
 
 }  // namespace detail
 
-/// Schedulers in order: moved in, or shared by pointer. In braces they are made from left to right.
+/// Schedulers in order: moved in, or shared by pointer. A list in braces is evaluated from left to
+/// right.
 class ACCELERATE_API SchedulerList {
  public:
   using Pointers = std::vector<std::shared_ptr<LRScheduler>>;
@@ -66,68 +70,78 @@ class ACCELERATE_API SchedulerList {
   Pointers schedulers_;
 };
 
+/// Base of the schedulers that hold others.
+class ACCELERATE_API SchedulerChain : public LRScheduler {
+ public:
+  void rebind(torch::optim::Optimizer& optimizer) override;
+  [[nodiscard]] const SchedulerList::Pointers& schedulers() const { return schedulers_; }
+
+ protected:
+  /// `name` is the class, for errors; its characters must outlive the scheduler. Throws
+  /// `ArgumentError` for no scheduler, one of another optimizer and a `ReduceLROnPlateau`.
+  SchedulerChain(std::string_view name, torch::optim::Optimizer& optimizer,
+                 SchedulerList::Pointers schedulers);
+
+  /// Throws `UnsupportedError`: as in PyTorch, a chain cannot begin at a milestone.
+  [[nodiscard]] std::vector<double> get_lr() override;
+  /// The schedulers' states, and the step count if a `SequentialLR` began with this chain.
+  void write_state(Value::Dict& state) const override;
+  void read_state(const Value::Dict& state) override;
+
+ private:
+  friend class SequentialLR;
+  void undo_initial_step() override;
+
+  std::string_view name_;
+  SchedulerList::Pointers schedulers_;
+};
+
 struct SequentialLROptions {
   SchedulerList schedulers = {};
-  /// At which step each of the others takes over; one less than schedulers, rising.
+  /// The step at which each scheduler but the first takes over, in rising order.
   std::vector<std::int64_t> milestones = {};
   std::int64_t last_epoch = -1;
 };
 
 /// One scheduler after another, each with epochs of its own.
 ///
-/// The learning rates go back to the initial ones, and the first scheduler begins anew.
-class ACCELERATE_API SequentialLR : public LRScheduler {
+/// The constructor restores the initial learning rates and repeats the first step of the first
+/// scheduler.
+class ACCELERATE_API SequentialLR : public SchedulerChain {
  public:
-  /// Throws `ArgumentError` for no scheduler, one of another optimizer, a `ReduceLROnPlateau`, and
-  /// milestones that do not fit.
+  /// Throws `ArgumentError` like `SchedulerChain`, and for milestones that do not fit.
   SequentialLR(torch::optim::Optimizer& optimizer, SequentialLROptions options);
 
-  /// Throws `UnsupportedError` where a milestone begins with schedulers that hold others.
+  /// Throws `UnsupportedError` if a chain of schedulers would begin at a milestone.
   void step() override;
   [[nodiscard]] std::int64_t step_count() const override { return last_epoch() + 1; }
-  void rebind(torch::optim::Optimizer& optimizer) override;
 
-  [[nodiscard]] const SchedulerList::Pointers& schedulers() const { return schedulers_; }
   [[nodiscard]] const std::vector<std::int64_t>& milestones() const { return milestones_; }
 
  protected:
-  [[nodiscard]] std::vector<double> get_lr() override;
   void write_state(Value::Dict& state) const override;
   void read_state(const Value::Dict& state) override;
 
  private:
-  void undo_initial_step() override;
-
-  SchedulerList::Pointers schedulers_;
   std::vector<std::int64_t> milestones_;
 };
 
 /// All schedulers at each step, in order.
-class ACCELERATE_API ChainedScheduler : public LRScheduler {
+class ACCELERATE_API ChainedScheduler : public SchedulerChain {
  public:
-  /// Throws `ArgumentError` for no scheduler, for several optimizers and for a `ReduceLROnPlateau`.
+  /// Throws `ArgumentError` like `SchedulerChain`. The optimizer is that of the first scheduler.
   explicit ChainedScheduler(SchedulerList schedulers);
-  /// The same, and the optimizer must be this one.
   ChainedScheduler(SchedulerList schedulers, torch::optim::Optimizer& optimizer);
 
-  /// Where one of them throws, those before it have made their step.
+  /// If one of them throws, those before it have made their step.
   void step() override;
   /// Those of the first scheduler.
   [[nodiscard]] std::int64_t last_epoch() const override;
   [[nodiscard]] std::int64_t step_count() const override;
-  void rebind(torch::optim::Optimizer& optimizer) override;
-
-  [[nodiscard]] const SchedulerList::Pointers& schedulers() const { return schedulers_; }
 
  protected:
-  [[nodiscard]] std::vector<double> get_lr() override;
   void write_state(Value::Dict& state) const override;
   void read_state(const Value::Dict& state) override;
-
- private:
-  void undo_initial_step() override;
-
-  SchedulerList::Pointers schedulers_;
 };
 
 }  // namespace accelerate

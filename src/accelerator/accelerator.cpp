@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "accelerate/clip_grad.h"
 #include "accelerate/errors.h"
 #include "accelerate/join.h"
 #include "accelerate/memory.h"
@@ -13,6 +12,7 @@
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "training/clip_grad.h"
 #include "training/gradient_watch.h"
 #include "training/living_models.h"
 

@@ -6,13 +6,13 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "accelerate/errors.h"
-#include "accelerate/optimizer_state.h"
 #include "accelerator/accelerator_core.h"
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "training/gradient_watch.h"
 #include "training/living_models.h"
+#include "training/optimizer_state.h"
 
 namespace accelerate::detail {
 namespace {

@@ -9,14 +9,14 @@ namespace accelerate {
 
 void detail::refuse_empty_scheduler() {
   throw StateError(
-      "This prepared scheduler is empty: it was never assigned, or given back by free_memory.");
+      "This prepared scheduler is empty: it was never assigned, or free_memory has reset it.");
 }
 
 using detail::SchedulerCore;
 
 namespace {
 
-/// Whether the optimizer, and so the scheduler, moves with this batch.
+/// Whether the scheduler steps with this batch: if all its optimizers do.
 bool is_due(const SchedulerCore& core) {
   if (!core.step_with_optimizer) return true;
   if (!core.gradient_state.sync_gradients()) return false;
@@ -37,7 +37,7 @@ SchedulerCore& AcceleratedScheduler::core() const {
 void AcceleratedScheduler::step() {
   auto& own = core();
   if (own.parts.step_with_metric) {
-    throw ArgumentError("step: this scheduler goes by a metric. Call step(metric).");
+    throw ArgumentError("step: this scheduler needs a metric. Call step(metric).");
   }
   LRScheduler* const ours = own.parts.ours;
   if (!is_due(own)) {
@@ -58,7 +58,7 @@ void AcceleratedScheduler::step() {
 void AcceleratedScheduler::step(double metric) {
   auto& own = core();
   if (!own.parts.step_with_metric) {
-    throw ArgumentError("step(metric): this scheduler does not go by a metric. Call step().");
+    throw ArgumentError("step(metric): this scheduler takes no metric. Call step().");
   }
   if (is_due(own)) own.parts.step_with_metric(metric);
 }
@@ -68,7 +68,7 @@ void AcceleratedScheduler::step(const at::Tensor& metric) { step(metric.item<dou
 LRScheduler& AcceleratedScheduler::scheduler() const {
   if (auto* ours = core().parts.ours) return *ours;
   throw UnsupportedError(
-      "A scheduler of LibTorch keeps its state to itself. Use the one of the same name in "
+      "A scheduler of LibTorch does not expose its state. Use the one of the same name in "
       "accelerate/scheduler.h.");
 }
 

@@ -20,7 +20,7 @@ void check(c10::DeviceType device_type, at::ScalarType dtype, bool enabled) {
     throw ArgumentError(detail::str(
         "Autocast on ", c10::DeviceTypeName(device_type, /*lower_case=*/true),
         " computes in bfloat16 or float16, not in ", c10::toString(dtype),
-        ". Give one of these, or AutocastKwargs{.enabled = false} for full precision."));
+        ". Choose one of these, or AutocastKwargs{.enabled = false} for full precision."));
   }
 }
 
@@ -42,7 +42,7 @@ AutocastScope::AutocastScope(c10::DeviceType device_type, at::ScalarType dtype,
 
 AutocastScope::~AutocastScope() {
   if (!active_) return;
-  // Weights may change before the next scope: what was converted from them is out of date then.
+  // Weights may change before the next scope, so their converted copies are stale.
   if (autocast::decrement_nesting() == 0) autocast::clear_cache();
   autocast::set_autocast_enabled(device_type_, was_enabled_);
   autocast::set_autocast_dtype(device_type_, dtype_was_);

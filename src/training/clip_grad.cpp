@@ -1,4 +1,4 @@
-#include "accelerate/clip_grad.h"
+#include "training/clip_grad.h"
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -16,7 +16,7 @@ namespace {
 
 using at::Tensor;
 
-/// Tensors of one device and dtype, which one kernel takes together.
+/// Tensors of one device and dtype, which one kernel processes together.
 using Batches = std::vector<std::vector<Tensor>>;
 
 std::vector<Tensor>& batch_for(Batches& batches, const Tensor& tensor) {
@@ -44,14 +44,14 @@ std::vector<Tensor> gradients_of(std::span<const Tensor> parameters) {
   return gradients;
 }
 
-/// The texts of errors count from 0 among the tensors that have a gradient.
+/// Errors number the gradients from 0; parameters without gradient are not counted.
 void require_strided(std::span<const Tensor> tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].layout() == at::kStrided) continue;
     throw ArgumentError(detail::str(
         "Gradient ", i, " of shape ", tensors[i].sizes(), " has layout ", tensors[i].layout(),
-        ", which cannot be clipped. Make it dense first, with an Embedding of "
-        "sparse(false), say, or leave its parameter out."));
+        ", which cannot be clipped. Make it dense, for example with an Embedding of "
+        "sparse(false), or leave its parameter out."));
   }
 }
 
@@ -61,19 +61,19 @@ void require_floating(std::span<const Tensor> tensors, bool complex_too) {
     throw ArgumentError(detail::str("Gradient ", i, " of shape ", tensors[i].sizes(), " is of ",
                                     tensors[i].scalar_type(), "; only ",
                                     complex_too ? "floating-point and complex" : "floating-point",
-                                    " gradients can be clipped so."));
+                                    " gradients can be clipped this way."));
   }
 }
 
 void require_limit(const char* name, double limit) {
   if (limit >= 0) return;
-  throw ArgumentError(detail::str(
-      name, " is ", limit, ", but gradients can be kept below 0 or a positive number only."));
+  throw ArgumentError(detail::str(name, " is ", limit, "; it must be 0 or more."));
 }
 
 void require_norm_type(double norm_type) {
   if (!std::isnan(norm_type)) return;
-  throw ArgumentError("norm_type is NaN. Give the order of the norm: 2, 1 or infinity, say.");
+  throw ArgumentError(
+      "norm_type is NaN. Give the order of the norm, for example 2, 1 or infinity.");
 }
 
 Tensor norm_of(const Batches& batches, c10::Device device, double norm_type) {
@@ -91,8 +91,8 @@ void require_finite(const Tensor& norm, double norm_type) {
   if (norm.isfinite().item<bool>()) return;
   throw StateError(
       detail::str("The norm of order ", norm_type, " of the gradients is ", norm.item<double>(),
-                  ", so that they cannot be clipped. Look for the step that made it so, or "
-                  "leave error_if_nonfinite false to go on with what comes of it."));
+                  ", so they cannot be clipped. Find the step that produced it, or set "
+                  "error_if_nonfinite to false to continue with non-finite gradients."));
 }
 
 }  // namespace
@@ -122,8 +122,8 @@ Tensor clip_grad_norm_(std::span<const Tensor> parameters, double max_norm, doub
   auto batches = batches_of(std::move(gradients));
   auto norm = norm_of(batches, device, norm_type);
   if (error_if_nonfinite) require_finite(norm, norm_type);
-  // Multiplied by 1 too: to look at the factor first would wait for the device.
-  // A product that makes a new tensor: in place, max_norm would be rounded to bfloat16 first.
+  // Multiply even if the factor is 1: reading it would wait for the device. The product with
+  // max_norm is not in place, which would round max_norm to bfloat16 first.
   const auto factor = norm.add(1e-6).reciprocal_().mul(max_norm).clamp_max_(1.0);
   for (auto& batch : batches) {
     const auto on_device = batch[0].device();

@@ -1,78 +1,44 @@
 #include "accelerate/cycle_schedulers.h"
 
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
-
 #include <cmath>
 #include <numbers>
 #include <tuple>
 #include <utility>
 
 #include "accelerate/errors.h"
-#include "accelerate/optim.h"
 #include "core/text.h"
-#include "training/group_memory.h"
-#include "training/state_fields.h"
+#include "training/group_schedule.h"
+#include "training/optimizer_options.h"
+#include "training/scheduler_state.h"
 
 namespace accelerate {
+namespace detail {
+
+/// The entries of a phase in the state.
+constexpr auto value_fields(std::type_identity<OneCyclePhase>) {
+  return ACCELERATE_FIELDS(OneCyclePhase, end_step, start_lr, end_lr, start_momentum, end_momentum);
+}
+
+}  // namespace detail
+
 namespace {
 
+using detail::MomentumKind;
+using detail::set_momentum;
 using detail::str;
-using detail::take_field;
 using std::numbers::pi;
-using torch::optim::OptimizerOptions;
 
-// Numbers are computed in the order in which Python computes them: they shall agree to the last
-// bit.
-
-enum class Momentum { kNone, kMomentum, kBeta1 };
-
-Momentum momentum_of(const OptimizerOptions& options) {
-  if (const auto* ours = dynamic_cast<const ParamGroupOptions*>(&options)) {
-    if (!ours->momentum()) return Momentum::kNone;
-    return ours->to_dict().contains("betas") ? Momentum::kBeta1 : Momentum::kMomentum;
-  }
-  if (dynamic_cast<const torch::optim::SGDOptions*>(&options)) return Momentum::kMomentum;
-  if (dynamic_cast<const torch::optim::RMSpropOptions*>(&options)) return Momentum::kMomentum;
-  if (dynamic_cast<const torch::optim::AdamOptions*>(&options)) return Momentum::kBeta1;
-  if (dynamic_cast<const torch::optim::AdamWOptions*>(&options)) return Momentum::kBeta1;
-  return Momentum::kNone;
-}
-
-template <class Options>
-bool set_beta1(OptimizerOptions& options, double beta1) {
-  auto* adam = dynamic_cast<Options*>(&options);
-  if (adam) std::get<0>(adam->betas()) = beta1;
-  return adam;
-}
-
-template <class Options>
-bool set_plain_momentum(OptimizerOptions& options, double momentum) {
-  auto* with_momentum = dynamic_cast<Options*>(&options);
-  if (with_momentum) with_momentum->momentum(momentum);
-  return with_momentum;
-}
-
-/// Sets what `momentum_of` found.
-void set_momentum(OptimizerOptions& options, double momentum) {
-  if (auto* ours = dynamic_cast<ParamGroupOptions*>(&options)) return ours->set_momentum(momentum);
-  set_plain_momentum<torch::optim::SGDOptions>(options, momentum) ||
-      set_plain_momentum<torch::optim::RMSpropOptions>(options, momentum) ||
-      set_beta1<torch::optim::AdamOptions>(options, momentum) ||
-      set_beta1<torch::optim::AdamWOptions>(options, momentum);
-}
+// The order of operations is Python's, so that results agree to the last bit.
 
 void require_momentum(const torch::optim::Optimizer& optimizer, std::string_view scheduler) {
-  if (momentum_of(optimizer.defaults()) != Momentum::kNone) return;
+  if (detail::momentum_kind(optimizer.defaults()) != MomentumKind::kNone) return;
   throw ArgumentError(str("optimizer must support momentum or beta1 with `cycle_momentum` option ",
                           "enabled. Set .cycle_momentum = false in the options of ", scheduler,
-                          ", or take SGD, RMSprop, Adam or AdamW."));
+                          ", or use SGD, RMSprop, Adam or AdamW."));
 }
 
 bool uses_beta1(const torch::optim::Optimizer& optimizer) {
-  return momentum_of(optimizer.defaults()) == Momentum::kBeta1;
+  return detail::momentum_kind(optimizer.defaults()) == MomentumKind::kBeta1;
 }
 
 void require_positive(std::int64_t number, std::string_view name) {
@@ -80,22 +46,19 @@ void require_positive(std::int64_t number, std::string_view name) {
   throw ArgumentError(str("Expected positive integer ", name, ", but got ", number, "."));
 }
 
-/// A number that schedulers noted, by the name that Python gives it.
-double noted(const detail::GroupMemory& memory, const std::string& name) {
-  const std::pair<std::string_view, const std::optional<double>&> all[] = {
-      {"initial_lr", memory.initial_lr},
-      {"max_lr", memory.max_lr},
-      {"min_lr", memory.min_lr},
-      {"max_momentum", memory.max_momentum},
-      {"base_momentum", memory.base_momentum}};
-  for (const auto& [known, number] : all) {
-    if (known == name && number) return *number;
-  }
+/// A number that schedulers keep with a group, by Python's name.
+double kept(const detail::GroupSchedule& schedule, std::string_view name) {
+  std::optional<double> number;
+  for_each_field(schedule, detail::kGroupScheduleFields,
+                 [&](const auto& field, const std::optional<double>& value) {
+                   if (field.name == name) number = value;
+                 });
+  if (number) return *number;
   throw StateError(str("OneCycleLR needs '", name, "' of a parameter group, which was never set. ",
                        "Build the scheduler with all its groups and with cycle_momentum."));
 }
 
-/// An int where it is a whole number, as Python has it.
+/// An int if the number is whole, as in Python.
 Value whole_or_real(double number) {
   if (number != std::floor(number)) return number;
   return static_cast<std::int64_t>(number);
@@ -138,7 +101,7 @@ void CosineAnnealingWarmRestarts::step(double epoch) {
   } else if (t_mult_ == 1) {
     t_cur_ = std::fmod(epoch, first);
   } else {
-    // The lengths of all cosines before are a geometric series.
+    // The lengths of the cosines are a geometric series.
     const auto ratio = static_cast<double>(t_mult_);
     const auto restarts = std::trunc(std::log(epoch / first * (ratio - 1) + 1) / std::log(ratio));
     const auto longer = std::pow(ratio, restarts);
@@ -161,21 +124,21 @@ std::vector<double> CosineAnnealingWarmRestarts::get_lr() {
   return lrs;
 }
 
+auto CosineAnnealingWarmRestarts::state_fields() {
+  using Self = CosineAnnealingWarmRestarts;
+  return std::tuple{field("T_0", &Self::t_0_), field("T_i", &Self::t_i_),
+                    field("T_mult", &Self::t_mult_), field("eta_min", &Self::eta_min_),
+                    field("T_cur", &Self::t_cur_)};
+}
+
 void CosineAnnealingWarmRestarts::write_state(Value::Dict& state) const {
-  state.set("T_0", t_0_);
-  state.set("T_i", t_i_);
-  state.set("T_mult", t_mult_);
-  state.set("eta_min", eta_min_);
+  detail::write_fields(state, *this, state_fields());
   state.set("T_cur", whole_or_real(t_cur_));
   LRScheduler::write_state(state);
 }
 
 void CosineAnnealingWarmRestarts::read_state(const Value::Dict& state) {
-  take_field(state, "T_0", t_0_);
-  take_field(state, "T_i", t_i_);
-  take_field(state, "T_mult", t_mult_);
-  take_field(state, "eta_min", eta_min_);
-  take_field(state, "T_cur", t_cur_);
+  detail::read_fields(state, *this, state_fields());
   require_positive(t_0_, "T_0");
   require_positive(t_i_, "T_i");
   require_positive(t_mult_, "T_mult");
@@ -228,9 +191,9 @@ void OneCycleLR::set_limits(const OneCycleLROptions& options) {
     max_momentums = options.max_momentum.expand("max_momentum", group_count());
     base_momentums = options.base_momentum.expand("base_momentum", group_count());
   }
-  if (options.last_epoch != -1) return;  // an earlier scheduler noted them
+  if (options.last_epoch != -1) return;  // an earlier scheduler has set them
   for (std::size_t i = 0; i < group_count(); ++i) {
-    auto& limits = memory(i);
+    auto& limits = schedule(i);
     limits.initial_lr = max_lrs[i] / options.div_factor;
     limits.max_lr = max_lrs[i];
     limits.min_lr = *limits.initial_lr / options.final_div_factor;
@@ -265,11 +228,11 @@ std::vector<double> OneCycleLR::get_lr() {
   std::vector<double> lrs;
   std::vector<double> momentums;
   for (std::size_t i = 0; i < group_count(); ++i) {
-    const auto& limits = memory(i);
-    lrs.push_back(anneal(noted(limits, phase.start_lr), noted(limits, phase.end_lr), pct));
+    const auto& limits = schedule(i);
+    lrs.push_back(anneal(kept(limits, phase.start_lr), kept(limits, phase.end_lr), pct));
     if (!cycle_momentum_) continue;
     momentums.push_back(
-        anneal(noted(limits, phase.start_momentum), noted(limits, phase.end_momentum), pct));
+        anneal(kept(limits, phase.start_momentum), kept(limits, phase.end_momentum), pct));
   }
   for (std::size_t i = 0; i < momentums.size(); ++i) {
     set_momentum(optimizer().param_groups()[i].options(), momentums[i]);
@@ -277,41 +240,23 @@ std::vector<double> OneCycleLR::get_lr() {
   return lrs;
 }
 
+auto OneCycleLR::state_fields() {
+  return std::tuple{field("total_steps", &OneCycleLR::total_steps_),
+                    field("_schedule_phases", &OneCycleLR::phases_),
+                    field("_anneal_func_type", &OneCycleLR::anneal_strategy_),
+                    field("cycle_momentum", &OneCycleLR::cycle_momentum_)};
+}
+
 void OneCycleLR::write_state(Value::Dict& state) const {
-  state.set("total_steps", total_steps_);
-  Value::List phases;
-  for (const auto& phase : phases_) {
-    phases.emplace_back(Value::Dict{{"end_step", phase.end_step},
-                                    {"start_lr", phase.start_lr},
-                                    {"end_lr", phase.end_lr},
-                                    {"start_momentum", phase.start_momentum},
-                                    {"end_momentum", phase.end_momentum}});
-  }
-  state.set("_schedule_phases", std::move(phases));
-  state.set("_anneal_func_type", to_string(anneal_strategy_));
-  state.set("cycle_momentum", cycle_momentum_);
+  detail::write_fields(state, *this, state_fields());
   if (cycle_momentum_) state.set("use_beta1", uses_beta1(optimizer()));
   LRScheduler::write_state(state);
 }
 
 void OneCycleLR::read_state(const Value::Dict& state) {
-  take_field(state, "total_steps", total_steps_);
+  detail::read_fields(state, *this, state_fields());
   require_positive(total_steps_, "total_steps");
-  if (const auto* phases = state.get("_schedule_phases")) {
-    std::vector<Phase> read;
-    for (const auto& value : phases->items()) {
-      auto& phase = read.emplace_back();
-      take_field(value.as_dict(), "end_step", phase.end_step);
-      take_field(value.as_dict(), "start_lr", phase.start_lr);
-      take_field(value.as_dict(), "end_lr", phase.end_lr);
-      take_field(value.as_dict(), "start_momentum", phase.start_momentum);
-      take_field(value.as_dict(), "end_momentum", phase.end_momentum);
-    }
-    if (read.empty()) throw ArgumentError("The state of OneCycleLR has no phases.");
-    phases_ = std::move(read);
-  }
-  take_field(state, "_anneal_func_type", anneal_strategy_);
-  take_field(state, "cycle_momentum", cycle_momentum_);
+  if (phases_.empty()) throw ArgumentError("The state of OneCycleLR has no phases.");
   if (cycle_momentum_) require_momentum(optimizer(), "OneCycleLR");
   LRScheduler::read_state(state);
 }
@@ -343,12 +288,12 @@ CyclicLR::CyclicLR(torch::optim::Optimizer& optimizer, const CyclicLROptions& op
     set_group_lrs(base_lrs);
     for (std::size_t i = 0; cycle_momentum_ && i < group_count(); ++i) {
       set_momentum(optimizer.param_groups()[i].options(), max_momentums_[i]);
-      memory(i).max_momentum = max_momentums_[i];
-      memory(i).base_momentum = base_momentums_[i];
+      schedule(i).max_momentum = max_momentums_[i];
+      schedule(i).base_momentum = base_momentums_[i];
     }
   }
   initialize(options.last_epoch);
-  // Not before: Python computes the first learning rates from the initial ones.
+  // After the first step: Python computes that one from the initial learning rates.
   base_lrs_ = std::move(base_lrs);
 }
 
@@ -389,33 +334,34 @@ std::vector<double> CyclicLR::get_lr() {
   return lrs;
 }
 
+auto CyclicLR::state_fields() {
+  return std::tuple{field("max_lrs", &CyclicLR::max_lrs_),
+                    field("total_size", &CyclicLR::total_size_),
+                    field("step_ratio", &CyclicLR::step_ratio_),
+                    field("mode", &CyclicLR::mode_),
+                    field("gamma", &CyclicLR::gamma_),
+                    field("scale_mode", &CyclicLR::scale_mode_),
+                    field("cycle_momentum", &CyclicLR::cycle_momentum_)};
+}
+
+auto CyclicLR::momentum_fields() {
+  return std::tuple{field("base_momentums", &CyclicLR::base_momentums_),
+                    field("max_momentums", &CyclicLR::max_momentums_)};
+}
+
 void CyclicLR::write_state(Value::Dict& state) const {
-  state.set("max_lrs", max_lrs_);
-  state.set("total_size", total_size_);
-  state.set("step_ratio", step_ratio_);
-  state.set("mode", to_string(mode_));
-  state.set("gamma", gamma_);
-  state.set("scale_mode", to_string(scale_mode_));
-  state.set("cycle_momentum", cycle_momentum_);
+  detail::write_fields(state, *this, state_fields());
   if (cycle_momentum_) {
     state.set("use_beta1", uses_beta1(optimizer()));
-    state.set("base_momentums", base_momentums_);
-    state.set("max_momentums", max_momentums_);
+    detail::write_fields(state, *this, momentum_fields());
   }
   LRScheduler::write_state(state);
   state.set("_scale_fn_custom", nullptr);
 }
 
 void CyclicLR::read_state(const Value::Dict& state) {
-  take_field(state, "max_lrs", max_lrs_);
-  take_field(state, "total_size", total_size_);
-  take_field(state, "step_ratio", step_ratio_);
-  take_field(state, "mode", mode_);
-  take_field(state, "gamma", gamma_);
-  take_field(state, "scale_mode", scale_mode_);
-  take_field(state, "cycle_momentum", cycle_momentum_);
-  take_field(state, "base_momentums", base_momentums_);
-  take_field(state, "max_momentums", max_momentums_);
+  detail::read_fields(state, *this, state_fields());
+  detail::read_fields(state, *this, momentum_fields());
   if (cycle_momentum_) require_momentum(optimizer(), "CyclicLR");
   choose_scale_mode();
   LRScheduler::read_state(state);

@@ -21,7 +21,7 @@ namespace {
 
 using at::Tensor;
 
-/// What a process knows of one name.
+/// The sums of one process under one name.
 struct Total {
   double sum = 0;
   double weight = 0;
@@ -46,7 +46,7 @@ const Total* find(const NamedTotals& totals, std::string_view name) {
   return nullptr;
 }
 
-/// Throws where `rank` lacks a name of `others`.
+/// Throws `CommError` if `rank` lacks a name of `other_rank`.
 void require_names(const NamedTotals& totals, std::size_t rank, const NamedTotals& others,
                    std::size_t other_rank) {
   for (const auto& [name, total] : others) {
@@ -54,24 +54,24 @@ void require_names(const NamedTotals& totals, std::size_t rank, const NamedTotal
     throw CommError(
         detail::str("DeferredMetrics::reduce: rank ", rank, " has never added to '", name,
                     "', to which rank ", other_rank,
-                    " has. Add to the same names on all processes, with weight 0 where there is "
-                    "nothing to say."),
+                    " has. Add to the same names on all processes, with weight 0 if there is no "
+                    "value."),
         static_cast<int>(rank));
   }
 }
 
 void check(std::string_view name, const Tensor& value, double weight) {
   if (!value.defined() || value.numel() != 1) {
-    throw ArgumentError(
-        detail::str("The metric '", name, "' takes one value at a time, but ",
-                    value.defined() ? detail::str("the tensor has shape ", value.sizes())
-                                    : std::string("the tensor is undefined"),
-                    ". Give its mean, weighted by how many values there are: add(\"", name,
-                    "\", x.mean(), n)."));
+    throw ArgumentError(detail::str(
+        "The metric '", name, "' takes one value at a time, but ",
+        value.defined() ? detail::str("the tensor has shape ", value.sizes())
+                        : std::string("the tensor is undefined"),
+        ". Add its mean, weighted by the number of values: add(\"", name, "\", x.mean(), n)."));
   }
   if (value.is_complex()) {
     throw ArgumentError(detail::str("The metric '", name, "' is of ", value.scalar_type(),
-                                    "; means are of real numbers. Give its absolute value, say."));
+                                    "; only real numbers have a mean here. Add its absolute value, "
+                                    "for example."));
   }
   if (!std::isfinite(weight) || weight < 0) {
     throw ArgumentError(detail::str("The weight of a value of the metric '", name, "' is ", weight,
@@ -81,8 +81,8 @@ void check(std::string_view name, const Tensor& value, double weight) {
 
 }  // namespace
 
-/// Sums live on the device of their values, all of a device in one tensor, so that one copy brings
-/// them. Weights and counts are known without it.
+/// Sums stay on the device of their values. All sums of a device are in one tensor, so that one
+/// copy reads them. Weights and counts are on the host.
 class DeferredMetrics::Sums {
  public:
   void add(std::string_view name, const Tensor& value, double weight) {
@@ -101,20 +101,20 @@ class DeferredMetrics::Sums {
     for (const auto& metric : metrics_) {
       result.push_back({metric.name, {.sum = 0, .weight = metric.weight, .count = metric.count}});
     }
-    for (const auto& lane : lanes_) {
-      const auto sums = lane.sums.to(at::kCPU, at::kDouble);
+    for (const auto& on_device : devices_) {
+      const auto sums = on_device.sums.to(at::kCPU, at::kDouble);
       const auto* const numbers = sums.const_data_ptr<double>();
-      for (std::size_t i = 0; i < lane.metrics.size(); ++i) {
-        result[lane.metrics[i]].second.sum += numbers[i];
+      for (std::size_t i = 0; i < on_device.metrics.size(); ++i) {
+        result[on_device.metrics[i]].second.sum += numbers[i];
       }
     }
     return result;
   }
 
-  /// Names keep their places.
-  void forget() {
+  /// Sets all sums to 0; names keep their places.
+  void reset() {
     const at::NoGradGuard no_grad;
-    for (auto& lane : lanes_) lane.sums.zero_();
+    for (auto& on_device : devices_) on_device.sums.zero_();
     for (auto& metric : metrics_) {
       metric.weight = 0;
       metric.count = 0;
@@ -126,16 +126,16 @@ class DeferredMetrics::Sums {
     std::string name;
     double weight = 0;
     std::int64_t count = 0;
-    std::vector<Tensor> sums = {};  // of no dimension, one per device; views into a lane
+    std::vector<Tensor> sums = {};  // without dimensions, one per device; views into DeviceSums
   };
   /// The sums of one device.
-  struct Lane {
-    Tensor sums;                            // as long as there is room
-    std::vector<std::size_t> metrics = {};  // whose they are
+  struct DeviceSums {
+    Tensor sums;                            // with room for more
+    std::vector<std::size_t> metrics = {};  // indices of the metrics that they belong to
   };
 
   Metric& metric_of(std::string_view name) {
-    // Loops add in the same order again and again: look behind the last one first.
+    // Training loops add in the same order in each step: start after the last one found.
     for (std::size_t i = 0; i < metrics_.size(); ++i) {
       next_ = next_ < metrics_.size() ? next_ : 0;
       if (auto& metric = metrics_[next_++]; metric.name == name) return metric;
@@ -148,38 +148,39 @@ class DeferredMetrics::Sums {
     for (const auto& sum : metric.sums) {
       if (sum.device() == device) return sum;
     }
-    auto& lane = lane_of(device);
-    const auto place = lane.metrics.size();
-    if (static_cast<std::int64_t>(place) == lane.sums.size(0)) grow(lane);
-    lane.metrics.push_back(static_cast<std::size_t>(&metric - metrics_.data()));
-    return metric.sums.emplace_back(lane.sums.select(0, static_cast<std::int64_t>(place)));
+    auto& on_device = sums_on(device);
+    const auto place = on_device.metrics.size();
+    if (static_cast<std::int64_t>(place) == on_device.sums.size(0)) grow(on_device);
+    on_device.metrics.push_back(static_cast<std::size_t>(&metric - metrics_.data()));
+    return metric.sums.emplace_back(on_device.sums.select(0, static_cast<std::int64_t>(place)));
   }
 
-  Lane& lane_of(c10::Device device) {
-    for (auto& lane : lanes_) {
-      if (lane.sums.device() == device) return lane;
+  DeviceSums& sums_on(c10::Device device) {
+    for (auto& on_device : devices_) {
+      if (on_device.sums.device() == device) return on_device;
     }
     constexpr std::int64_t kRoom = 16;
-    // Tensors of inference mode could not be added to outside of it.
+    // A tensor made in inference mode could not be changed outside of it.
     const c10::InferenceMode normal_mode(false);
     const auto dtype = device.is_mps() ? at::kFloat : at::kDouble;
-    return lanes_.emplace_back(
-        Lane{.sums = at::zeros({kRoom}, at::TensorOptions(dtype).device(device))});
+    return devices_.emplace_back(
+        DeviceSums{.sums = at::zeros({kRoom}, at::TensorOptions(dtype).device(device))});
   }
 
-  void grow(Lane& lane) {
+  void grow(DeviceSums& on_device) {
     const c10::InferenceMode normal_mode(false);
-    const auto old = lane.sums;
-    lane.sums = at::cat({old, at::zeros_like(old)});
-    for (std::size_t i = 0; i < lane.metrics.size(); ++i) {
-      for (auto& sum : metrics_[lane.metrics[i]].sums) {
-        if (sum.device() == old.device()) sum = lane.sums.select(0, static_cast<std::int64_t>(i));
+    const auto old = on_device.sums;
+    on_device.sums = at::cat({old, at::zeros_like(old)});
+    for (std::size_t i = 0; i < on_device.metrics.size(); ++i) {
+      for (auto& sum : metrics_[on_device.metrics[i]].sums) {
+        if (sum.device() == old.device())
+          sum = on_device.sums.select(0, static_cast<std::int64_t>(i));
       }
     }
   }
 
   std::vector<Metric> metrics_;
-  std::vector<Lane> lanes_;
+  std::vector<DeviceSums> devices_;
   std::size_t next_ = 0;
 };
 
@@ -196,13 +197,13 @@ Value::Dict DeferredMetrics::peek() const { return means_of(sums_->totals()); }
 
 Value::Dict DeferredMetrics::read() {
   auto means = peek();
-  sums_->forget();
+  sums_->reset();
   return means;
 }
 
 Value::Dict DeferredMetrics::reduce(std::source_location where) {
   if (detail::is_alone(nullptr)) return read();
-  // What fails here is written inside, so that the others learn of it.
+  // An error in here is sent to the other processes.
   const auto encode = [&] { return detail::encode_object(sums_->totals()); };
   std::vector<NamedTotals> all;
   for (const auto& bytes : detail::exchange(encode, nullptr, "DeferredMetrics::reduce", where)) {
@@ -221,7 +222,7 @@ Value::Dict DeferredMetrics::reduce(std::source_location where) {
       total.count += other.count;
     }
   }
-  sums_->forget();
+  sums_->reset();
   return means_of(first);
 }
 

@@ -1,6 +1,7 @@
 #include "accelerate/grad_scaler.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@ at::Tensor number_on(c10::Device device, double value, at::ScalarType dtype) {
   return at::full({}, value, at::TensorOptions(dtype).device(device));
 }
 
-/// Gradients of one device and dtype, which one kernel takes together.
+/// Gradients of one device and dtype, which one kernel processes together.
 using Batches = std::vector<std::vector<at::Tensor>>;
 
 std::vector<at::Tensor>& batch_for(Batches& batches, const at::Tensor& gradient) {
@@ -39,10 +40,10 @@ Batches gradients_of(torch::optim::Optimizer& optimizer) {
       if (!gradient.defined()) continue;
       if (gradient.scalar_type() == at::kHalf) {
         throw ArgumentError(
-            "The gradients of a parameter are float16, so that what has overflowed is lost. Keep "
-            "parameters in float32: autocast computes in float16 all the same.");
+            "The gradients of a parameter are float16 and may have overflowed already. Keep "
+            "parameters in float32: autocast still computes in float16.");
       }
-      // Values that stand for one element are added up first: their sum may be infinite.
+      // Coalesce first: the sum of values for one element may be infinite.
       if (gradient.is_sparse()) {
         if (!gradient.is_coalesced()) {
           gradient = gradient.coalesce();
@@ -63,11 +64,11 @@ GradScaler::GradScaler(const GradScalerKwargs& options)
   if (!options.enabled) return;
   if (options.growth_factor <= 1) {
     throw ArgumentError(str("growth_factor is ", options.growth_factor,
-                            ", but the factor must grow: give more than 1."));
+                            ", but must be greater than 1: the factor has to grow."));
   }
   if (options.backoff_factor >= 1) {
     throw ArgumentError(str("backoff_factor is ", options.backoff_factor,
-                            ", but the factor must shrink: give less than 1."));
+                            ", but must be less than 1: the factor has to shrink."));
   }
 }
 
@@ -104,7 +105,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     throw StateError("unscale_() is being called after step(). Call it before, or update() first.");
   }
   const at::NoGradGuard no_grad;
-  // In double, so that the quotient is rounded once.
+  // In double, so that the result is rounded only once.
   const auto inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   std::vector<at::Tensor> found;
   for (const auto& gradients : gradients_of(optimizer)) {
@@ -212,20 +213,17 @@ void GradScaler::load_state_dict(const Value& state) {
   if (!options_.enabled) return;
   if (state.as_dict().empty()) {
     throw ArgumentError(
-        "The state of the scaler is empty: it was saved by one that is disabled. Disable this one "
-        "too, or do not load it.");
+        "The state of the scaler is empty: it was saved by a disabled scaler. Disable this one "
+        "too, "
+        "or do not load the state.");
   }
-  const auto number = [&](const char* key) {
-    const auto& value = state.at(key);
-    return value.is_int() ? static_cast<double>(value.as_int()) : value.as_double();
-  };
   GradScalerKwargs options = options_;
-  options.growth_factor = number("growth_factor");
-  options.backoff_factor = number("backoff_factor");
+  options.growth_factor = state.at("growth_factor").as_double();
+  options.backoff_factor = state.at("backoff_factor").as_double();
   options.growth_interval = state.at("growth_interval").as_int();
-  const double scale = number("scale");
+  const double scale = state.at("scale").as_double();
   const auto tracker = state.at("_growth_tracker").as_int();
-  // From here on nothing throws: either all is taken or nothing.
+  // Nothing below throws, so a failed load changes nothing.
   options_ = options;
   next_scale_ = options_.init_scale = scale;
   next_tracker_ = tracker;

@@ -2,38 +2,230 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numbers>
+#include <span>
+#include <type_traits>
 
 #include "accelerate/errors.h"
 #include "accelerate/lambda_schedulers.h"
 #include "core/text.h"
-#include "training/state_fields.h"
+#include "training/group_schedule.h"
+#include "training/scheduler_state.h"
 
 namespace accelerate {
 namespace {
 
 using detail::str;
-using detail::take_field;
 using std::numbers::pi;
 
-// Numbers are computed in the order in which Python computes them: they shall agree to the last
-// bit.
+/// One parameter group at one step.
+struct GroupStep {
+  std::int64_t epoch;
+  std::int64_t step_count;
+  bool is_initial;
+  /// The current learning rate.
+  double lr;
+  std::size_t group;
+  std::size_t group_count;
+  std::span<const double> base_lrs;
 
-std::vector<double> scaled(std::vector<double> lrs, double factor) {
-  for (auto& lr : lrs) lr *= factor;
-  return lrs;
+  [[nodiscard]] double base_lr() const {
+    if (group >= base_lrs.size()) detail::refuse_group_count(base_lrs.size(), group_count);
+    return base_lrs[group];
+  }
+};
+
+double real(std::int64_t number) { return static_cast<double>(number); }
+
+template <class T>
+void require(bool valid, std::string_view option, const T& value, std::string_view range) {
+  if (!valid) throw ArgumentError(str(option, " is ", value, "; it must be ", range, "."));
 }
 
-void require_factor(double factor, bool valid, std::string_view name, std::string_view range) {
-  if (valid) return;  // NaN is not
-  throw ArgumentError(str(name, " is ", factor, "; it must be ", range, "."));
-}
-
-/// The closed form divides by it; the recurrence does not.
+/// The closed form divides by it, the recurrence does not.
 void require_iterations(std::int64_t total_iters, std::string_view scheduler) {
   if (total_iters != 0) return;
   throw StateError(str(scheduler, " with total_iters = 0 cannot begin at a milestone. ",
                        "Give it at least one, or leave it out."));
+}
+
+// For each scheduler: the entries of its state, the valid options, the next learning rate of a
+// group, and the learning rate of an epoch in closed form. The order of operations is Python's, so
+// that results agree to the last bit.
+
+constexpr auto state_fields(std::type_identity<StepLROptions>) {
+  return ACCELERATE_FIELDS(StepLROptions, step_size, gamma);
+}
+void check(const StepLROptions& o) {
+  require(o.step_size >= 1, "step_size of StepLR", o.step_size, "at least 1");
+}
+double next_lr(const StepLROptions& o, const GroupStep& at) {
+  return at.epoch == 0 || at.epoch % o.step_size != 0 ? at.lr : at.lr * o.gamma;
+}
+double closed_form(const StepLROptions& o, std::int64_t epoch, double base_lr) {
+  return base_lr * std::pow(o.gamma, real(epoch / o.step_size));
+}
+
+void check(const MultiStepLROptions& /*o*/) {}
+double next_lr(const MultiStepLROptions& o, const GroupStep& at) {
+  return at.lr * std::pow(o.gamma, real(std::ranges::count(o.milestones, at.epoch)));
+}
+double closed_form(const MultiStepLROptions& o, std::int64_t epoch, double base_lr) {
+  const auto passed = [&](std::int64_t milestone) { return milestone <= epoch; };
+  return base_lr * std::pow(o.gamma, real(std::ranges::count_if(o.milestones, passed)));
+}
+
+constexpr auto state_fields(std::type_identity<ConstantLROptions>) {
+  return ACCELERATE_FIELDS(ConstantLROptions, factor, total_iters);
+}
+void check(const ConstantLROptions& o) {
+  require(o.factor >= 0 && o.factor <= 1, "factor of ConstantLR", o.factor, "between 0 and 1");
+}
+double next_lr(const ConstantLROptions& o, const GroupStep& at) {
+  if (at.epoch == 0) return at.lr * o.factor;
+  if (at.epoch != o.total_iters) return at.lr;
+  if (o.factor == 0) {
+    throw StateError(str("ConstantLR cannot undo its factor 0 at total_iters = ", o.total_iters,
+                         ". Give it a factor above 0."));
+  }
+  return at.lr * (1.0 / o.factor);
+}
+double closed_form(const ConstantLROptions& o, std::int64_t epoch, double base_lr) {
+  return base_lr * (o.factor + (epoch >= o.total_iters ? 1 : 0) * (1 - o.factor));
+}
+
+constexpr auto state_fields(std::type_identity<LinearLROptions>) {
+  return ACCELERATE_FIELDS(LinearLROptions, start_factor, end_factor, total_iters);
+}
+void check(const LinearLROptions& o) {
+  require(o.start_factor > 0 && o.start_factor <= 1, "start_factor of LinearLR", o.start_factor,
+          "greater than 0 and at most 1");
+  require(o.end_factor >= 0 && o.end_factor <= 1, "end_factor of LinearLR", o.end_factor,
+          "between 0 and 1");
+}
+double next_lr(const LinearLROptions& o, const GroupStep& at) {
+  if (at.epoch == 0) return at.lr * o.start_factor;
+  if (at.is_initial || at.epoch > o.total_iters) return at.lr;
+  const auto rise = o.end_factor - o.start_factor;
+  return at.lr * (1.0 + rise / (real(o.total_iters) * o.start_factor + real(at.epoch - 1) * rise));
+}
+double closed_form(const LinearLROptions& o, std::int64_t epoch, double base_lr) {
+  require_iterations(o.total_iters, "LinearLR");
+  const auto passed = real(std::min(o.total_iters, epoch));
+  return base_lr *
+         (o.start_factor + (o.end_factor - o.start_factor) * passed / real(o.total_iters));
+}
+
+constexpr auto state_fields(std::type_identity<ExponentialLROptions>) {
+  return ACCELERATE_FIELDS(ExponentialLROptions, gamma);
+}
+void check(const ExponentialLROptions& o) {
+  if (!o.gamma) throw ArgumentError("gamma of ExponentialLR is not set; give the factor.");
+}
+double next_lr(const ExponentialLROptions& o, const GroupStep& at) {
+  return at.is_initial ? at.lr : at.lr * *o.gamma;
+}
+double closed_form(const ExponentialLROptions& o, std::int64_t epoch, double base_lr) {
+  return base_lr * std::pow(*o.gamma, real(epoch));
+}
+
+constexpr auto state_fields(std::type_identity<PolynomialLROptions>) {
+  return ACCELERATE_FIELDS(PolynomialLROptions, total_iters, power);
+}
+void check(const PolynomialLROptions& /*o*/) {}
+double next_lr(const PolynomialLROptions& o, const GroupStep& at) {
+  if (at.is_initial || at.epoch > o.total_iters) return at.lr;
+  const auto left = 1.0 - real(at.epoch) / real(o.total_iters);
+  const auto left_before = 1.0 - real(at.epoch - 1) / real(o.total_iters);
+  return at.lr * std::pow(left / left_before, o.power);
+}
+double closed_form(const PolynomialLROptions& o, std::int64_t epoch, double base_lr) {
+  require_iterations(o.total_iters, "PolynomialLR");
+  const auto passed = real(std::min(o.total_iters, epoch));
+  return base_lr * std::pow(1.0 - passed / real(o.total_iters), o.power);
+}
+
+constexpr auto state_fields(std::type_identity<CosineAnnealingLROptions>) {
+  return std::tuple{field("T_max", &CosineAnnealingLROptions::t_max),
+                    field("eta_min", &CosineAnnealingLROptions::eta_min)};
+}
+void check(const CosineAnnealingLROptions& o) {
+  require(o.t_max >= 1, "t_max of CosineAnnealingLR", o.t_max, "at least 1");
+}
+double closed_form(const CosineAnnealingLROptions& o, std::int64_t epoch, double base_lr) {
+  return o.eta_min + (base_lr - o.eta_min) * (1 + std::cos(pi * real(epoch) / real(o.t_max))) / 2;
+}
+double next_lr(const CosineAnnealingLROptions& o, const GroupStep& at) {
+  if (at.is_initial) return at.lr;
+  if (at.step_count == 1 && at.epoch > 0) return closed_form(o, at.epoch, at.base_lr());
+  const auto t_max = real(o.t_max);
+  if ((at.epoch - 1 - o.t_max) % (2 * o.t_max) == 0) {
+    // At the lowest point the recurrence below would divide by zero.
+    return at.lr + (at.base_lr() - o.eta_min) * (1 - std::cos(pi / t_max)) / 2;
+  }
+  const auto ratio =
+      (1 + std::cos(pi * real(at.epoch) / t_max)) / (1 + std::cos(pi * real(at.epoch - 1) / t_max));
+  return ratio * (at.lr - o.eta_min) + o.eta_min;
+}
+
+template <class Options>
+concept HasLambdas = requires(Options options) {
+  options.lr_lambda;
+};
+template <HasLambdas Options>
+constexpr auto state_fields(std::type_identity<Options>) {
+  return std::tuple{};
+}
+template <HasLambdas Options>
+void check(const Options& /*o*/) {}  // `expand` has checked them
+
+/// The factor of the group in this epoch.
+double lambda_factor(const LrLambdas& lr_lambda, const GroupStep& at) {
+  const auto& functions = lr_lambda.functions();
+  if (at.group >= functions.size()) detail::refuse_group_count(functions.size(), at.group_count);
+  return functions[at.group](at.epoch);
+}
+
+double next_lr(const LambdaLROptions& o, const GroupStep& at) {
+  return lambda_factor(o.lr_lambda, at) * at.base_lr();
+}
+
+double next_lr(const MultiplicativeLROptions& o, const GroupStep& at) {
+  return at.is_initial ? at.lr : lambda_factor(o.lr_lambda, at) * at.lr;
+}
+
+template <class Options>
+void write_options(const Options& options, Value::Dict& state) {
+  detail::write_fields(state, options, state_fields(std::type_identity<Options>()));
+}
+template <class Options>
+void read_options(Options& options, const Value::Dict& state) {
+  detail::read_fields(state, options, state_fields(std::type_identity<Options>()));
+}
+
+/// The milestones as Python has them: how often each epoch is listed.
+struct MilestoneCounts {
+  std::map<std::int64_t, std::int64_t> milestones;
+};
+void write_options(const MultiStepLROptions& options, Value::Dict& state) {
+  MilestoneCounts counts;
+  for (const auto epoch : options.milestones) ++counts.milestones[epoch];
+  detail::write_fields(state, counts, ACCELERATE_FIELDS(MilestoneCounts, milestones));
+  detail::write_fields(state, options, ACCELERATE_FIELDS(MultiStepLROptions, gamma));
+}
+void read_options(MultiStepLROptions& options, const Value::Dict& state) {
+  MilestoneCounts counts;
+  for (const auto epoch : options.milestones) ++counts.milestones[epoch];
+  detail::read_fields(state, counts, ACCELERATE_FIELDS(MilestoneCounts, milestones));
+  detail::read_fields(state, options, ACCELERATE_FIELDS(MultiStepLROptions, gamma));
+  options.milestones.clear();
+  for (const auto& [epoch, times] : counts.milestones) {
+    constexpr std::int64_t kMost = 1'000'000;
+    require(times >= 0 && times <= kMost, "A count of milestones in the state", times,
+            str("from 0 to ", kMost));
+    options.milestones.insert(options.milestones.end(), static_cast<std::size_t>(times), epoch);
+  }
 }
 
 }  // namespace
@@ -52,291 +244,66 @@ std::vector<LrLambda> LrLambdas::expand(std::size_t groups) const {
   return std::vector<LrLambda>(groups, functions_.front());
 }
 
-LambdaSchedulerBase::LambdaSchedulerBase(torch::optim::Optimizer& optimizer,
-                                         const LrLambdas& lambdas)
-    : LRScheduler(optimizer), lr_lambdas_(lambdas.expand(group_count())) {}
-
-std::vector<double> LambdaSchedulerBase::factors() const {
-  std::vector<double> factors;
-  for (const auto& lambda : lr_lambdas_) factors.push_back(lambda(last_epoch()));
-  return factors;
+template <class Options>
+FormulaLR<Options>::FormulaLR(torch::optim::Optimizer& optimizer, Options options)
+    : LRScheduler(optimizer), options_(std::move(options)) {
+  if constexpr (HasLambdas<Options>) options_.lr_lambda = options_.lr_lambda.expand(group_count());
+  check(options_);
+  initialize(options_.last_epoch);
 }
 
-void LambdaSchedulerBase::write_state(Value::Dict& state) const {
-  LRScheduler::write_state(state);
-  state.set("lr_lambdas", Value::List(lr_lambdas_.size()));
-}
-
-LambdaLR::LambdaLR(torch::optim::Optimizer& optimizer, const LambdaLROptions& options)
-    : LambdaSchedulerBase(optimizer, options.lr_lambda) {
-  initialize(options.last_epoch);
-}
-
-std::vector<double> LambdaLR::get_lr() {
-  auto lrs = factors();
-  for (std::size_t i = 0; i < lrs.size(); ++i) lrs[i] *= base_lrs()[i];
-  return lrs;
-}
-
-MultiplicativeLR::MultiplicativeLR(torch::optim::Optimizer& optimizer,
-                                   const MultiplicativeLROptions& options)
-    : LambdaSchedulerBase(optimizer, options.lr_lambda) {
-  initialize(options.last_epoch);
-}
-
-std::vector<double> MultiplicativeLR::get_lr() {
-  const auto now = group_lrs();
-  if (is_initial()) return now;
-  auto lrs = factors();
-  for (std::size_t i = 0; i < lrs.size(); ++i) lrs[i] *= now[i];
-  return lrs;
-}
-
-StepLR::StepLR(torch::optim::Optimizer& optimizer, const StepLROptions& options)
-    : LRScheduler(optimizer), step_size_(options.step_size), gamma_(options.gamma) {
-  if (step_size_ < 1) {
-    throw ArgumentError(str("step_size of StepLR is ", step_size_, "; it must be at least 1."));
-  }
-  initialize(options.last_epoch);
-}
-
-std::vector<double> StepLR::get_lr() {
-  const auto keeps = last_epoch() == 0 || last_epoch() % step_size_ != 0;
-  return keeps ? group_lrs() : scaled(group_lrs(), gamma_);
-}
-
-std::optional<std::vector<double>> StepLR::get_closed_form_lr() const {
-  return scaled(base_lrs(), std::pow(gamma_, static_cast<double>(last_epoch() / step_size_)));
-}
-
-void StepLR::write_state(Value::Dict& state) const {
-  state.set("step_size", step_size_);
-  state.set("gamma", gamma_);
-  LRScheduler::write_state(state);
-}
-
-void StepLR::read_state(const Value::Dict& state) {
-  take_field(state, "step_size", step_size_);
-  take_field(state, "gamma", gamma_);
-  if (step_size_ < 1) throw ArgumentError(str("The state has step_size = ", step_size_, "."));
-  LRScheduler::read_state(state);
-}
-
-MultiStepLR::MultiStepLR(torch::optim::Optimizer& optimizer, const MultiStepLROptions& options)
-    : LRScheduler(optimizer), gamma_(options.gamma) {
-  for (const auto milestone : options.milestones) ++milestones_[milestone];
-  initialize(options.last_epoch);
-}
-
-std::vector<double> MultiStepLR::get_lr() {
-  const auto found = milestones_.find(last_epoch());
-  if (found == milestones_.end()) return group_lrs();
-  return scaled(group_lrs(), std::pow(gamma_, static_cast<double>(found->second)));
-}
-
-std::optional<std::vector<double>> MultiStepLR::get_closed_form_lr() const {
-  std::int64_t passed = 0;
-  for (const auto& [milestone, times] : milestones_) {
-    if (milestone <= last_epoch()) passed += times;
-  }
-  return scaled(base_lrs(), std::pow(gamma_, static_cast<double>(passed)));
-}
-
-void MultiStepLR::write_state(Value::Dict& state) const {
-  Value::Dict milestones;
-  for (const auto& [milestone, times] : milestones_) milestones.set(milestone, times);
-  state.set("milestones", std::move(milestones));
-  state.set("gamma", gamma_);
-  LRScheduler::write_state(state);
-}
-
-void MultiStepLR::read_state(const Value::Dict& state) {
-  if (const auto* milestones = state.get("milestones")) {
-    milestones_.clear();
-    for (const auto& [key, times] : milestones->as_dict()) {
-      milestones_[key.as_int()] = times.as_int();
-    }
-  }
-  take_field(state, "gamma", gamma_);
-  LRScheduler::read_state(state);
-}
-
-ConstantLR::ConstantLR(torch::optim::Optimizer& optimizer, const ConstantLROptions& options)
-    : LRScheduler(optimizer), factor_(options.factor), total_iters_(options.total_iters) {
-  require_factor(factor_, factor_ >= 0 && factor_ <= 1, "factor of ConstantLR", "between 0 and 1");
-  initialize(options.last_epoch);
-}
-
-std::vector<double> ConstantLR::get_lr() {
-  if (last_epoch() == 0) return scaled(group_lrs(), factor_);
-  if (last_epoch() != total_iters_) return group_lrs();
-  if (factor_ == 0) {
-    throw StateError(str("ConstantLR cannot undo its factor 0 at total_iters = ", total_iters_,
-                         ". Give it a factor above 0."));
-  }
-  return scaled(group_lrs(), 1.0 / factor_);
-}
-
-std::optional<std::vector<double>> ConstantLR::get_closed_form_lr() const {
-  return scaled(base_lrs(), factor_ + (last_epoch() >= total_iters_ ? 1 : 0) * (1 - factor_));
-}
-
-void ConstantLR::write_state(Value::Dict& state) const {
-  state.set("factor", factor_);
-  state.set("total_iters", total_iters_);
-  LRScheduler::write_state(state);
-}
-
-void ConstantLR::read_state(const Value::Dict& state) {
-  take_field(state, "factor", factor_);
-  take_field(state, "total_iters", total_iters_);
-  LRScheduler::read_state(state);
-}
-
-LinearLR::LinearLR(torch::optim::Optimizer& optimizer, const LinearLROptions& options)
-    : LRScheduler(optimizer),
-      start_factor_(options.start_factor),
-      end_factor_(options.end_factor),
-      total_iters_(options.total_iters) {
-  require_factor(start_factor_, start_factor_ > 0 && start_factor_ <= 1, "start_factor of LinearLR",
-                 "greater than 0 and at most 1");
-  require_factor(end_factor_, end_factor_ >= 0 && end_factor_ <= 1, "end_factor of LinearLR",
-                 "between 0 and 1");
-  initialize(options.last_epoch);
-}
-
-std::vector<double> LinearLR::get_lr() {
-  if (last_epoch() == 0) return scaled(group_lrs(), start_factor_);
-  if (is_initial() || last_epoch() > total_iters_) return group_lrs();
-  const auto rise = end_factor_ - start_factor_;
-  const auto before = static_cast<double>(total_iters_) * start_factor_ +
-                      static_cast<double>(last_epoch() - 1) * rise;
-  return scaled(group_lrs(), 1.0 + rise / before);
-}
-
-std::optional<std::vector<double>> LinearLR::get_closed_form_lr() const {
-  require_iterations(total_iters_, "LinearLR");
-  const auto passed = static_cast<double>(std::min(total_iters_, last_epoch()));
-  return scaled(base_lrs(), start_factor_ + (end_factor_ - start_factor_) * passed /
-                                                static_cast<double>(total_iters_));
-}
-
-void LinearLR::write_state(Value::Dict& state) const {
-  state.set("start_factor", start_factor_);
-  state.set("end_factor", end_factor_);
-  state.set("total_iters", total_iters_);
-  LRScheduler::write_state(state);
-}
-
-void LinearLR::read_state(const Value::Dict& state) {
-  take_field(state, "start_factor", start_factor_);
-  take_field(state, "end_factor", end_factor_);
-  take_field(state, "total_iters", total_iters_);
-  LRScheduler::read_state(state);
-}
-
-ExponentialLR::ExponentialLR(torch::optim::Optimizer& optimizer,
-                             const ExponentialLROptions& options)
-    : LRScheduler(optimizer), gamma_(options.gamma.value_or(0)) {
-  if (!options.gamma) throw ArgumentError("gamma of ExponentialLR is not set; give the factor.");
-  initialize(options.last_epoch);
-}
-
-std::vector<double> ExponentialLR::get_lr() {
-  return is_initial() ? group_lrs() : scaled(group_lrs(), gamma_);
-}
-
-std::optional<std::vector<double>> ExponentialLR::get_closed_form_lr() const {
-  return scaled(base_lrs(), std::pow(gamma_, static_cast<double>(last_epoch())));
-}
-
-void ExponentialLR::write_state(Value::Dict& state) const {
-  state.set("gamma", gamma_);
-  LRScheduler::write_state(state);
-}
-
-void ExponentialLR::read_state(const Value::Dict& state) {
-  take_field(state, "gamma", gamma_);
-  LRScheduler::read_state(state);
-}
-
-PolynomialLR::PolynomialLR(torch::optim::Optimizer& optimizer, const PolynomialLROptions& options)
-    : LRScheduler(optimizer), total_iters_(options.total_iters), power_(options.power) {
-  initialize(options.last_epoch);
-}
-
-std::vector<double> PolynomialLR::get_lr() {
-  if (is_initial() || last_epoch() > total_iters_) return group_lrs();
-  const auto total = static_cast<double>(total_iters_);
-  const auto left = 1.0 - static_cast<double>(last_epoch()) / total;
-  const auto left_before = 1.0 - static_cast<double>(last_epoch() - 1) / total;
-  return scaled(group_lrs(), std::pow(left / left_before, power_));
-}
-
-std::optional<std::vector<double>> PolynomialLR::get_closed_form_lr() const {
-  require_iterations(total_iters_, "PolynomialLR");
-  const auto passed = static_cast<double>(std::min(total_iters_, last_epoch()));
-  return scaled(base_lrs(), std::pow(1.0 - passed / static_cast<double>(total_iters_), power_));
-}
-
-void PolynomialLR::write_state(Value::Dict& state) const {
-  state.set("total_iters", total_iters_);
-  state.set("power", power_);
-  LRScheduler::write_state(state);
-}
-
-void PolynomialLR::read_state(const Value::Dict& state) {
-  take_field(state, "total_iters", total_iters_);
-  take_field(state, "power", power_);
-  LRScheduler::read_state(state);
-}
-
-CosineAnnealingLR::CosineAnnealingLR(torch::optim::Optimizer& optimizer,
-                                     const CosineAnnealingLROptions& options)
-    : LRScheduler(optimizer), t_max_(options.t_max), eta_min_(options.eta_min) {
-  if (t_max_ < 1) {
-    throw ArgumentError(str("t_max of CosineAnnealingLR is ", t_max_, "; it must be at least 1."));
-  }
-  initialize(options.last_epoch);
-}
-
-std::vector<double> CosineAnnealingLR::get_lr() {
+template <class Options>
+std::vector<double> FormulaLR<Options>::get_lr() {
   auto lrs = group_lrs();
-  if (is_initial()) return lrs;
-  if (step_count() == 1 && last_epoch() > 0) return *get_closed_form_lr();
-  const auto t_max = static_cast<double>(t_max_);
-  if ((last_epoch() - 1 - t_max_) % (2 * t_max_) == 0) {
-    // At the lowest point the recurrence below would divide by zero.
-    auto rising = base_lrs();
-    for (std::size_t i = 0; i < rising.size(); ++i) {
-      rising[i] = lrs[i] + (rising[i] - eta_min_) * (1 - std::cos(pi / t_max)) / 2;
-    }
-    return rising;
+  for (std::size_t i = 0; i < lrs.size(); ++i) {
+    lrs[i] = next_lr(options_, {.epoch = last_epoch(),
+                                .step_count = step_count(),
+                                .is_initial = is_initial(),
+                                .lr = lrs[i],
+                                .group = i,
+                                .group_count = lrs.size(),
+                                .base_lrs = base_lrs()});
   }
-  const auto ratio = (1 + std::cos(pi * static_cast<double>(last_epoch()) / t_max)) /
-                     (1 + std::cos(pi * static_cast<double>(last_epoch() - 1) / t_max));
-  for (auto& lr : lrs) lr = ratio * (lr - eta_min_) + eta_min_;
   return lrs;
 }
 
-std::optional<std::vector<double>> CosineAnnealingLR::get_closed_form_lr() const {
-  const auto angle = pi * static_cast<double>(last_epoch()) / static_cast<double>(t_max_);
-  auto lrs = base_lrs();
-  for (auto& lr : lrs) lr = eta_min_ + (lr - eta_min_) * (1 + std::cos(angle)) / 2;
-  return lrs;
+template <class Options>
+std::optional<std::vector<double>> FormulaLR<Options>::get_closed_form_lr() const {
+  if constexpr (HasLambdas<Options>) {
+    return std::nullopt;
+  } else {
+    auto lrs = base_lrs();
+    for (auto& lr : lrs) lr = closed_form(options_, last_epoch(), lr);
+    return lrs;
+  }
 }
 
-void CosineAnnealingLR::write_state(Value::Dict& state) const {
-  state.set("T_max", t_max_);
-  state.set("eta_min", eta_min_);
+template <class Options>
+void FormulaLR<Options>::write_state(Value::Dict& state) const {
+  write_options(options_, state);
   LRScheduler::write_state(state);
+  if constexpr (HasLambdas<Options>) {
+    state.set("lr_lambdas", Value::List(options_.lr_lambda.functions().size()));
+  }
 }
 
-void CosineAnnealingLR::read_state(const Value::Dict& state) {
-  take_field(state, "T_max", t_max_);
-  take_field(state, "eta_min", eta_min_);
-  if (t_max_ < 1) throw ArgumentError(str("The state has T_max = ", t_max_, "."));
+template <class Options>
+void FormulaLR<Options>::read_state(const Value::Dict& state) {
+  auto options = options_;
+  read_options(options, state);
+  check(options);
+  options_ = std::move(options);
   LRScheduler::read_state(state);
 }
+
+template class FormulaLR<StepLROptions>;
+template class FormulaLR<MultiStepLROptions>;
+template class FormulaLR<ConstantLROptions>;
+template class FormulaLR<LinearLROptions>;
+template class FormulaLR<ExponentialLROptions>;
+template class FormulaLR<PolynomialLROptions>;
+template class FormulaLR<CosineAnnealingLROptions>;
+template class FormulaLR<LambdaLROptions>;
+template class FormulaLR<MultiplicativeLROptions>;
 
 }  // namespace accelerate

@@ -5,12 +5,12 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
-#include "accelerate/optimizer_state.h"
 #include "accelerate/prepared_model.h"
 #include "core/call_site.h"
 #include "core/text.h"
 #include "training/gradient_watch.h"
 #include "training/optimizer_core.h"
+#include "training/optimizer_state.h"
 
 namespace accelerate {
 namespace {

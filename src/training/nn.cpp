@@ -13,7 +13,7 @@ LinearImpl::LinearImpl(const torch::nn::LinearImpl& other) : torch::nn::LinearIm
 LinearImpl::~LinearImpl() = default;
 
 at::Tensor LinearImpl::forward(const at::Tensor& input) {
-  // For rows that do not lie behind one another at::linear runs a product and adds the bias later.
+  // If rows are not contiguous, at::linear runs a product and adds the bias with a second kernel.
   if (bias.defined() && input.dim() > 2 && input.layout() == at::kStrided && !input.is_nested() &&
       !input.is_contiguous()) {
     auto shape = input.sizes().vec();
@@ -25,7 +25,7 @@ at::Tensor LinearImpl::forward(const at::Tensor& input) {
 
 std::shared_ptr<torch::nn::Module> LinearImpl::clone(
     const std::optional<c10::Device>& device) const {
-  // The clone of the base is no more than the base.
+  // The base class clones only itself: wrap its clone.
   const auto base = torch::nn::LinearImpl::clone(device);
   return std::make_shared<LinearImpl>(dynamic_cast<const torch::nn::LinearImpl&>(*base));
 }

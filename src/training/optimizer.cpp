@@ -7,6 +7,7 @@
 #include "training/fused_step.h"
 #include "training/gradient_watch.h"
 #include "training/optimizer_core.h"
+#include "training/optimizer_state.h"
 
 namespace accelerate {
 namespace detail {
@@ -70,7 +71,7 @@ void set_modes(OptimizerCore& core,
 
 void refuse_empty_optimizer() {
   throw StateError(
-      "This prepared optimizer is empty: it was never assigned, or given back by free_memory.");
+      "This prepared optimizer is empty: it was never assigned, or free_memory has reset it.");
 }
 
 }  // namespace detail
@@ -90,7 +91,7 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) {
   if (own.scaling) {
     if (closure) {
       throw UnsupportedError(
-          "step: a closure computes gradients anew, which cannot be scaled for float16. Call "
+          "step: a closure computes new gradients, which cannot be scaled for float16. Call "
           "backward before step, or train in bf16.");
     }
     own.step_was_skipped = !own.scaling->step(own);
@@ -104,7 +105,7 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) {
 void AcceleratedOptimizer::zero_grad(bool set_to_none) {
   auto& own = core();
   if (!own.gradient_state.sync_gradients()) return;
-  // Not LibTorch's zero_grad: it detaches first, which a view of a bucket does not allow.
+  // LibTorch's zero_grad detaches gradients, which fails for views into a bucket.
   for (auto& group : own.optimizer->param_groups()) {
     for (auto& parameter : group.params()) {
       auto& gradient = parameter.mutable_grad();

@@ -1,4 +1,4 @@
-// src/training/optimizer_core.h - what the copies of a prepared optimizer share.
+// src/training/optimizer_core.h - the shared part of all handles to a prepared optimizer.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -18,18 +18,18 @@ class LossScaling;
 struct OptimizerCore {
   std::shared_ptr<torch::optim::Optimizer> optimizer;
   const torch::optim::Optimizer* moved_from = nullptr;
-  /// That of the accelerator, with float16.
+  /// The accelerator's, in float16; null otherwise.
   std::shared_ptr<LossScaling> scaling = nullptr;
   GradientState gradient_state = {};
   bool step_was_skipped = false;
-  /// Of an optimizer that has `train` and `eval`.
+  /// Calls `train` or `eval` of the optimizer; empty if it has neither.
   std::function<void(torch::optim::Optimizer&, bool training)> modes = {};
 
   [[nodiscard]] bool has_gradients() const;
 };
 
-/// The factor on the loss, for all optimizers of an accelerator: it changes when all of them that
-/// have gradients have stepped, so that none is divided by another factor than it was scaled with.
+/// The loss scale of all optimizers of an accelerator. It changes after all optimizers with
+/// gradients have stepped, so that each is unscaled with the factor that its loss was scaled with.
 class LossScaling {
  public:
   explicit LossScaling(const GradScalerKwargs& options) : scaler_(options) {}
@@ -37,11 +37,11 @@ class LossScaling {
   [[nodiscard]] GradScaler& scaler() { return scaler_; }
   void add(const std::shared_ptr<OptimizerCore>& optimizer) { optimizers_.push_back(optimizer); }
 
-  /// Also ends a round of steps that not every optimizer took part in.
+  /// Updates the factor first if some, but not all, optimizers have stepped since the last update.
   [[nodiscard]] at::Tensor scale(const at::Tensor& loss);
-  /// Once between two updates, and nothing for an optimizer without gradients.
+  /// Unscales at most once between two updates. Does nothing without gradients.
   void unscale(OptimizerCore& optimizer);
-  /// The step, unless a gradient is infinite or NaN: false then.
+  /// Steps and returns true; skips the step and returns false if a gradient is infinite or NaN.
   bool step(OptimizerCore& optimizer);
 
  private:
@@ -53,7 +53,13 @@ class LossScaling {
   std::vector<const OptimizerCore*> stepped_;
 };
 
-/// One step of the optimizer inside: fused where possible.
+/// The shared part of a prepared optimizer. `moved_from` is its address before it was moved to the
+/// heap, or null: schedulers may still refer to that address.
+[[nodiscard]] ACCELERATE_API std::shared_ptr<OptimizerCore> make_optimizer_core(
+    std::shared_ptr<torch::optim::Optimizer> optimizer,
+    const torch::optim::Optimizer* moved_from = nullptr);
+
+/// One step of `optimizer`, with fused kernels if possible.
 void carry_out_step(torch::optim::Optimizer& optimizer);
 
 }  // namespace accelerate::detail

@@ -1,26 +1,21 @@
-#include "accelerate/optimizer_state.h"
+#include "training/optimizer_state.h"
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
-#include <vector>
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "training/torch_optimizers.h"
+#include "training/update_rules.h"
 
 namespace accelerate::detail {
 namespace {
@@ -29,99 +24,26 @@ using at::Tensor;
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 
-// For each optimizer of LibTorch: its classes, the fields of a state in Python's order, and whether
-// a state can be without one of them.
-
-template <class StateOf, class OptionsOf>
-struct AdamKind {
-  using State = StateOf;
-  using Options = OptionsOf;
-  template <class F>
-  static void visit(State& state, const F& f) {
-    f("step", state.step());
-    f("exp_avg", state.exp_avg());
-    f("exp_avg_sq", state.exp_avg_sq());
-    f("max_exp_avg_sq", state.max_exp_avg_sq());
-  }
-  static bool needs(std::string_view name, const Options& options) {
-    return name != "max_exp_avg_sq" || options.amsgrad();
-  }
-};
-
-struct SGDKind {
-  using State = torch::optim::SGDParamState;
-  using Options = torch::optim::SGDOptions;
-  template <class F>
-  static void visit(State& state, const F& f) {
-    f("momentum_buffer", state.momentum_buffer());
-  }
-  static bool needs(std::string_view /*name*/, const Options& /*options*/) { return true; }
-};
-
-struct AdagradKind {
-  using State = torch::optim::AdagradParamState;
-  using Options = torch::optim::AdagradOptions;
-  template <class F>
-  static void visit(State& state, const F& f) {
-    f("step", state.step());
-    f("sum", state.sum());
-  }
-  static bool needs(std::string_view /*name*/, const Options& /*options*/) { return true; }
-};
-
-struct RMSpropKind {
-  using State = torch::optim::RMSpropParamState;
-  using Options = torch::optim::RMSpropOptions;
-  template <class F>
-  static void visit(State& state, const F& f) {
-    f("step", state.step());
-    f("square_avg", state.square_avg());
-    f("momentum_buffer", state.momentum_buffer());
-    f("grad_avg", state.grad_avg());
-  }
-  static bool needs(std::string_view name, const Options& options) {
-    if (name == "momentum_buffer") return options.momentum() > 0;
-    return name != "grad_avg" || options.centered();
-  }
-};
-
 std::string class_of(const Optimizer& optimizer) { return c10::demangle(typeid(optimizer).name()); }
 
-/// Calls `f` with the kind of an optimizer of LibTorch. A class derived from one of them may keep
-/// other states: it is none.
+/// Calls `f` with the adapter of an optimizer of LibTorch. Throws `UnsupportedError` for others.
 template <class F>
-void with_kind(const Optimizer& optimizer, const F& f) {
-  const auto& type = typeid(optimizer);
-  if (type == typeid(torch::optim::AdamW)) {
-    f(AdamKind<torch::optim::AdamWParamState, torch::optim::AdamWOptions>());
-  } else if (type == typeid(torch::optim::Adam)) {
-    f(AdamKind<torch::optim::AdamParamState, torch::optim::AdamOptions>());
-  } else if (type == typeid(torch::optim::SGD)) {
-    f(SGDKind());
-  } else if (type == typeid(torch::optim::Adagrad)) {
-    f(AdagradKind());
-  } else if (type == typeid(torch::optim::RMSprop)) {
-    f(RMSpropKind());
-  } else {
-    throw UnsupportedError(detail::str(
-        "What ", class_of(optimizer),
-        " keeps of its parameters is not known here. Use one of accelerate/optim.h, or AdamW, "
-        "Adam, SGD, Adagrad or RMSprop of torch::optim."));
-  }
+void with_adapter(const Optimizer& optimizer, const F& f) {
+  if (with_torch_adapter(optimizer, f)) return;
+  throw UnsupportedError(detail::str(
+      "The state of ", class_of(optimizer),
+      " is not known here. Use an optimizer of accelerate/optim.h, or AdamW, Adam, SGD, "
+      "Adagrad or RMSprop of torch::optim."));
 }
 
 /// The group that holds `parameter`, or null.
-OptimizerParamGroup* group_of(Optimizer& optimizer, const Tensor& parameter) {
-  for (auto& group : optimizer.param_groups()) {
-    const auto same = [&](const Tensor& p) { return p.is_same(parameter); };
-    if (std::ranges::any_of(group.params(), same)) return &group;
-  }
-  return nullptr;
-}
-
-const Tensor* find(const NamedTensors& tensors, std::string_view name) {
-  const auto found = std::ranges::find(tensors, name, &NamedTensors::value_type::first);
-  return found == tensors.end() ? nullptr : &found->second;
+const OptimizerParamGroup* find_group(const Optimizer& optimizer, const Tensor& parameter) {
+  const auto holds = [&](const OptimizerParamGroup& group) {
+    return std::ranges::any_of(group.params(), [&](const auto& p) { return p.is_same(parameter); });
+  };
+  const auto& groups = optimizer.param_groups();
+  const auto found = std::ranges::find_if(groups, holds);
+  return found == groups.end() ? nullptr : &*found;
 }
 
 std::int64_t step_from(const Tensor& tensor) {
@@ -136,52 +58,29 @@ std::int64_t step_from(const Tensor& tensor) {
       detail::str("'step' of a state must be one number, 0 or more, and is ", found, "."));
 }
 
-Tensor copy_for(const Tensor& parameter, std::string_view name, const Tensor& tensor) {
-  if (!tensor.defined() || tensor.sizes() != parameter.sizes()) {
-    throw ArgumentError(detail::str(
-        "'", name, "' of a state ",
-        tensor.defined() ? detail::str("has shape ", tensor.sizes()) : std::string("is undefined"),
-        ", which does not fit the parameter of shape ", parameter.sizes(), "."));
-  }
-  auto copy = at::empty_like(parameter, at::TensorOptions().requires_grad(false),
-                             at::MemoryFormat::Preserve);
-  copy.copy_(tensor);
-  return copy;
-}
-
-template <class Kind>
-void require_known(const Optimizer& optimizer, const NamedTensors& tensors) {
-  std::vector<std::string_view> known;
-  typename Kind::State state;
-  Kind::visit(state, [&](std::string_view name, auto& /*field*/) { known.push_back(name); });
-  for (const auto& [name, tensor] : tensors) {
-    if (std::ranges::find(known, name) != known.end()) continue;
-    throw ArgumentError(detail::str("A state has a tensor '", name, "', which ",
-                                    class_of(optimizer),
-                                    " does not know. It knows: ", detail::join(known), "."));
-  }
-}
-
-template <class Kind>
-std::unique_ptr<typename Kind::State> state_from(const Optimizer& optimizer,
-                                                 const OptimizerParamGroup& group,
-                                                 const Tensor& parameter,
-                                                 const NamedTensors& tensors) {
-  require_known<Kind>(optimizer, tensors);
-  const auto& options = static_cast<const typename Kind::Options&>(group.options());
-  auto state = std::make_unique<typename Kind::State>();
-  Kind::visit(*state, [&]<class Field>(std::string_view name, Field& field) {
-    const auto* const tensor = find(tensors, name);
-    if (tensor == nullptr) {
-      if (!Kind::needs(name, options)) return;
+template <class Adapter>
+std::unique_ptr<typename Adapter::State> state_from(const Optimizer& optimizer,
+                                                    const Tensor& parameter,
+                                                    const NamedTensors& tensors) {
+  const auto options = Adapter::own_options(group_of(optimizer, parameter).options());
+  require_known_names(tensors, kTraits<typename Adapter::OwnOptions>.states());
+  auto state = std::make_unique<typename Adapter::State>();
+  std::size_t slot = 0;
+  Adapter::for_each_state(*state, [&]<class T>(std::string_view name, T& field) {
+    const auto here = slot++;
+    const auto found = std::ranges::find(tensors, name, &NamedTensors::value_type::first);
+    if (found == tensors.end()) {
+      if (!uses_slot(options, here, parameter)) return;
       throw ArgumentError(detail::str("The state of a parameter of shape ", parameter.sizes(),
                                       " lacks '", name, "', which ", class_of(optimizer),
                                       " needs with the options it has."));
     }
-    if constexpr (std::is_same_v<Field, Tensor>) {
-      field = copy_for(parameter, name, *tensor);
+    if constexpr (std::is_same_v<T, Tensor>) {
+      require_shape(name, found->second, parameter);
+      field = new_state_tensor(name, parameter, parameter.device());
+      field.copy_(found->second);
     } else {
-      field = step_from(*tensor);
+      field = step_from(found->second);
     }
   });
   return state;
@@ -189,20 +88,47 @@ std::unique_ptr<typename Kind::State> state_from(const Optimizer& optimizer,
 
 }  // namespace
 
+const OptimizerParamGroup& group_of(const Optimizer& optimizer, const Tensor& parameter) {
+  if (const auto* const group = find_group(optimizer, parameter)) return *group;
+  throw ArgumentError(detail::str("A state was given for a parameter of shape ", parameter.sizes(),
+                                  " that is in no group of the ", class_of(optimizer),
+                                  ". Add it with add_param_group first."));
+}
+
+void require_known_names(const NamedTensors& tensors, std::span<const std::string_view> known) {
+  for (const auto& [name, tensor] : tensors) {
+    if (std::ranges::find(known, name) != known.end()) continue;
+    throw ArgumentError(
+        detail::str("The state of a parameter has a tensor '", name,
+                    "', which this optimizer does not know. It knows: ", join(known), "."));
+  }
+}
+
+void require_shape(std::string_view name, const Tensor& tensor, const Tensor& parameter) {
+  if (tensor.defined() &&
+      (is_number(name) ? tensor.numel() == 1 : tensor.sizes() == state_shape(name, parameter))) {
+    return;
+  }
+  throw ArgumentError(detail::str(
+      "The tensor '", name, "' of a state ",
+      tensor.defined() ? detail::str("has shape ", tensor.sizes()) : std::string("is undefined"),
+      ", which does not fit the parameter of shape ", parameter.sizes(), "."));
+}
+
 NamedTensors optimizer_state_of(Optimizer& optimizer, const Tensor& parameter) {
   if (const auto* const own = dynamic_cast<const FusedOptimizer*>(&optimizer)) {
     return own->state_of(parameter);
   }
   NamedTensors result;
-  with_kind(optimizer, [&]<class Kind>(Kind) {
+  with_adapter(optimizer, [&]<class Adapter>(Adapter) {
     const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
     if (found == optimizer.state().end()) return;
-    auto& state = static_cast<typename Kind::State&>(*found->second);
-    Kind::visit(state, [&]<class Field>(const char* name, Field& field) {
-      if constexpr (std::is_same_v<Field, Tensor>) {
-        if (field.defined()) result.emplace_back(name, field);
-      } else {
+    auto& state = static_cast<typename Adapter::State&>(*found->second);
+    Adapter::for_each_state(state, [&]<class T>(const char* name, T& field) {
+      if constexpr (!std::is_same_v<T, Tensor>) {
         result.emplace_back(name, at::full({}, static_cast<double>(field), at::kFloat));
+      } else if (field.defined()) {
+        result.emplace_back(name, field);
       }
     });
   });
@@ -216,38 +142,31 @@ void set_optimizer_state_of(Optimizer& optimizer, const Tensor& parameter,
     return own->set_state_of(parameter, tensors);
   }
   const at::NoGradGuard no_grad;
-  with_kind(optimizer, [&]<class Kind>(Kind) {
-    const auto* const group = group_of(optimizer, parameter);
-    if (group == nullptr) {
-      throw ArgumentError(detail::str("A state was given for a parameter of shape ",
-                                      parameter.sizes(), " that is in no group of the ",
-                                      class_of(optimizer), ". Add it with add_param_group first."));
-    }
-    optimizer.state()[parameter.unsafeGetTensorImpl()] =
-        state_from<Kind>(optimizer, *group, parameter, tensors);
+  with_adapter(optimizer, [&]<class Adapter>(Adapter) {
+    auto state = state_from<Adapter>(optimizer, parameter, tensors);
+    optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
   });
 }
 
 void drop_optimizer_state_of(Optimizer& optimizer, const Tensor& parameter) {
+  auto* const key = parameter.unsafeGetTensorImpl();
   if (dynamic_cast<FusedOptimizer*>(&optimizer) != nullptr) {
-    optimizer.state().erase(parameter.unsafeGetTensorImpl());
+    optimizer.state().erase(key);
     return;
   }
   const at::NoGradGuard no_grad;
-  with_kind(optimizer, [&]<class Kind>(Kind) {
-    if constexpr (std::is_same_v<Kind, AdagradKind>) {
-      // LibTorch makes these in the constructor and steps over nothing less.
-      if (const auto* const group = group_of(optimizer, parameter)) {
-        const auto& options = static_cast<const AdagradKind::Options&>(group->options());
-        auto state = std::make_unique<AdagradKind::State>();
-        state->sum(at::full_like(parameter, options.initial_accumulator_value(),
-                                 at::TensorOptions().requires_grad(false),
-                                 at::MemoryFormat::Preserve));
-        optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+  with_adapter(optimizer, [&]<class Adapter>(Adapter) {
+    if constexpr (std::is_same_v<typename Adapter::Optimizer, torch::optim::Adagrad>) {
+      // LibTorch makes this state in the constructor, and its step needs it.
+      if (const auto* const group = find_group(optimizer, parameter)) {
+        const auto value = first_value(Adapter::own_options(group->options()), "sum");
+        auto state = std::make_unique<typename Adapter::State>();
+        state->sum(new_state_tensor("sum", parameter, parameter.device(), value));
+        optimizer.state()[key] = std::move(state);
         return;
       }
     }
-    optimizer.state().erase(parameter.unsafeGetTensorImpl());
+    optimizer.state().erase(key);
   });
 }
 
@@ -258,22 +177,21 @@ void move_optimizer_state(Optimizer& optimizer, c10::Device device) {
     for (const auto& group : optimizer.param_groups()) {
       for (const auto& parameter : group.params()) {
         for (const auto& [name, tensor] : own->state_of(parameter)) {
-          // The next step fetches the numbers to where it wants them.
-          if (tensor.dim() == 0 && (name == "step" || name == "mu_product")) continue;
-          if (tensor.device() != device) tensor.set_data(tensor.to(device));
+          // The next step moves numbers to the device that it needs.
+          if (!is_number(name) && tensor.device() != device) tensor.set_data(tensor.to(device));
         }
       }
     }
     return;
   }
-  with_kind(optimizer, [&]<class Kind>(Kind) {
+  with_adapter(optimizer, [&]<class Adapter>(Adapter) {
     for (auto& [key, state] : optimizer.state()) {
-      Kind::visit(static_cast<typename Kind::State&>(*state),
-                  [&]<class Field>(std::string_view /*name*/, Field& field) {
-                    if constexpr (std::is_same_v<Field, Tensor>) {
-                      if (field.defined()) field = field.to(device);
-                    }
-                  });
+      Adapter::for_each_state(static_cast<typename Adapter::State&>(*state),
+                              [&]<class T>(std::string_view /*name*/, T& field) {
+                                if constexpr (std::is_same_v<T, Tensor>) {
+                                  if (field.defined()) field = field.to(device);
+                                }
+                              });
     }
   });
 }

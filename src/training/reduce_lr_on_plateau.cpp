@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "accelerate/errors.h"
 #include "core/text.h"
-#include "training/state_fields.h"
+#include "training/scheduler_state.h"
 
 namespace accelerate {
 
 using detail::str;
-using detail::take_field;
+
+constexpr auto kInfinity = std::numeric_limits<double>::infinity();
 
 ReduceLROnPlateau::ReduceLROnPlateau(torch::optim::Optimizer& optimizer,
                                      const ReduceLROnPlateauOptions& options)
@@ -23,18 +25,14 @@ ReduceLROnPlateau::ReduceLROnPlateau(torch::optim::Optimizer& optimizer,
       mode_(options.mode),
       threshold_(options.threshold),
       threshold_mode_(options.threshold_mode),
-      best_(worst()) {
+      mode_worse_(options.mode == PlateauMode::kMin ? kInfinity : -kInfinity),
+      best_(mode_worse_) {
   if (!(factor_ < 1)) {
     throw ArgumentError(str("factor of ReduceLROnPlateau should be < 1.0, but is ", factor_, "."));
   }
   if (!options.min_lr.is_list()) default_min_lr_ = options.min_lr.expand("min_lr", 1).front();
   last_epoch_ = 0;
   last_lr_ = group_lrs();
-}
-
-double ReduceLROnPlateau::worst() const {
-  constexpr auto kInfinity = std::numeric_limits<double>::infinity();
-  return mode_ == PlateauMode::kMin ? kInfinity : -kInfinity;
 }
 
 bool ReduceLROnPlateau::is_better(double metric) const {
@@ -97,38 +95,32 @@ void ReduceLROnPlateau::reduce_lr() {
 
 std::vector<double> ReduceLROnPlateau::get_lr() { return group_lrs(); }
 
+auto ReduceLROnPlateau::state_fields() {
+  using Self = ReduceLROnPlateau;
+  return std::tuple{field("factor", &Self::factor_),
+                    field("default_min_lr", &Self::default_min_lr_),
+                    field("min_lrs", &Self::min_lrs_),
+                    field("patience", &Self::patience_),
+                    field("cooldown", &Self::cooldown_),
+                    field("eps", &Self::eps_),
+                    field("last_epoch", &Self::last_epoch_),
+                    field("_last_lr", &Self::last_lr_),
+                    field("mode_worse", &Self::mode_worse_),
+                    field("mode", &Self::mode_),
+                    field("threshold", &Self::threshold_),
+                    field("threshold_mode", &Self::threshold_mode_),
+                    field("best", &Self::best_),
+                    field("cooldown_counter", &Self::cooldown_counter_),
+                    field("num_bad_epochs", &Self::num_bad_epochs_)};
+}
+
 void ReduceLROnPlateau::write_state(Value::Dict& state) const {
-  state.set("factor", factor_);
-  state.set("default_min_lr", default_min_lr_);
-  state.set("min_lrs", min_lrs_);
-  state.set("patience", patience_);
-  state.set("cooldown", cooldown_);
-  state.set("eps", eps_);
-  state.set("last_epoch", last_epoch_);
-  state.set("_last_lr", last_lr_);
-  state.set("mode_worse", worst());
-  state.set("mode", to_string(mode_));
-  state.set("threshold", threshold_);
-  state.set("threshold_mode", to_string(threshold_mode_));
-  state.set("best", best_);
-  state.set("cooldown_counter", cooldown_counter_);
-  state.set("num_bad_epochs", num_bad_epochs_);
+  detail::write_fields(state, *this, state_fields());
 }
 
 void ReduceLROnPlateau::read_state(const Value::Dict& state) {
-  take_field(state, "factor", factor_);
-  take_field(state, "default_min_lr", default_min_lr_);
-  take_field(state, "min_lrs", min_lrs_);
-  take_field(state, "patience", patience_);
-  take_field(state, "cooldown", cooldown_);
-  take_field(state, "eps", eps_);
-  take_field(state, "mode", mode_);
-  take_field(state, "threshold", threshold_);
-  take_field(state, "threshold_mode", threshold_mode_);
-  take_field(state, "best", best_);
-  take_field(state, "cooldown_counter", cooldown_counter_);
-  take_field(state, "num_bad_epochs", num_bad_epochs_);
-  LRScheduler::read_state(state);
+  LRScheduler::read_state(state);  // also checks the number of learning rates
+  detail::read_fields(state, *this, state_fields());
 }
 
 }  // namespace accelerate

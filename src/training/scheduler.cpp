@@ -4,77 +4,54 @@
 #include <cmath>
 #include <mutex>
 #include <numbers>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
 #include "accelerate/errors.h"
+#include "accelerate/optim.h"
 #include "core/text.h"
-#include "training/group_memory.h"
-#include "training/state_fields.h"
+#include "training/group_schedule.h"
+#include "training/scheduler_state.h"
 
 namespace accelerate {
 
 using detail::str;
-using detail::take_field;
 
 namespace detail {
-namespace {
 
-struct Memories {
-  std::mutex mutex;
-  std::unordered_map<const torch::optim::OptimizerOptions*, std::weak_ptr<GroupMemory>> by_options;
-};
-
-Memories& memories() {
-  static auto* all = new Memories;  // schedulers may outlive every static object
-  return *all;
-}
-
-}  // namespace
-
-GroupMemory::~GroupMemory() {
-  const std::lock_guard lock(memories().mutex);
-  const auto found = memories().by_options.find(key);
-  // Another memory may have taken the place.
-  if (found != memories().by_options.end() && found->second.expired()) {
-    memories().by_options.erase(found);
+std::shared_ptr<GroupSchedule> schedule_of(torch::optim::OptimizerParamGroup& group) {
+  auto& options = group.options();
+  if (auto* const own = dynamic_cast<ParamGroupOptions*>(&options)) {
+    if (!own->_schedule()) own->_schedule() = std::make_shared<GroupSchedule>();
+    return own->_schedule();
   }
-}
-
-std::shared_ptr<GroupMemory> memory_of(const torch::optim::OptimizerParamGroup& group) {
-  const auto* options = &group.options();
-  const auto lr = group_lr(group);
-  std::shared_ptr<GroupMemory> known;  // let go after the lock, which its end would take too
-  const std::lock_guard lock(memories().mutex);
-  auto& slot = memories().by_options[options];
-  known = slot.lock();
-  if (known && known->lr_set == lr) return known;
-  auto memory = std::make_shared<GroupMemory>(options);
-  slot = memory;
-  return memory;
-}
-
-std::shared_ptr<GroupMemory> memory_moved(const std::shared_ptr<GroupMemory>& memory,
-                                          const torch::optim::OptimizerParamGroup& group) {
-  if (memory->key == &group.options()) return memory;
-  auto moved = memory_of(group);
-  moved->initial_lr = memory->initial_lr;
-  moved->max_lr = memory->max_lr;
-  moved->min_lr = memory->min_lr;
-  moved->max_momentum = memory->max_momentum;
-  moved->base_momentum = memory->base_momentum;
-  moved->lr_set = group_lr(group);
-  return moved;
+  using Known =
+      std::unordered_map<const torch::optim::OptimizerOptions*, std::weak_ptr<GroupSchedule>>;
+  static std::mutex mutex;
+  static auto& known = *new Known;  // schedulers may outlive every static object
+  const std::lock_guard lock(mutex);
+  std::erase_if(known, [](const auto& entry) { return entry.second.expired(); });
+  auto& entry = known[&options];
+  auto schedule = entry.lock();
+  if (!schedule) entry = schedule = std::make_shared<GroupSchedule>();
+  return schedule;
 }
 
 double group_lr(const torch::optim::OptimizerParamGroup& group) {
   try {
     return group.options().get_lr();
   } catch (const c10::Error& error) {
-    throw UnsupportedError(str("The optimizer's options do not tell their learning rate, which a ",
+    throw UnsupportedError(str("The optimizer's options do not give their learning rate, which a ",
                                "scheduler needs; override get_lr and set_lr in them. ",
                                error.what_without_backtrace()));
   }
+}
+
+void refuse_group_count(std::size_t scheduled, std::size_t groups) {
+  throw StateError(str("The scheduler has learning rates for ", scheduled,
+                       " parameter groups, but its optimizer has ", groups,
+                       ". Build a new scheduler after adding a group."));
 }
 
 }  // namespace detail
@@ -91,7 +68,7 @@ std::vector<double> PerGroup::expand(std::string_view name, std::size_t groups) 
 }
 
 LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer) : optimizer_(&optimizer) {
-  for (const auto& group : optimizer.param_groups()) memory_.push_back(detail::memory_of(group));
+  for (auto& group : optimizer.param_groups()) schedules_.push_back(detail::schedule_of(group));
 }
 LRScheduler::LRScheduler(LRScheduler&&) noexcept = default;
 LRScheduler& LRScheduler::operator=(LRScheduler&&) noexcept = default;
@@ -105,12 +82,12 @@ void LRScheduler::initialize(std::int64_t last_epoch) {
   base_lrs_.clear();
   const auto lrs = group_lrs();
   for (std::size_t i = 0; i < lrs.size(); ++i) {
-    auto& initial_lr = memory(i).initial_lr;
+    auto& initial_lr = schedule(i).initial_lr;
     if (!initial_lr && last_epoch != -1) {
       throw ArgumentError(
           str("param 'initial_lr' is not specified in param_groups[", i,
               "] when resuming scheduler with last_epoch = ", last_epoch,
-              ": no scheduler of this optimizer noted it. Build the scheduler with ",
+              ": no scheduler of this optimizer has set it. Build the scheduler with ",
               "last_epoch = -1 and call load_state_dict."));
     }
     if (!initial_lr) initial_lr = lrs[i];
@@ -165,36 +142,31 @@ std::vector<double> LRScheduler::group_lrs() const {
 }
 
 void LRScheduler::set_group_lrs(const std::vector<double>& lrs) {
-  if (lrs.size() != group_count()) {
-    throw StateError(str("The scheduler has learning rates for ", lrs.size(),
-                         " parameter groups, but its optimizer has ", group_count(),
-                         ". Build a new scheduler after adding a group."));
-  }
+  if (lrs.size() != group_count()) detail::refuse_group_count(lrs.size(), group_count());
   for (std::size_t i = 0; i < lrs.size(); ++i) {
     optimizer_->param_groups()[i].options().set_lr(lrs[i]);
-    memory(i).lr_set = lrs[i];
   }
 }
 
-detail::GroupMemory& LRScheduler::memory(std::size_t group) {
-  while (memory_.size() <= group) {  // groups that were added later
-    memory_.push_back(detail::memory_of(optimizer_->param_groups()[memory_.size()]));
+detail::GroupSchedule& LRScheduler::schedule(std::size_t group) {
+  while (schedules_.size() <= group) {  // groups that were added later
+    schedules_.push_back(detail::schedule_of(optimizer_->param_groups()[schedules_.size()]));
   }
-  return *memory_[group];
+  return *schedules_[group];
 }
 
 void LRScheduler::rebind(torch::optim::Optimizer& optimizer) {
-  const auto& groups = optimizer.param_groups();
-  if (groups.size() < memory_.size()) {
-    throw ArgumentError(str("A scheduler of ", memory_.size(),
-                            " parameter groups cannot go on with ", "an optimizer of ",
-                            groups.size(), "; build a new one."));
+  auto& groups = optimizer.param_groups();
+  if (groups.size() < schedules_.size()) {
+    throw ArgumentError(str("A scheduler of ", schedules_.size(),
+                            " parameter groups cannot go on with an optimizer of ", groups.size(),
+                            "; build a new one."));
   }
-  std::vector<std::shared_ptr<detail::GroupMemory>> memory;
-  for (std::size_t i = 0; i < memory_.size(); ++i) {
-    memory.push_back(detail::memory_moved(memory_[i], groups[i]));
+  for (std::size_t i = 0; i < schedules_.size(); ++i) {
+    auto schedule = detail::schedule_of(groups[i]);  // the same one if the optimizer was moved
+    *schedule = *schedules_[i];
+    schedules_[i] = std::move(schedule);
   }
-  memory_ = std::move(memory);
   optimizer_ = &optimizer;
 }
 
@@ -222,7 +194,7 @@ void LRScheduler::write_state(Value::Dict& state) const {
   state.set("base_lrs", base_lrs_);
   state.set("last_epoch", last_epoch_);
   state.set("_step_count", step_count_);
-  // Python has these two while a step is under way; its schedulers expect to find them.
+  // Python sets these two during a step, and its schedulers expect them in the state.
   state.set("_is_initial", is_initial_);
   state.set("_get_lr_called_within_step", false);
   state.set("_last_lr", last_lr_);
@@ -231,21 +203,38 @@ void LRScheduler::write_state(Value::Dict& state) const {
 void LRScheduler::read_state(const Value::Dict& state) {
   if (!state.contains("last_epoch")) {
     throw ArgumentError(
-        "The state has no 'last_epoch', so it is not that of a scheduler like this.");
+        "The state has no 'last_epoch', so it is not the state of such a scheduler.");
   }
-  auto base_lrs = base_lrs_;
-  auto last_lr = last_lr_;
-  take_field(state, "base_lrs", base_lrs);
-  take_field(state, "_last_lr", last_lr);
-  if (base_lrs.size() != base_lrs_.size() || last_lr.size() != last_lr_.size()) {
-    throw ArgumentError(str("The state has learning rates for ", last_lr.size(),
+  using Rates = std::pair<std::vector<double>, std::vector<double>>;
+  Rates rates(base_lrs_, last_lr_);
+  detail::read_fields(
+      state, rates,
+      std::tuple{field("base_lrs", &Rates::first), field("_last_lr", &Rates::second)});
+  if (rates.first.size() != base_lrs_.size() || rates.second.size() != last_lr_.size()) {
+    throw ArgumentError(str("The state has learning rates for ", rates.second.size(),
                             " parameter groups, but the optimizer has ", group_count(), "."));
   }
-  base_lrs_ = std::move(base_lrs);
-  last_lr_ = std::move(last_lr);
-  take_field(state, "last_epoch", last_epoch_);
-  take_field(state, "_step_count", step_count_);
+  std::tie(base_lrs_, last_lr_) = std::move(rates);
+  detail::read_fields(state, *this,
+                      std::tuple{field("last_epoch", &LRScheduler::last_epoch_),
+                                 field("_step_count", &LRScheduler::step_count_)});
 }
+
+namespace {
+
+/// A factor that rises from 0 to 1 in `num_warmup_steps` and then is `after(step, warmup)`.
+template <class F>
+LambdaLR with_warmup(torch::optim::Optimizer& optimizer, std::int64_t num_warmup_steps,
+                     std::int64_t last_epoch, F after) {
+  const auto warmup = static_cast<double>(num_warmup_steps);
+  const auto factor = [warmup, after](std::int64_t epoch) {
+    const auto step = static_cast<double>(epoch);
+    return step < warmup ? step / std::max(1.0, warmup) : after(step, warmup);
+  };
+  return {optimizer, factor, last_epoch};
+}
+
+}  // namespace
 
 LambdaLR get_constant_schedule(torch::optim::Optimizer& optimizer, std::int64_t last_epoch) {
   return {optimizer, [](std::int64_t) { return 1.0; }, last_epoch};
@@ -253,40 +242,29 @@ LambdaLR get_constant_schedule(torch::optim::Optimizer& optimizer, std::int64_t 
 
 LambdaLR get_constant_schedule_with_warmup(torch::optim::Optimizer& optimizer,
                                            std::int64_t num_warmup_steps, std::int64_t last_epoch) {
-  const auto warmup = static_cast<double>(num_warmup_steps);
-  const auto factor = [warmup](std::int64_t epoch) {
-    const auto step = static_cast<double>(epoch);
-    return step < warmup ? step / std::max(1.0, warmup) : 1.0;
-  };
-  return {optimizer, factor, last_epoch};
+  return with_warmup(optimizer, num_warmup_steps, last_epoch,
+                     [](double /*step*/, double /*warmup*/) { return 1.0; });
 }
 
 LambdaLR get_linear_schedule_with_warmup(torch::optim::Optimizer& optimizer,
                                          std::int64_t num_warmup_steps,
                                          std::int64_t num_training_steps, std::int64_t last_epoch) {
-  const auto warmup = static_cast<double>(num_warmup_steps);
   const auto end = static_cast<double>(num_training_steps);
-  const auto factor = [warmup, end](std::int64_t epoch) {
-    const auto step = static_cast<double>(epoch);
-    if (step < warmup) return step / std::max(1.0, warmup);
+  return with_warmup(optimizer, num_warmup_steps, last_epoch, [end](double step, double warmup) {
     return std::max(0.0, (end - step) / std::max(1.0, end - warmup));
-  };
-  return {optimizer, factor, last_epoch};
+  });
 }
 
 LambdaLR get_cosine_schedule_with_warmup(torch::optim::Optimizer& optimizer,
                                          std::int64_t num_warmup_steps,
                                          std::int64_t num_training_steps, double num_cycles,
                                          std::int64_t last_epoch) {
-  const auto warmup = static_cast<double>(num_warmup_steps);
   const auto end = static_cast<double>(num_training_steps);
-  const auto factor = [warmup, end, num_cycles](std::int64_t epoch) {
-    const auto step = static_cast<double>(epoch);
-    if (step < warmup) return step / std::max(1.0, warmup);
+  const auto cosine = [end, num_cycles](double step, double warmup) {
     const auto progress = (step - warmup) / std::max(1.0, end - warmup);
     return std::max(0.0, 0.5 * (1.0 + std::cos(std::numbers::pi * num_cycles * 2.0 * progress)));
   };
-  return {optimizer, factor, last_epoch};
+  return with_warmup(optimizer, num_warmup_steps, last_epoch, cosine);
 }
 
 }  // namespace accelerate

@@ -5,14 +5,13 @@
 #include "accelerate/errors.h"
 #include "accelerate/reduce_lr_on_plateau.h"
 #include "core/text.h"
-#include "training/group_memory.h"
-#include "training/state_fields.h"
+#include "training/group_schedule.h"
+#include "training/scheduler_state.h"
 
 namespace accelerate {
 namespace {
 
 using detail::str;
-using detail::take_field;
 
 torch::optim::Optimizer& optimizer_of_first(const SchedulerList::Pointers& schedulers) {
   if (schedulers.empty() || !schedulers.front()) {
@@ -22,8 +21,8 @@ torch::optim::Optimizer& optimizer_of_first(const SchedulerList::Pointers& sched
   return schedulers.front()->optimizer();
 }
 
-void require_held(const SchedulerList::Pointers& schedulers,
-                  const torch::optim::Optimizer& optimizer, std::string_view holder) {
+void require_schedulers(const SchedulerList::Pointers& schedulers,
+                        const torch::optim::Optimizer& optimizer, std::string_view holder) {
   if (schedulers.empty()) {
     throw ArgumentError(str(holder, " expects at least one scheduler, but got no scheduler."));
   }
@@ -44,47 +43,57 @@ void require_held(const SchedulerList::Pointers& schedulers,
   }
 }
 
-Value states_of(const SchedulerList::Pointers& schedulers) {
-  Value::List states;
-  for (const auto& scheduler : schedulers) states.push_back(scheduler->state_dict());
-  return Value(std::move(states));
-}
-
-void load_states(const SchedulerList::Pointers& schedulers, const Value::Dict& state) {
-  const auto states = state.at("_schedulers").items();
-  if (states.size() != schedulers.size()) {
-    throw ArgumentError(str("The state has ", states.size(), " schedulers, but there are ",
-                            schedulers.size(), "."));
-  }
-  for (std::size_t i = 0; i < states.size(); ++i) schedulers[i]->load_state_dict(states[i]);
-}
-
-/// Chains count no steps. Python gives them these keys when a SequentialLR begins with them.
+/// The step count of a chain: it counts no steps itself. Python gives it the entries '_step_count'
+/// and '_is_initial' when a SequentialLR begins with it.
 constexpr std::int64_t kNeverBegun = -1;
-
-void write_begun(Value::Dict& state, std::int64_t step_count) {
-  if (step_count == kNeverBegun) return;
-  state.set("_step_count", step_count);
-  state.set("_is_initial", false);
-}
-
-std::int64_t read_begun(const Value::Dict& state) {
-  return state.get("_step_count", kNeverBegun).as_int();
-}
-
-[[noreturn]] void refuse_milestone(std::string_view holder) {
-  throw UnsupportedError(str("A ", holder,
-                             " cannot begin at a milestone of a SequentialLR, also not ",
-                             "in PyTorch. Let it come first, or list its schedulers themselves."));
-}
 
 }  // namespace
 
+SchedulerChain::SchedulerChain(std::string_view name, torch::optim::Optimizer& optimizer,
+                               SchedulerList::Pointers schedulers)
+    : LRScheduler(optimizer), name_(name), schedulers_(std::move(schedulers)) {
+  require_schedulers(schedulers_, optimizer, name);
+  step_count_ = kNeverBegun;
+}
+
+void SchedulerChain::undo_initial_step() {
+  for (const auto& scheduler : schedulers_) scheduler->undo_initial_step();
+}
+
+void SchedulerChain::rebind(torch::optim::Optimizer& optimizer) {
+  LRScheduler::rebind(optimizer);
+  for (const auto& scheduler : schedulers_) scheduler->rebind(optimizer);
+}
+
+std::vector<double> SchedulerChain::get_lr() {
+  throw UnsupportedError(str("A ", name_,
+                             " cannot begin at a milestone of a SequentialLR, also not ",
+                             "in PyTorch. Put it first, or list its schedulers themselves."));
+}
+
+void SchedulerChain::write_state(Value::Dict& state) const {
+  if (step_count_ != kNeverBegun) {
+    state.set("_step_count", step_count_);
+    state.set("_is_initial", false);
+  }
+  Value::List states;
+  for (const auto& scheduler : schedulers_) states.push_back(scheduler->state_dict());
+  state.set("_schedulers", std::move(states));
+}
+
+void SchedulerChain::read_state(const Value::Dict& state) {
+  step_count_ = state.get("_step_count", kNeverBegun).as_int();
+  const auto states = state.at("_schedulers").items();
+  if (states.size() != schedulers_.size()) {
+    throw ArgumentError(str("The state has ", states.size(), " schedulers, but there are ",
+                            schedulers_.size(), "."));
+  }
+  for (std::size_t i = 0; i < states.size(); ++i) schedulers_[i]->load_state_dict(states[i]);
+}
+
 SequentialLR::SequentialLR(torch::optim::Optimizer& optimizer, SequentialLROptions options)
-    : LRScheduler(optimizer),
-      schedulers_(std::move(options.schedulers).schedulers()),
+    : SchedulerChain("SequentialLR", optimizer, std::move(options.schedulers).schedulers()),
       milestones_(std::move(options.milestones)) {
-  require_held(schedulers_, optimizer, "SequentialLR");
   if (milestones_.size() != schedulers_.size() - 1) {
     throw ArgumentError(
         str("Sequential Schedulers expects number of schedulers provided to be one ",
@@ -97,26 +106,21 @@ SequentialLR::SequentialLR(torch::optim::Optimizer& optimizer, SequentialLROptio
         str("The milestones of SequentialLR must rise, but are ", detail::join(milestones_), "."));
   }
   last_epoch_ = options.last_epoch + 1;
-  step_count_ = kNeverBegun;
 
   // Building the schedulers changed the learning rates; only the first may do that.
   std::vector<double> initial_lrs;
   for (std::size_t i = 0; i < group_count(); ++i) {
-    const auto& initial_lr = memory(i).initial_lr;
+    const auto& initial_lr = schedule(i).initial_lr;
     if (!initial_lr) {
-      throw ArgumentError(str("The learning rate of parameter group ", i, " was changed after the ",
-                              "schedulers of SequentialLR were built. Build them anew."));
+      throw ArgumentError(str("Parameter group ", i, " was added after the schedulers of ",
+                              "SequentialLR were built. Build them again."));
     }
     initial_lrs.push_back(*initial_lr);
   }
   set_group_lrs(initial_lrs);
-  SequentialLR::undo_initial_step();
+  undo_initial_step();
   schedulers_.front()->initial_step();
   last_lr_ = schedulers_.front()->get_last_lr();
-}
-
-void SequentialLR::undo_initial_step() {
-  for (const auto& scheduler : schedulers_) scheduler->undo_initial_step();
 }
 
 void SequentialLR::step() {
@@ -132,73 +136,48 @@ void SequentialLR::step() {
   last_lr_ = scheduler.get_last_lr();
 }
 
-std::vector<double> SequentialLR::get_lr() { refuse_milestone("SequentialLR"); }
-
-void SequentialLR::rebind(torch::optim::Optimizer& optimizer) {
-  LRScheduler::rebind(optimizer);
-  for (const auto& scheduler : schedulers_) scheduler->rebind(optimizer);
-}
-
 void SequentialLR::write_state(Value::Dict& state) const {
   state.set("_milestones", milestones_);
   state.set("last_epoch", last_epoch_);
   state.set("_last_lr", last_lr_);
-  write_begun(state, step_count_);
-  state.set("_schedulers", states_of(schedulers_));
+  SchedulerChain::write_state(state);
 }
 
 void SequentialLR::read_state(const Value::Dict& state) {
-  auto milestones = milestones_;
-  take_field(state, "_milestones", milestones);
-  if (milestones.size() != milestones_.size()) {
-    throw ArgumentError(str("The state has ", milestones.size(),
-                            " milestones, but SequentialLR has ", milestones_.size(), "."));
+  detail::read_fields(state, *this, std::tuple{field("_milestones", &SequentialLR::milestones_)});
+  const auto expected = schedulers_.size() - 1;
+  if (milestones_.size() != expected) {
+    throw ArgumentError(str("The state has ", milestones_.size(),
+                            " milestones, but SequentialLR has ", expected, "."));
   }
-  milestones_ = std::move(milestones);
   LRScheduler::read_state(state);
-  step_count_ = read_begun(state);
-  load_states(schedulers_, state);
+  SchedulerChain::read_state(state);
 }
 
 ChainedScheduler::ChainedScheduler(SchedulerList schedulers)
     : ChainedScheduler(schedulers, optimizer_of_first(schedulers.schedulers())) {}
 
 ChainedScheduler::ChainedScheduler(SchedulerList schedulers, torch::optim::Optimizer& optimizer)
-    : LRScheduler(optimizer), schedulers_(std::move(schedulers).schedulers()) {
-  require_held(schedulers_, optimizer, "ChainedScheduler");
-  step_count_ = kNeverBegun;
+    : SchedulerChain("ChainedScheduler", optimizer, std::move(schedulers).schedulers()) {
   last_lr_ = group_lrs();
 }
 
 void ChainedScheduler::step() {
-  for (const auto& scheduler : schedulers_) scheduler->step();
+  for (const auto& scheduler : schedulers()) scheduler->step();
   last_lr_ = group_lrs();
 }
 
-std::int64_t ChainedScheduler::last_epoch() const { return schedulers_.front()->last_epoch(); }
-std::int64_t ChainedScheduler::step_count() const { return schedulers_.front()->step_count(); }
-
-std::vector<double> ChainedScheduler::get_lr() { refuse_milestone("ChainedScheduler"); }
-
-void ChainedScheduler::undo_initial_step() {
-  for (const auto& scheduler : schedulers_) scheduler->undo_initial_step();
-}
-
-void ChainedScheduler::rebind(torch::optim::Optimizer& optimizer) {
-  LRScheduler::rebind(optimizer);
-  for (const auto& scheduler : schedulers_) scheduler->rebind(optimizer);
-}
+std::int64_t ChainedScheduler::last_epoch() const { return schedulers().front()->last_epoch(); }
+std::int64_t ChainedScheduler::step_count() const { return schedulers().front()->step_count(); }
 
 void ChainedScheduler::write_state(Value::Dict& state) const {
   state.set("_last_lr", last_lr_);
-  write_begun(state, step_count_);
-  state.set("_schedulers", states_of(schedulers_));
+  SchedulerChain::write_state(state);
 }
 
 void ChainedScheduler::read_state(const Value::Dict& state) {
-  take_field(state, "_last_lr", last_lr_);
-  step_count_ = read_begun(state);
-  load_states(schedulers_, state);
+  detail::read_fields(state, *this, std::tuple{field("_last_lr", &ChainedScheduler::last_lr_)});
+  SchedulerChain::read_state(state);
 }
 
 }  // namespace accelerate

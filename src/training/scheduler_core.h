@@ -1,4 +1,4 @@
-// src/training/scheduler_core.h - what the copies of a prepared scheduler share.
+// src/training/scheduler_core.h - the shared part of all handles to a prepared scheduler.
 #pragma once
 
 #include <memory>
@@ -12,12 +12,12 @@ namespace accelerate::detail {
 
 struct SchedulerCore {
   SchedulerParts parts;
-  /// Those whose steps it follows.
+  /// The optimizers whose steps it follows.
   std::vector<std::shared_ptr<OptimizerCore>> optimizers = {};
   bool step_with_optimizer = true;
-  /// How many steps one call stands for.
+  /// The number of steps that one call makes.
   int steps_per_call = 1;
-  /// Whether a schedule of fixed length is left alone once it is over, or runs into its error.
+  /// Whether calls after the end of a schedule of fixed length are ignored instead of an error.
   bool ends_quietly = true;
   GradientState gradient_state = {};
 };

@@ -15,8 +15,8 @@ namespace {
 using at::Tensor;
 using at::TensorList;
 
-/// One number for each parameter of a list, or one for all of them. On the host, or on the device
-/// when they follow from a step count or a learning rate that lives there.
+/// One number for each parameter of a list, or one for all of them. Numbers are on the device if
+/// they are computed from a step count or a learning rate on the device, else on the host.
 class Numbers {
  public:
   Numbers(double value) : host_{value} {}  // NOLINT(google-explicit-constructor): 1 - numbers
@@ -27,7 +27,7 @@ class Numbers {
   [[nodiscard]] const std::vector<double>& host() const { return host_; }
   [[nodiscard]] const Tensor& device() const { return device_; }
   [[nodiscard]] double at(std::size_t i) const { return host_.size() == 1 ? host_[0] : host_[i]; }
-  /// A number of the host takes part in arithmetic on any device, as an argument of the kernel.
+  /// A host number becomes a CPU scalar, which kernels of any device accept as an argument.
   [[nodiscard]] Tensor tensor() const {
     return on_host() ? at::scalar_tensor(host_[0], at::kDouble) : device_;
   }
@@ -88,7 +88,7 @@ Numbers sqrt(const Numbers& numbers) { return pow(numbers, 0.5); }
 /// `yes` where `condition` is above 0, `no` elsewhere.
 Numbers select(const Numbers& condition, const Numbers& yes, const Numbers& no) {
   if (!condition.on_host()) {
-    // A number of the host would be copied there, which a captured graph does not allow.
+    // Copying a host number to the device is not allowed while a graph is captured.
     const auto on_device = [&](const Numbers& numbers) {
       return numbers.on_host() ? at::full({}, numbers.at(0), condition.device().options())
                                : numbers.device();
@@ -102,7 +102,7 @@ Numbers select(const Numbers& condition, const Numbers& yes, const Numbers& no) 
   return Numbers(std::move(result));
 }
 
-/// What one-element tensors hold: read where that costs nothing, left on the device otherwise.
+/// The numbers in one-element tensors: read if they are on the host, kept on the device otherwise.
 Numbers values_of(const std::vector<Tensor>& scalars) {
   if (!scalars.front().is_cpu()) {
     std::vector<Tensor> flat;
@@ -117,7 +117,7 @@ Numbers values_of(const std::vector<Tensor>& scalars) {
                          ? static_cast<double>(*scalar.const_data_ptr<float>())
                          : scalar.item<double>());
   }
-  // The usual case: all parameters have taken the same steps, and one number does for all.
+  // The usual case: all parameters have taken equally many steps, so one number is enough.
   const auto first = values.front();
   if (std::ranges::all_of(values, [&](double value) { return value == first; })) return first;
   return Numbers(std::move(values));
@@ -175,11 +175,12 @@ void decay_squares_(TensorList averages, TensorList grads, double decay) {
   at::_foreach_addcmul_(averages, grads, grads, 1 - decay);
 }
 
-/// The gradients that a rule starts from. `made` holds what is not the parameters' own.
+/// The gradients that a rule uses, unscaled, negated for `maximize` and with weight decay added.
+/// `made` keeps tensors that are not the parameters' own.
 TensorList gradients(const TensorBucket& bucket, const GradScaling& scaling, bool maximize,
                      double coupled_decay, std::vector<Tensor>& made) {
   if (scaling.grad_scale.defined()) {
-    // In place, as the fused kernels do: what the user reads afterwards is unscaled.
+    // In place like the fused kernels, so that the user reads unscaled gradients afterwards.
     at::_foreach_div_(bucket.grads, scaling.grad_scale.to(bucket.device).reshape({}));
   }
   if (maximize) made = at::_foreach_neg(bucket.grads);
@@ -193,13 +194,24 @@ TensorList gradients(const TensorBucket& bucket, const GradScaling& scaling, boo
   return made.empty() ? TensorList(bucket.grads) : TensorList(made);
 }
 
-/// As fused kernels take them: on the device of the parameters, or not at all.
+/// `gradients` for rules whose weight decay may be decoupled: that one shrinks the parameters here.
+template <class Options>
+TensorList gradients_with_decay(TensorBucket& bucket, const Options& options, const Numbers& lr,
+                                const GradScaling& scaling, std::vector<Tensor>& made) {
+  const auto decoupled = options.decoupled_weight_decay ? options.weight_decay : 0;
+  const auto grads =
+      gradients(bucket, scaling, options.maximize, options.weight_decay - decoupled, made);
+  if (decoupled != 0) mul_(bucket.params, 1 - lr * decoupled);
+  return grads;
+}
+
+/// A tensor as fused kernels expect it: on the device of the parameters, or nullopt.
 std::optional<Tensor> for_kernel(const Tensor& tensor, const TensorBucket& bucket) {
   if (!tensor.defined()) return std::nullopt;
   return tensor.to(bucket.device);
 }
 
-/// Calls `kernel` with the learning rate as the overload takes it: a number or a tensor.
+/// Calls `kernel` with the learning rate as a number or a tensor: both are overloads.
 template <class F>
 void with_rate(const LearningRate& lr, const F& kernel) {
   if (lr.tensor.defined()) {
@@ -216,12 +228,7 @@ void adam_on_lists(TensorBucket& bucket, const AdamOptions& options, const Learn
   const auto lr = number(rate);
   const auto step = values_of(steps);
   std::vector<Tensor> made;
-  const auto coupled = options.decoupled_weight_decay ? 0 : options.weight_decay;
-  const auto grads = gradients(bucket, scaling, options.maximize, coupled, made);
-  if (options.decoupled_weight_decay && options.weight_decay != 0) {
-    mul_(bucket.params, 1 - lr * options.weight_decay);
-  }
-
+  const auto grads = gradients_with_decay(bucket, options, lr, scaling, made);
   at::_foreach_lerp_(exp_avgs, grads, 1 - beta1);
   decay_squares_(exp_avg_sqs, grads, beta2);
   if (options.amsgrad) at::_foreach_maximum_(max_exp_avg_sqs, exp_avg_sqs);
@@ -269,14 +276,37 @@ bool fusable(const Tensor& parameter, const Tensor& grad) {
   return (parameter.is_cpu() || parameter.is_cuda()) && same_layout(parameter, grad);
 }
 
-bool GradScaling::overflowed() const {
-  return found_inf.defined() && found_inf.item<double>() != 0;
+bool GradScaling::resolve() {
+  if (found_inf.defined() && found_inf.item<double>() != 0) return false;
+  found_inf = Tensor();
+  return true;
 }
 
-bool GradScaling::on_host() const { return !found_inf.defined() || found_inf.is_cpu(); }
+bool is_number(std::string_view name) { return name == "step" || name == "mu_product"; }
 
-void UpdateRule<AdamOptions>::apply(TensorBucket& bucket, const AdamOptions& options,
-                                    const LearningRate& lr, const GradScaling& scaling) {
+std::vector<std::int64_t> state_shape(std::string_view name, const Tensor& parameter) {
+  auto shape = parameter.sizes().vec();
+  if (name == "row_var" && !shape.empty()) shape[shape.size() - 1] = 1;
+  if (name == "col_var" && shape.size() > 1) shape[shape.size() - 2] = 1;
+  return shape;
+}
+
+Tensor new_state_tensor(std::string_view name, const Tensor& parameter, c10::Device number_device,
+                        double value) {
+  Tensor tensor;
+  if (is_number(name)) {
+    tensor = at::zeros({}, at::TensorOptions(at::kFloat).device(number_device));
+  } else if (name == "row_var" || name == "col_var") {
+    tensor = at::zeros(state_shape(name, parameter), parameter.options().requires_grad(false));
+  } else {
+    tensor = at::zeros_like(parameter, at::TensorOptions().requires_grad(false),
+                            at::MemoryFormat::Preserve);
+  }
+  return value == 0 ? tensor : tensor.fill_(value);
+}
+
+void update(TensorBucket& bucket, const AdamOptions& options, const LearningRate& lr,
+            const GradScaling& scaling) {
   if (!bucket.fusable) {
     adam_on_lists(bucket, options, lr, scaling);
     return;
@@ -298,8 +328,8 @@ void UpdateRule<AdamOptions>::apply(TensorBucket& bucket, const AdamOptions& opt
   });
 }
 
-void UpdateRule<AdamWOptions>::apply(TensorBucket& bucket, const AdamWOptions& options,
-                                     const LearningRate& lr, const GradScaling& scaling) {
+void update(TensorBucket& bucket, const AdamWOptions& options, const LearningRate& lr,
+            const GradScaling& scaling) {
   const AdamOptions adam{.lr = options.lr,
                          .betas = options.betas,
                          .eps = options.eps,
@@ -308,16 +338,16 @@ void UpdateRule<AdamWOptions>::apply(TensorBucket& bucket, const AdamWOptions& o
                          .maximize = options.maximize,
                          .capturable = options.capturable,
                          .decoupled_weight_decay = true};
-  UpdateRule<AdamOptions>::apply(bucket, adam, lr, scaling);
+  update(bucket, adam, lr, scaling);
 }
 
-void UpdateRule<SGDOptions>::apply(TensorBucket& bucket, const SGDOptions& options,
-                                   const LearningRate& lr, const GradScaling& scaling) {
+void update(TensorBucket& bucket, const SGDOptions& options, const LearningRate& lr,
+            const GradScaling& scaling) {
   const bool has_momentum = options.momentum != 0;
   auto& buffers = bucket.slots[0];
   if (bucket.fusable) {
     with_rate(lr, [&](const auto& rate) {
-      // Without momentum the kernels refuse what has no meaning then.
+      // Without momentum the kernels reject buffers, dampening and a first step.
       at::_fused_sgd_(
           bucket.params, bucket.grads, has_momentum ? TensorList(buffers) : TensorList(),
           options.weight_decay, options.momentum, rate, has_momentum ? options.dampening : 0,
@@ -342,8 +372,8 @@ void UpdateRule<SGDOptions>::apply(TensorBucket& bucket, const SGDOptions& optio
   add_(bucket.params, grads, 0 - number(lr));
 }
 
-void UpdateRule<AdagradOptions>::apply(TensorBucket& bucket, const AdagradOptions& options,
-                                       const LearningRate& lr, const GradScaling& scaling) {
+void update(TensorBucket& bucket, const AdagradOptions& options, const LearningRate& lr,
+            const GradScaling& scaling) {
   auto& steps = bucket.slots[0];
   auto& sums = bucket.slots[1];
   if (bucket.fusable) {
@@ -364,8 +394,8 @@ void UpdateRule<AdagradOptions>::apply(TensorBucket& bucket, const AdagradOption
   addcdiv_(bucket.params, grads, denominators, 0 - rate);
 }
 
-void UpdateRule<RMSpropOptions>::apply(TensorBucket& bucket, const RMSpropOptions& options,
-                                       const LearningRate& lr, const GradScaling& scaling) {
+void update(TensorBucket& bucket, const RMSpropOptions& options, const LearningRate& lr,
+            const GradScaling& scaling) {
   auto& [steps, square_avgs, buffers, grad_avgs] = bucket.slots;
   std::vector<Tensor> made;
   const auto grads = gradients(bucket, scaling, options.maximize, options.weight_decay, made);
@@ -388,20 +418,15 @@ void UpdateRule<RMSpropOptions>::apply(TensorBucket& bucket, const RMSpropOption
   }
 }
 
-void UpdateRule<NAdamOptions>::apply(TensorBucket& bucket, const NAdamOptions& options,
-                                     const LearningRate& rate, const GradScaling& scaling) {
+void update(TensorBucket& bucket, const NAdamOptions& options, const LearningRate& rate,
+            const GradScaling& scaling) {
   auto& [steps, mu_products, exp_avgs, exp_avg_sqs] = bucket.slots;
   const auto [beta1, beta2] = options.betas;
   const auto lr = number(rate);
   const auto step = values_of(steps);
   std::vector<Tensor> made;
-  const auto coupled = options.decoupled_weight_decay ? 0 : options.weight_decay;
-  const auto grads = gradients(bucket, scaling, options.maximize, coupled, made);
-  if (options.decoupled_weight_decay && options.weight_decay != 0) {
-    mul_(bucket.params, 1 - lr * options.weight_decay);
-  }
-
-  constexpr double kScheduleBase = 0.96;  // of the paper; PyTorch has no option for it either
+  const auto grads = gradients_with_decay(bucket, options, lr, scaling, made);
+  constexpr double kScheduleBase = 0.96;  // from the paper; fixed in PyTorch too
   const auto mu = beta1 * (1 - 0.5 * pow(kScheduleBase, step * options.momentum_decay));
   const auto mu_next = beta1 * (1 - 0.5 * pow(kScheduleBase, (step + 1) * options.momentum_decay));
   mul_(mu_products, mu);
@@ -416,27 +441,22 @@ void UpdateRule<NAdamOptions>::apply(TensorBucket& bucket, const NAdamOptions& o
   addcdiv_(bucket.params, exp_avgs, denominators, 0 - lr * mu_next / (1 - product * mu_next));
 }
 
-void UpdateRule<RAdamOptions>::apply(TensorBucket& bucket, const RAdamOptions& options,
-                                     const LearningRate& rate, const GradScaling& scaling) {
+void update(TensorBucket& bucket, const RAdamOptions& options, const LearningRate& rate,
+            const GradScaling& scaling) {
   auto& exp_avgs = bucket.slots[1];
   auto& exp_avg_sqs = bucket.slots[2];
   const auto [beta1, beta2] = options.betas;
   const auto lr = number(rate);
   const auto step = values_of(bucket.slots[0]);
   std::vector<Tensor> made;
-  const auto coupled = options.decoupled_weight_decay ? 0 : options.weight_decay;
-  const auto grads = gradients(bucket, scaling, options.maximize, coupled, made);
-  if (options.decoupled_weight_decay && options.weight_decay != 0) {
-    mul_(bucket.params, 1 - lr * options.weight_decay);
-  }
-
+  const auto grads = gradients_with_decay(bucket, options, lr, scaling, made);
   at::_foreach_lerp_(exp_avgs, grads, 1 - beta1);
   decay_squares_(exp_avg_sqs, grads, beta2);
   const auto bias1 = 1 - pow(beta1, step);
   const auto bias2 = 1 - pow(beta2, step);
   const double rho_inf = 2 / (1 - beta2) - 1;
   const auto rho = rho_inf - 2 * step * pow(beta2, step) / bias2;
-  // Where the variance is not yet tractable the rectified part counts 0 times, the plain part once.
+  // The rectified update applies once the variance is tractable, the plain one before.
   const auto tractable = rho - 5;
   const auto safe_rho = select(tractable, rho, 6);
   const auto rectified =
@@ -450,8 +470,8 @@ void UpdateRule<RAdamOptions>::apply(TensorBucket& bucket, const RAdamOptions& o
   add_(bucket.params, exp_avgs, plain);
 }
 
-void UpdateRule<AdamaxOptions>::apply(TensorBucket& bucket, const AdamaxOptions& options,
-                                      const LearningRate& lr, const GradScaling& scaling) {
+void update(TensorBucket& bucket, const AdamaxOptions& options, const LearningRate& lr,
+            const GradScaling& scaling) {
   auto& exp_avgs = bucket.slots[1];
   auto& exp_infs = bucket.slots[2];
   const auto [beta1, beta2] = options.betas;
@@ -466,8 +486,8 @@ void UpdateRule<AdamaxOptions>::apply(TensorBucket& bucket, const AdamaxOptions&
   addcdiv_(bucket.params, exp_avgs, exp_infs, 0 - number(lr) / bias);
 }
 
-void UpdateRule<LionOptions>::apply(TensorBucket& bucket, const LionOptions& options,
-                                    const LearningRate& rate, const GradScaling& scaling) {
+void update(TensorBucket& bucket, const LionOptions& options, const LearningRate& rate,
+            const GradScaling& scaling) {
   auto& exp_avgs = bucket.slots[0];
   const auto [beta1, beta2] = options.betas;
   const auto lr = number(rate);
@@ -495,15 +515,15 @@ Tensor mean_square(const Tensor& tensor, std::int64_t dim) {
   return at::linalg_vector_norm(tensor, 2, dim, /*keepdim=*/true).square_().div_(tensor.size(dim));
 }
 
-/// Root of the mean square, on the device: nobody waits for it.
+/// Root of the mean square; stays on the device, so nothing waits.
 Tensor root_mean_square(const Tensor& tensor) {
   return at::linalg_vector_norm(tensor) / std::sqrt(static_cast<double>(tensor.numel()));
 }
 
 }  // namespace
 
-void UpdateRule<AdafactorOptions>::apply(TensorBucket& bucket, const AdafactorOptions& options,
-                                         const LearningRate& rate, const GradScaling& scaling) {
+void update(TensorBucket& bucket, const AdafactorOptions& options, const LearningRate& rate,
+            const GradScaling& scaling) {
   const auto& [steps, row_vars, col_vars, variances] = bucket.slots;
   const auto all_steps = values_of(steps);
   const auto lr = number(rate);

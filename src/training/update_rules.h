@@ -1,45 +1,45 @@
-// src/training/update_rules.h - what one optimizer step does to lists of tensors.
+// src/training/update_rules.h - one optimizer step on lists of tensors.
 //
-// The rules are PyTorch's. Behind them are the fused kernels where there is one for the device, and
-// `_foreach_` kernels otherwise; both the user's torch::optim objects and our own optimizers come
-// here, each with tensors of its own state.
+// The formulas are PyTorch's. They run fused kernels where the device has them and `_foreach_`
+// kernels otherwise, for our own optimizers and for the user's torch::optim objects.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <array>
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
 #include "accelerate/optim.h"
+#include "training/optimizer_traits.h"
 
 namespace accelerate::detail {
 
-inline constexpr std::size_t kMaxSlots = 4;
-
-/// Parameters that one kernel takes together, with their gradients and state.
+/// Parameters that one kernel call processes together, with their gradients and state.
 struct TensorBucket {
   c10::Device device = c10::kCPU;
   at::ScalarType dtype = at::kFloat;
-  /// Memory is laid out as fused kernels want it.
+  /// All tensors have the memory layout that fused kernels need.
   bool fusable = false;
-  /// SGD: the momentum buffers have no content yet.
+  /// SGD: the momentum buffers are new and take their first values from the gradients.
   bool first = false;
   std::vector<at::Tensor> params;
   std::vector<at::Tensor> grads;
-  /// As the names of the rule order them. Step counts (float, one element each) are on the host or
-  /// on the device, all of a bucket on the same.
+  /// State tensors in the order of `OptimizerTraits::states`. The step counts of a bucket (float32,
+  /// one element each) are all on the host or all on the device.
   std::array<std::vector<at::Tensor>, kMaxSlots> slots;
 };
 
-/// The buckets of a parameter group. Their memory is kept when they are emptied.
+/// The buckets of a parameter group. `clear` keeps their memory for reuse.
 class TensorBuckets {
  public:
-  /// Lets go of all tensors.
+  /// Releases all tensors.
   void clear();
-  /// The bucket of such tensors.
+  /// The bucket for tensors with these properties; made if there is none.
   TensorBucket& at(c10::Device device, at::ScalarType dtype, bool fusable, bool first = false);
 
   [[nodiscard]] std::vector<TensorBucket>::iterator begin() { return buckets_.begin(); }
@@ -52,7 +52,7 @@ class TensorBuckets {
   std::size_t used_ = 0;
 };
 
-/// Empties buckets at the end of a scope: a step must not keep gradients alive.
+/// Clears buckets at the end of a scope, so that a step keeps no gradient alive.
 class BucketsScope {
  public:
   explicit BucketsScope(TensorBuckets& buckets) : buckets_(buckets) { buckets_.clear(); }
@@ -64,50 +64,80 @@ class BucketsScope {
   TensorBuckets& buckets_;
 };
 
-/// Whether fused kernels exist for `device` and would read these tensors, element by element in the
-/// order of memory, as belonging together. (They do not look at strides.)
+/// Whether the device has fused kernels and they can process both tensors: the kernels ignore
+/// strides and combine elements by their position in memory.
 [[nodiscard]] bool fusable(const at::Tensor& parameter, const at::Tensor& grad);
+/// Whether elements at the same position in memory belong together.
 [[nodiscard]] bool same_layout(const at::Tensor& a, const at::Tensor& b);
 
-/// What the gradients of a scaled loss need. Either may be undefined.
+/// The factor in the gradients of a scaled loss and the flag for infinite or NaN gradients, one
+/// float32 each. Either may be undefined.
 struct GradScaling {
   at::Tensor grad_scale;
   at::Tensor found_inf;
 
-  /// Whether `found_inf` is set. Waits for a GPU.
-  [[nodiscard]] bool overflowed() const;
-  /// Whether it is known without waiting.
-  [[nodiscard]] bool on_host() const;
+  /// Whether `found_inf` can be read without waiting for a GPU.
+  [[nodiscard]] bool on_host() const { return !found_inf.defined() || found_inf.is_cpu(); }
+  /// Reads `found_inf`, which may wait for a GPU. Returns false if the step must be skipped; resets
+  /// `found_inf` otherwise.
+  [[nodiscard]] bool resolve();
 };
 
-/// For each optimizer: the names of its state, whether fused kernels exist, and its rule. A rule
-/// changes parameters and state; step counts have been advanced before. `found_inf` matters to
-/// fused kernels only: the others are not called when it is set.
-template <class Options>
-struct UpdateRule;
+/// True for a state tensor that is one number for the whole parameter.
+[[nodiscard]] bool is_number(std::string_view name);
+/// The shape of a state tensor that is not a number.
+[[nodiscard]] std::vector<std::int64_t> state_shape(std::string_view name,
+                                                    const at::Tensor& parameter);
+/// A new state tensor filled with `value`: numbers on `number_device`, others like `parameter`.
+[[nodiscard]] at::Tensor new_state_tensor(std::string_view name, const at::Tensor& parameter,
+                                          c10::Device number_device, double value = 0);
 
-#define ACCELERATE_UPDATE_RULE(Options, name, fused, ...)                                   \
-  template <>                                                                               \
-  struct UpdateRule<Options> {                                                              \
-    static constexpr std::string_view kName = name;                                         \
-    static constexpr bool kFused = fused;                                                   \
-    static constexpr auto kStates = std::to_array<std::string_view>({__VA_ARGS__});         \
-    static void apply(TensorBucket& bucket, const Options& options, const LearningRate& lr, \
-                      const GradScaling& scaling);                                          \
+/// Adds a parameter with its gradient and state to the bucket that fits. `slots[i]` points to state
+/// tensor i, or is null. Makes the tensors that the options use and that are undefined, and moves
+/// numbers to `number_device`.
+template <class Options>
+void add_to_bucket(TensorBuckets& buckets, const Options& options, const at::Tensor& parameter,
+                   const std::array<at::Tensor*, kMaxSlots>& slots, c10::Device number_device) {
+  const auto& grad = parameter.grad();
+  const auto& names = kTraits<Options>.slots;
+  const auto used = [&](std::size_t i) {
+    return slots[i] != nullptr && uses_slot(options, i, parameter);
   };
-ACCELERATE_UPDATE_RULE(AdamOptions, "Adam", true, "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-ACCELERATE_UPDATE_RULE(AdamWOptions, "AdamW", true, "step", "exp_avg", "exp_avg_sq",
-                       "max_exp_avg_sq")
-ACCELERATE_UPDATE_RULE(SGDOptions, "SGD", true, "momentum_buffer")
-ACCELERATE_UPDATE_RULE(AdagradOptions, "Adagrad", true, "step", "sum")
-ACCELERATE_UPDATE_RULE(RMSpropOptions, "RMSprop", false, "step", "square_avg", "momentum_buffer",
-                       "grad_avg")
-ACCELERATE_UPDATE_RULE(NAdamOptions, "NAdam", false, "step", "mu_product", "exp_avg", "exp_avg_sq")
-ACCELERATE_UPDATE_RULE(RAdamOptions, "RAdam", false, "step", "exp_avg", "exp_avg_sq")
-ACCELERATE_UPDATE_RULE(AdamaxOptions, "Adamax", false, "step", "exp_avg", "exp_inf")
-ACCELERATE_UPDATE_RULE(LionOptions, "Lion", false, "exp_avg")
-ACCELERATE_UPDATE_RULE(AdafactorOptions, "Adafactor", false, "step", "row_var", "col_var",
-                       "variance")
-#undef ACCELERATE_UPDATE_RULE
+  bool fused = kTraits<Options>.fused && fusable(parameter, grad);
+  bool first = false;
+  for (std::size_t i = 0; i < kMaxSlots; ++i) {
+    if (!used(i)) continue;
+    auto& tensor = *slots[i];
+    if (!tensor.defined()) {
+      const auto value = first_value(options, names[i]);
+      tensor = new_state_tensor(names[i], parameter, number_device, value);
+      first = std::same_as<Options, SGDOptions>;
+    }
+    if (!is_number(names[i])) {
+      fused = fused && same_layout(parameter, tensor);
+    } else if (tensor.device() != number_device) {
+      tensor = tensor.to(number_device);
+    }
+  }
+  auto& bucket = buckets.at(parameter.device(), parameter.scalar_type(), fused, first);
+  bucket.params.push_back(parameter);
+  bucket.grads.push_back(grad);
+  for (std::size_t i = 0; i < kMaxSlots; ++i) {
+    if (used(i)) bucket.slots[i].push_back(*slots[i]);
+  }
+}
+
+// One step of each optimizer on the tensors of a bucket, whose step counts were advanced before.
+// Only fused kernels read `scaling.found_inf`: without them the caller skips the step itself.
+void update(TensorBucket&, const AdamOptions&, const LearningRate&, const GradScaling&);
+void update(TensorBucket&, const AdamWOptions&, const LearningRate&, const GradScaling&);
+void update(TensorBucket&, const SGDOptions&, const LearningRate&, const GradScaling&);
+void update(TensorBucket&, const AdagradOptions&, const LearningRate&, const GradScaling&);
+void update(TensorBucket&, const RMSpropOptions&, const LearningRate&, const GradScaling&);
+void update(TensorBucket&, const NAdamOptions&, const LearningRate&, const GradScaling&);
+void update(TensorBucket&, const RAdamOptions&, const LearningRate&, const GradScaling&);
+void update(TensorBucket&, const AdamaxOptions&, const LearningRate&, const GradScaling&);
+void update(TensorBucket&, const LionOptions&, const LearningRate&, const GradScaling&);
+void update(TensorBucket&, const AdafactorOptions&, const LearningRate&, const GradScaling&);
 
 }  // namespace accelerate::detail

@@ -98,7 +98,7 @@ TEST(GradScaler, ADisabledOneIsNotThere) {
   EXPECT_TRUE(steps.scaler.state_dict().as_dict().empty());
   EXPECT_NE(message_of<ArgumentError>([&] {
               GradScaler().load_state_dict(steps.scaler.state_dict());
-            }).find("saved by one that is disabled"),
+            }).find("saved by a disabled scaler"),
             std::string::npos);
 }
 

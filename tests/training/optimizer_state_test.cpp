@@ -1,4 +1,4 @@
-#include "accelerate/optimizer_state.h"
+#include "training/optimizer_state.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

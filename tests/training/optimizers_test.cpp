@@ -638,9 +638,10 @@ TEST(OwnOptimizers, SayWhichStateDoesNotFit) {
   std::stringstream file;
   torch::save(adamw, file);
   AdamW smaller({params[0]});
-  EXPECT_EQ(message_of<ArgumentError>([&] { torch::load(smaller, file); }),
-            "The saved optimizer has 4 parameters in group 0 and this one has 1. Build it on the "
-            "same parameters as the one that was saved.");
+  EXPECT_EQ(
+      message_of<ArgumentError>([&] { torch::load(smaller, file); }),
+      "load_state_dict: the saved state has 4 parameters in group 0 and this optimizer has 1. "
+      "Build it on the same parameters, in the same groups.");
 }
 
 TEST(OwnOptimizers, RefuseSparseGradientsBeforeAnythingChanges) {

@@ -238,21 +238,31 @@ TEST_F(SchedulerTest, StartsFromTheInitialRatesOfAnEarlierOne) {
   ConstantLR first(*sgd, {.factor = 0.5});
   StepLR second(*sgd, {.step_size = 3});
   EXPECT_EQ(second.base_lrs(), (Lrs{0.1, 0.003}));
-  // An optimizer that was set up anew, perhaps at the old address, has rates of its own.
+  // As in Python, a rate that is set by hand does not change the initial one.
   set_lr(*sgd, 0, 0.7);
-  EXPECT_EQ(StepLR(*sgd, {.step_size = 3}).base_lrs(), (Lrs{0.7, 0.003}));
+  EXPECT_EQ(StepLR(*sgd, {.step_size = 3}).base_lrs(), (Lrs{0.1, 0.003}));
 }
 
-TEST_F(SchedulerTest, ForgetsAnOptimizerWithItsLastScheduler) {
+TEST_F(SchedulerTest, KeepsInitialRatesOfLibTorchsOptimizersAsLongAsThereIsAScheduler) {
   { ConstantLR gone(*sgd, {.factor = 0.5}); }
   EXPECT_EQ(StepLR(*sgd, {.step_size = 3}).base_lrs(), (Lrs{0.05, 0.0015}));
+}
+
+TEST_F(SchedulerTest, KeepsInitialRatesOfOurOptimizersInTheirGroups) {
+  AdamW adamw({torch::zeros(1, torch::requires_grad())}, {.lr = 0.1});
+  { ConstantLR gone(adamw, {.factor = 0.5}); }
+  auto moved = std::move(adamw);
+  EXPECT_EQ(StepLR(moved, {.step_size = 3}).base_lrs(), (Lrs{0.1}));
+  // A copy of the options is another group.
+  AdamW other({torch::optim::OptimizerParamGroup(moved.param_groups()[0])});
+  EXPECT_EQ(StepLR(other, {.step_size = 3}).base_lrs(), (Lrs{0.05}));
 }
 
 TEST_F(SchedulerTest, ResumesOnlyWhereInitialRatesWereNoted) {
   const auto resume = [&] { return StepLR(*sgd, {.step_size = 3, .last_epoch = 5}); };
   EXPECT_EQ(message_of<ArgumentError>(resume),
             "param 'initial_lr' is not specified in param_groups[0] when resuming scheduler with "
-            "last_epoch = 5: no scheduler of this optimizer noted it. Build the scheduler with "
+            "last_epoch = 5: no scheduler of this optimizer has set it. Build the scheduler with "
             "last_epoch = -1 and call load_state_dict.");
   ConstantLR first(*sgd, {.factor = 0.5});
   const auto resumed = resume();

@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "accelerate/autocast.h"
-#include "accelerate/clip_grad.h"
 #include "accelerate/deferred_metrics.h"
 #include "accelerate/errors.h"
 #include "accelerate/nn.h"
 #include "support/message_of.h"
 #include "support/reference_path.h"
+#include "training/clip_grad.h"
 
 namespace accelerate {
 namespace {
