@@ -15,11 +15,9 @@
 #include <iterator>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 
-#include "accelerate/api.h"
 #include "accelerate/collate.h"
 #include "accelerate/data_loader_detail.h"
 #include "accelerate/data_loader_options.h"
@@ -31,13 +29,6 @@
 #include "accelerate/worker_generator.h"
 
 namespace accelerate {
-
-namespace detail {
-/// The length, or `StateError`: an iterable dataset without size has none.
-[[nodiscard]] ACCELERATE_API std::int64_t known_length(const std::optional<std::int64_t>& length,
-                                                       std::string_view what);
-[[noreturn]] ACCELERATE_API void throw_freed_loader();
-}  // namespace detail
 
 /// A range of batches. Copies are handles to one loader. Each loop is a pass of its own: passes may
 /// nest, run side by side, be left early; the loader may go while one is under way.
@@ -51,32 +42,23 @@ class DataLoader {
     using difference_type = std::ptrdiff_t;
 
     iterator() = default;
-    explicit iterator(std::shared_ptr<detail::LoaderCore<Batch>> core)
-        : core_(std::move(core)), pass_(core_->start_pass()) {
-      ++*this;
-    }
+    explicit iterator(std::shared_ptr<detail::LoaderCore> core) : pass_(std::move(core)) {}
 
-    Batch& operator*() const { return loaded_->batch; }
-    Batch* operator->() const { return &loaded_->batch; }
+    Batch& operator*() const { return pass_.batch().template as<Batch>(); }
+    Batch* operator->() const { return &**this; }
     iterator& operator++() {
-      const bool complete = loaded_ && loaded_->last;
-      loaded_.reset();  // its memory can be had for the next one
-      auto pass = std::move(pass_);
-      loaded_ = core_->advance(*pass, complete);
-      if (loaded_) pass_ = std::move(pass);
+      pass_.advance();
       return *this;
     }
     void operator++(int) { ++*this; }
-    bool operator==(std::default_sentinel_t) const { return !loaded_; }
+    bool operator==(std::default_sentinel_t) const { return !pass_.batch(); }
 
    private:
-    std::shared_ptr<detail::LoaderCore<Batch>> core_ = nullptr;
-    std::unique_ptr<detail::Pass<Batch>> pass_ = nullptr;
-    mutable std::optional<detail::LoadedBatch<Batch>> loaded_ = std::nullopt;
+    detail::LoaderPass pass_ = {};
   };
   using value_type = Batch;
 
-  explicit DataLoader(std::shared_ptr<detail::LoaderCore<Batch>> core) : core_(std::move(core)) {}
+  explicit DataLoader(std::shared_ptr<detail::LoaderCore> core) : core_(std::move(core)) {}
 
   /// Begins a pass and loads its first batch. Throws `DataLoaderError` with the exception that a
   /// dataset, sampler or collate function threw nested, as does `++`.
@@ -84,26 +66,18 @@ class DataLoader {
   [[nodiscard]] std::default_sentinel_t end() const { return {}; }
 
   /// Batches in a pass: Python's `len(loader)`. Throws `StateError` where that is not known.
-  [[nodiscard]] std::int64_t size() const {
-    return detail::known_length(_core()->size(), "This data loader");
-  }
+  [[nodiscard]] std::int64_t size() const { return _core()->size(); }
   /// Samples: Python's `len(loader.dataset)`. Throws `StateError` where that is not known.
-  [[nodiscard]] std::int64_t dataset_size() const {
-    return detail::known_length(_core()->recipe()->dataset_size, "The dataset of this data loader");
-  }
+  [[nodiscard]] std::int64_t dataset_size() const { return _core()->dataset_size(); }
   [[nodiscard]] const DataLoaderOptions& options() const { return _core()->recipe()->options; }
   /// Unset with a batch sampler that has none, and where the dataset yields batches.
-  [[nodiscard]] std::optional<std::int64_t> batch_size() const {
-    const auto& recipe = *_core()->recipe();
-    const bool asks = recipe.options.batch_size && recipe.batch_sampler;
-    return asks ? recipe.batch_sampler->batch_size() : recipe.options.batch_size;
-  }
+  [[nodiscard]] std::optional<std::int64_t> batch_size() const { return _core()->batch_size(); }
 
   /// Complete passes so far, or what `set_epoch` said last. Seedable samplers, datasets with a
   /// `set_epoch` and `worker_generator` depend on it; a pass that is left early does not count.
   /// Throws `ArgumentError` for a negative epoch.
-  [[nodiscard]] std::int64_t iteration() const { return _core()->position().epoch(); }
-  void set_epoch(std::int64_t epoch) { _core()->position().set_epoch(epoch); }
+  [[nodiscard]] std::int64_t iteration() const { return _core()->iteration(); }
+  void set_epoch(std::int64_t epoch) { _core()->set_epoch(epoch); }
 
   /// Where indices come from; null for iterable data, and for a batch sampler without one.
   [[nodiscard]] std::shared_ptr<Sampler> get_sampler() const {
@@ -120,48 +94,36 @@ class DataLoader {
   [[nodiscard]] std::int64_t remainder() const { return _core()->remainder(); }
   /// Samples that all processes together are given at once, where batches have a common size.
   [[nodiscard]] std::optional<std::int64_t> total_batch_size() const {
-    const auto size = batch_size();
-    return size && !_core()->split_batches() ? std::optional(*size * _core()->num_processes())
-                                             : size;
+    return _core()->total_batch_size();
   }
   /// Samples of all processes together, also where each of them has its own. Throws `StateError`
   /// where that is not known.
   [[nodiscard]] std::int64_t total_dataset_length() const {
-    return detail::known_length(_core()->total_samples(), "The data of all processes together");
+    return _core()->total_dataset_length();
   }
 
   /// What the user has been given so far, at any time, also with workers that have loaded ahead.
   /// Not exact with `in_order` off.
-  [[nodiscard]] DataLoaderState state_dict() const { return _core()->position().state(); }
+  [[nodiscard]] DataLoaderState state_dict() const { return _core()->state_dict(); }
   /// The next pass, and no other one, goes on behind the batch that was held when the state was
   /// taken: the same samples in the same order, for any number of processes. Indices are looked up,
   /// streams are read from their start unless they keep a state of their own. Throws
   /// `ArgumentError` for numbers that make no sense.
-  void load_state_dict(const DataLoaderState& state) { _core()->position().load(state); }
+  void load_state_dict(const DataLoaderState& state) { _core()->load_state_dict(state); }
 
   /// Lets go of the data. The loader can only be assigned to after that: other uses throw
   /// `StateError`.
   void reset() noexcept { core_.reset(); }
 
   /// For this library. Throws `StateError` once the loader has let go of its data.
-  [[nodiscard]] const std::shared_ptr<detail::LoaderCore<Batch>>& _core() const {
-    if (!core_) detail::throw_freed_loader();
+  [[nodiscard]] const std::shared_ptr<detail::LoaderCore>& _core() const {
+    if (!core_) detail::LoaderCore::throw_freed();
     return core_;
   }
 
  private:
-  std::shared_ptr<detail::LoaderCore<Batch>> core_;
+  std::shared_ptr<detail::LoaderCore> core_;
 };
-
-namespace detail {
-
-template <class Batch>
-DataLoader<Batch> loader_of(LoaderRecipe<Batch> recipe) {
-  return DataLoader<Batch>(std::make_shared<LoaderCore<Batch>>(
-      std::make_shared<const LoaderRecipe<Batch>>(std::move(recipe))));
-}
-
-}  // namespace detail
 
 /// A loader over a dataset, in its order or shuffled. The dataset is moved or copied in; pass a
 /// `std::shared_ptr` to share it. `collate` makes a batch of a `std::vector` of samples, and gets
@@ -174,13 +136,12 @@ template <detail::Dataset D, class Collate = DefaultCollate>
   auto owned = detail::Pointee<D>::own(std::move(dataset));
   if constexpr (detail::IndexedDataset<detail::PointeeOf<D>>) {
     detail::validate(options, detail::LoaderInput::kSamples);
-    return detail::loader_of(detail::indexed_recipe(
+    return detail::indexed_loader(
         std::move(owned), options, std::move(collate),
-        [&](const auto& size) { return detail::batches_of(options, size); }));
+        [&](const auto& size) { return detail::batches_of(options, size); });
   } else {
     detail::validate(options, detail::LoaderInput::kIterable);
-    return detail::loader_of(
-        detail::iterable_recipe(std::move(owned), options, std::move(collate)));
+    return detail::iterable_loader(std::move(owned), options, std::move(collate));
   }
 }
 
@@ -197,14 +158,14 @@ requires(SamplerLike<detail::PointeeOf<S>> || BatchSamplerLike<detail::PointeeOf
   auto owned = detail::Pointee<D>::own(std::move(dataset));
   if constexpr (BatchSamplerLike<detail::PointeeOf<S>>) {
     detail::validate(options, detail::LoaderInput::kBatchSampler);
-    return detail::loader_of(
-        detail::indexed_recipe(std::move(owned), options, std::move(collate),
-                               [&](const auto&) { return as_batch_sampler(std::move(sampler)); }));
+    return detail::indexed_loader(std::move(owned), options, std::move(collate), [&](const auto&) {
+      return as_batch_sampler(std::move(sampler));
+    });
   } else {
     detail::validate(options, detail::LoaderInput::kSampler);
-    return detail::loader_of(detail::indexed_recipe(
-        std::move(owned), options, std::move(collate),
-        [&](const auto&) { return detail::batches_of(options, as_sampler(std::move(sampler))); }));
+    return detail::indexed_loader(std::move(owned), options, std::move(collate), [&](const auto&) {
+      return detail::batches_of(options, as_sampler(std::move(sampler)));
+    });
   }
 }
 

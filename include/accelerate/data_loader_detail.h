@@ -1,4 +1,4 @@
-// accelerate/data_loader_detail.h - the recipe of a loader from dataset, sampler and options.
+// accelerate/data_loader_detail.h - a loader from dataset, sampler and options.
 //
 // Internal to accelerate/data_loader.h.
 #pragma once
@@ -12,11 +12,17 @@
 #include "accelerate/batch_samplers.h"
 #include "accelerate/data_loader_options.h"
 #include "accelerate/indexed_fetch.h"
+#include "accelerate/loader_core.h"
 #include "accelerate/loader_recipe.h"
 #include "accelerate/sample_stream.h"
 #include "accelerate/samplers.h"
 
-namespace accelerate::detail {
+namespace accelerate {
+
+template <class Batch>
+class DataLoader;
+
+namespace detail {
 
 /// The sampler that the options ask for. Throws `ArgumentError` without a dataset size.
 [[nodiscard]] ACCELERATE_API std::shared_ptr<BatchIndexSampler> batches_of(
@@ -24,7 +30,7 @@ namespace accelerate::detail {
 [[nodiscard]] ACCELERATE_API std::shared_ptr<BatchIndexSampler> batches_of(
     const DataLoaderOptions& options, std::shared_ptr<Sampler> sampler);
 
-/// There is a null pointer where a dataset belongs: `ArgumentError`.
+/// Throws `ArgumentError`: the dataset is a null pointer.
 [[noreturn]] ACCELERATE_API void throw_no_dataset();
 
 template <class T>
@@ -46,16 +52,19 @@ using PointeeOf = typename Pointee<T>::type;
 template <class D>
 concept Dataset = IndexedDataset<PointeeOf<D>> || IterableDataset<PointeeOf<D>>;
 
-/// The recipe of a loader over indexed data; `batches(dataset_size)` says which samples make a
-/// batch.
+/// A loader over indexed data; `batches(dataset_size)` returns the batch sampler.
 template <IndexedDataset D, class Collate, class Batches>
-auto indexed_recipe(std::shared_ptr<D> dataset, DataLoaderOptions options, Collate collate,
+auto indexed_loader(std::shared_ptr<D> dataset, DataLoaderOptions options, Collate collate,
                     Batches batches) {
   using Fetch = IndexedFetch<D, Collate>;
-  LoaderRecipe<typename Fetch::Batch> recipe;
+  using Batch = typename Fetch::Batch;
+  LoaderRecipe recipe;
   recipe.dataset_size = dataset_length(*dataset);
   recipe.batch_sampler = batches(recipe.dataset_size);
-  recipe.fetch = Fetch(dataset, std::move(collate), options.batch_size);
+  recipe.fetch = [fetch = Fetch(dataset, std::move(collate), options.batch_size)](
+                     const IndexBatch& indices, const LoadContext& context) {
+    return AnyBatch(new Batch(fetch(indices, context)));
+  };
   recipe.options = std::move(options);
   if constexpr (requires { dataset->set_epoch(std::int64_t{}); }) {
     recipe.set_epoch = [dataset](std::int64_t epoch) { dataset->set_epoch(epoch); };
@@ -63,18 +72,19 @@ auto indexed_recipe(std::shared_ptr<D> dataset, DataLoaderOptions options, Colla
   if constexpr (Columns<D>) {
     recipe.fingerprint = [dataset] { return fingerprint_rows(tree::leaves(*dataset)); };
   }
-  return recipe;
+  return DataLoader<Batch>(std::make_shared<LoaderCore>(std::move(recipe)));
 }
 
 template <IterableDataset D, class Collate>
-auto iterable_recipe(std::shared_ptr<D> dataset, DataLoaderOptions options, Collate collate) {
+auto iterable_loader(std::shared_ptr<D> dataset, DataLoaderOptions options, Collate collate) {
   using Source = IterableSource<D, Collate>;
-  LoaderRecipe<typename Source::Batch> recipe;
+  LoaderRecipe recipe;
   recipe.dataset_size = dataset_length(std::as_const(*dataset));
   recipe.stream = std::make_shared<Source>(std::move(dataset),
                                            std::make_shared<Collate>(std::move(collate)), options);
   recipe.options = std::move(options);
-  return recipe;
+  return DataLoader<typename Source::Batch>(std::make_shared<LoaderCore>(std::move(recipe)));
 }
 
-}  // namespace accelerate::detail
+}  // namespace detail
+}  // namespace accelerate

@@ -56,10 +56,4 @@ struct DataLoaderState {
 [[nodiscard]] ACCELERATE_API DataLoaderState from_value(std::type_identity<DataLoaderState>,
                                                         const Value& value);
 
-namespace detail {
-
-/// Says once that a stream is read from its start to find the place.
-ACCELERATE_API void warn_about_reading_again();
-
-}  // namespace detail
 }  // namespace accelerate

@@ -37,15 +37,7 @@ struct UnevenParts {
   std::vector<std::int64_t> genuine = {};
 };
 
-/// A loader of processes that have data of their own.
-class ACCELERATE_API UnevenLoader {
- public:
-  virtual ~UnevenLoader();
-  /// Of the batch handed out last; null where all processes hold equally many genuine samples.
-  [[nodiscard]] virtual std::shared_ptr<const UnevenParts> uneven_parts() const = 0;
-};
-
-/// Those of the loader that is iterated; null where nothing is uneven.
+/// The parts of the batch of the loader that is iterated; null where nothing is uneven.
 [[nodiscard]] ACCELERATE_API std::shared_ptr<const UnevenParts> uneven_parts();
 /// Collective. Gathers tensors with a row per sample, whatever their lengths, without repeats;
 /// others as they are.
@@ -62,7 +54,7 @@ struct MetricsCut {
   std::int64_t padded = 0;
 };
 
-/// Nothing where all is to be kept. Says so where nobody knows.
+/// Returns nullopt if no row is dropped; logs if the number of genuine samples is not known.
 [[nodiscard]] ACCELERATE_API std::optional<MetricsCut> metrics_cut();
 /// How many of `length` gathered items to keep: all, with a warning, unless there is one per
 /// sample.

@@ -77,7 +77,7 @@ auto read_samples(D& dataset, const IndexBatch& indices) {
   }
 }
 
-/// The same with the tensors of the samples in the batch already.
+/// Reads samples and moves their tensors into the batch one by one.
 template <IndexedDataset D>
 auto read_samples(D& dataset, const IndexBatch& indices, RowsInPlace& in_place) {
   std::vector<std::remove_cvref_t<decltype(read_sample(dataset, 0))>> samples;
@@ -144,10 +144,10 @@ struct Batching {
   using Batch = typename decltype(batch_type())::type;
   static constexpr bool kPasses = kDefault ? std::same_as<Batch, Sample> : !kJoins;
 
-  static Batch make(Collate& collate, std::vector<Sample> samples, bool singly,
+  static Batch make(Collate& collate, std::vector<Sample> samples, bool unbatched,
                     const LoadContext& context) {
     if constexpr (kPasses) {
-      if (singly) {
+      if (unbatched) {
         Sample sample = std::move(samples.front());
         if constexpr (kDefault) {
           return pinned(std::move(sample), context);
@@ -164,7 +164,7 @@ struct Batching {
   }
 };
 
-/// Makes the batches of an indexed dataset: a `FetchFunction`.
+/// Makes the batches of an indexed dataset.
 template <IndexedDataset D, class Collate>
 class IndexedFetch {
   using Samples = decltype(read_samples(std::declval<D&>(), IndexBatch()));
@@ -188,7 +188,7 @@ class IndexedFetch {
                const std::optional<std::int64_t>& batch_size)
       : dataset_(std::move(dataset)),
         collate_(std::make_shared<Collate>(std::move(collate))),
-        singly_(!batch_size) {
+        unbatched_(!batch_size) {
     if constexpr (!kGathers && kIsVector<Samples>) {
       using Rule = Batching<Collate, typename Samples::value_type>;
       check_batching(batch_size, Rule::kJoins, Rule::kPasses);
@@ -198,14 +198,14 @@ class IndexedFetch {
   Batch operator()(const IndexBatch& indices, const LoadContext& context) const {
     if constexpr (kGathers) {
       const auto gather = [&](const at::Tensor& tensor) {
-        return singly_ ? copy_row(tensor, indices.front(), context)
-                       : gather_rows(tensor, indices, context);
+        return unbatched_ ? copy_row(tensor, indices.front(), context)
+                          : gather_rows(tensor, indices, context);
       };
       return tree::map(gather, std::as_const(*dataset_));
     } else if constexpr (kIsVector<Samples>) {
       using Rule = Batching<Collate, typename Samples::value_type>;
       if constexpr (Rule::kDefault && !GetsBatches<D> && TensorTree<typename Samples::value_type>) {
-        if (!singly_ && !indices.empty()) {
+        if (!unbatched_ && !indices.empty()) {
           RowsInPlace in_place(indices.size(), context);
           auto with_rows = context;
           with_rows.in_place = &in_place;
@@ -213,7 +213,7 @@ class IndexedFetch {
                             with_rows);
         }
       }
-      return Rule::make(*collate_, read_samples(*dataset_, indices), singly_, context);
+      return Rule::make(*collate_, read_samples(*dataset_, indices), unbatched_, context);
     } else {
       return make_batch(*collate_, read_samples(*dataset_, indices), context);
     }
@@ -222,7 +222,7 @@ class IndexedFetch {
  private:
   std::shared_ptr<D> dataset_;
   std::shared_ptr<Collate> collate_;
-  bool singly_;
+  bool unbatched_;
 };
 
 }  // namespace accelerate::detail

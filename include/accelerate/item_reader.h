@@ -24,26 +24,26 @@
 namespace accelerate::detail {
 
 template <class D>
-concept Nexts = requires(D& dataset) {
+concept HasNext = requires(D& dataset) {
   { dataset.next().has_value() } -> std::convertible_to<bool>;
 };
-/// LibTorch's stateful, stream and chunk datasets: so many samples, please.
+/// LibTorch's stateful, stream and chunk datasets: `get_batch(count)`.
 template <class D>
-concept GivesBatches = requires(D& dataset) {
+concept HasGetBatch = requires(D& dataset) {
   dataset.get_batch(std::size_t{});
 };
 template <class D>
-concept Generates = requires(D& dataset) {
+concept Callable = requires(D& dataset) {
   { dataset().has_value() } -> std::convertible_to<bool>;
 };
 template <class D>
-concept IterableDataset = !IndexedDataset<D> && (Nexts<D> || GivesBatches<D> || Generates<D> ||
+concept IterableDataset = !IndexedDataset<D> && (HasNext<D> || HasGetBatch<D> || Callable<D> ||
                                                  std::ranges::input_range<D>);
 
 /// A dataset that can be taken up in the middle. Only where items come one by one: a reader that
 /// asks for several would hold some that the state counts as read.
 template <class D>
-concept KeepsState = (Nexts<D> || Generates<D>)&&requires(D& dataset, const Value& state) {
+concept KeepsState = (HasNext<D> || Callable<D>)&&requires(D& dataset, const Value& state) {
   { dataset.state_dict() } -> std::convertible_to<Value>;
   dataset.load_state_dict(state);
 };
@@ -81,7 +81,7 @@ class ItemReader {
     if constexpr (requires { dataset_->reset(); }) dataset_->reset();
   }
   auto next() {
-    if constexpr (Nexts<D>) {
+    if constexpr (HasNext<D>) {
       return dataset_->next();
     } else {
       return (*dataset_)();
@@ -93,7 +93,7 @@ class ItemReader {
 };
 
 template <IterableDataset D>
-requires(!Nexts<D> && GivesBatches<D>) class ItemReader<D> {
+requires(!HasNext<D> && HasGetBatch<D>) class ItemReader<D> {
   using Given = decltype(std::declval<D&>().get_batch(std::size_t{}));
   static constexpr bool kEnds = tree::detail::kIs<Given, std::optional>;
 
@@ -159,7 +159,7 @@ requires(!Nexts<D> && GivesBatches<D>) class ItemReader<D> {
 };
 
 template <IterableDataset D>
-requires(!Nexts<D> && !GivesBatches<D> && !Generates<D>) class ItemReader<D> {
+requires(!HasNext<D> && !HasGetBatch<D> && !Callable<D>) class ItemReader<D> {
  public:
   ItemReader(std::shared_ptr<D> dataset, std::size_t /*batch_size*/, std::int64_t epoch)
       : dataset_(std::move(dataset)) {

@@ -1,5 +1,5 @@
-// accelerate/loader_recipe.h - what a data loader is made of once the types of dataset, sample and
-// collate function are forgotten.
+// accelerate/loader_recipe.h - what a data loader is made of once the types of dataset, sample,
+// collate function and batch are erased.
 //
 // Internal to accelerate/data_loader.h.
 #pragma once
@@ -10,45 +10,48 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <utility>
 
-#include "accelerate/batch_plan.h"
 #include "accelerate/batch_samplers.h"
 #include "accelerate/batch_tensors.h"
+#include "accelerate/batch_type.h"
 #include "accelerate/data_loader_options.h"
 #include "accelerate/value.h"
 
 namespace accelerate::detail {
 
-/// Makes the batch with these samples. Called by several workers at once.
-template <class Batch>
-using FetchFunction = std::function<Batch(const IndexBatch&, const LoadContext&)>;
-
-/// A batch that is decided on and not made yet.
-template <class Batch>
-struct PlannedLoad {
-  /// The samples: indices into a dataset, or positions in a stream.
-  IndexBatch indices = {};
-  FetchFunction<Batch> make = {};
-  /// Nothing follows on this process.
+/// What is known about a batch beside its content. Each stage of the pipeline hands it on as a
+/// whole.
+struct BatchFacts {
+  /// No other batch follows on this process.
   bool last = false;
   /// With `last`: genuine samples of the last round, 0 when it is complete, -1 when not known.
   std::int64_t remainder = -1;
   /// With `last`: samples of the last round, repeated ones included, -1 when not known.
   std::int64_t padded_size = -1;
-  /// As in `PlannedBatch`: where all processes are at the end of this round.
+  /// Samples, repeated ones not counted, and batches of the batch sampler that all processes
+  /// together have been given at the end of this round: where a later pass can go on.
   std::int64_t samples_after = 0;
   std::int64_t batches_after = 0;
-  /// What a stream that keeps a state says of itself behind this batch.
+  /// State of an iterable dataset behind this batch, where the dataset keeps one.
   std::optional<Value> dataset_state = std::nullopt;
 };
 
+/// Makes the batch with these samples. Called by several workers at once.
+using FetchFunction = std::function<AnyBatch(const IndexBatch&, const LoadContext&)>;
+
+/// A batch that is decided on and not made yet.
+struct PlannedLoad {
+  /// The samples: indices into a dataset, or positions in a stream.
+  IndexBatch indices = {};
+  FetchFunction make = {};
+  BatchFacts facts = {};
+};
+
 /// The batches of one pass on one process, in order.
-template <class Batch>
 class LoadSource {
  public:
   virtual ~LoadSource() = default;
-  virtual std::optional<PlannedLoad<Batch>> next() = 0;
+  virtual std::optional<PlannedLoad> next() = 0;
 };
 
 /// The part of a stream of samples that one of several processes takes, as Python's
@@ -61,18 +64,16 @@ struct StreamShard {
   /// Samples to read and pass over, of all processes together, and the groups they were in.
   std::int64_t skip_samples = 0;
   std::int64_t skip_groups = 0;
-  /// Where the dataset goes on by itself: then nothing is passed over.
+  /// If set, the dataset resumes from this state and no sample is passed over.
   std::optional<Value> dataset_state = std::nullopt;
 };
 
 /// Iterable data.
-template <class Batch>
 class StreamFactory {
  public:
   virtual ~StreamFactory() = default;
   /// Starts a pass.
-  virtual std::unique_ptr<LoadSource<Batch>> begin(const StreamShard& shard,
-                                                   std::int64_t epoch) const = 0;
+  virtual std::unique_ptr<LoadSource> begin(const StreamShard& shard, std::int64_t epoch) const = 0;
   /// Whether the dataset has `state_dict()` and `load_state_dict(state)`.
   [[nodiscard]] virtual bool keeps_state() const { return false; }
   /// The generator that the dataset owns, if it has one.
@@ -88,64 +89,22 @@ class StreamFactory {
 };
 
 /// Immutable, and shared by the loaders that are derived from it.
-template <class Batch>
 struct LoaderRecipe {
   DataLoaderOptions options = {};
   /// Indexed data; null for iterable ones. With `options.batch_size` unset: one index per batch.
   std::shared_ptr<BatchIndexSampler> batch_sampler = nullptr;
-  FetchFunction<Batch> fetch = {};
+  FetchFunction fetch = {};
   /// Iterable data; null for indexed ones.
-  std::shared_ptr<StreamFactory<Batch>> stream = nullptr;
+  std::shared_ptr<StreamFactory> stream = nullptr;
   /// Samples, where that is known.
   std::optional<std::int64_t> dataset_size = std::nullopt;
-  /// Tells an indexed dataset the epoch; empty where it does not want to know. Streams are told
-  /// when they begin.
+  /// Tells an indexed dataset the epoch; empty where it has no `set_epoch`. Streams are told when
+  /// they begin.
   std::function<void(std::int64_t)> set_epoch = {};
-  /// A number that says which rows the tensors of a dataset in memory begin and end with; empty for
-  /// other datasets.
+  /// A hash of the first and the last rows of a dataset of tensors; empty for other datasets.
   std::function<std::uint64_t()> fingerprint = {};
-  /// Batches go on to a device, which fetches them from page-locked memory.
+  /// Batches are copied to a device, which is faster from page-locked memory.
   bool for_device = false;
 };
-
-/// The batches of a plan, fetched by index.
-template <class Batch>
-class IndexedSource final : public LoadSource<Batch> {
- public:
-  IndexedSource(std::shared_ptr<const LoaderRecipe<Batch>> recipe, BatchPlan plan)
-      : recipe_(std::move(recipe)), plan_(std::move(plan)) {}
-
-  std::optional<PlannedLoad<Batch>> next() override {
-    auto planned = plan_.next();
-    if (!planned) return std::nullopt;
-    PlannedLoad<Batch> load;
-    load.indices = std::move(planned->indices);
-    load.make = std::cref(recipe_->fetch);
-    load.last = planned->last;
-    if (load.last) {
-      load.remainder = plan_.remainder();
-      load.padded_size = plan_.padded_size();
-    }
-    load.samples_after = planned->samples_after;
-    load.batches_after = planned->batches_after;
-    return load;
-  }
-
- private:
-  std::shared_ptr<const LoaderRecipe<Batch>> recipe_;
-  BatchPlan plan_;
-};
-
-/// The batches of another sampler. Throws `ArgumentError` where there is none to be replaced.
-[[nodiscard]] ACCELERATE_API std::shared_ptr<BatchIndexSampler> with_sampler(
-    const std::shared_ptr<BatchIndexSampler>& batches, std::shared_ptr<Sampler> sampler);
-
-/// Samples that all processes together take of a stream at once.
-[[nodiscard]] ACCELERATE_API std::int64_t stream_group(const DataLoaderOptions& options,
-                                                       const StreamShard& shard);
-/// Batches that one process makes of a stream of `samples`, where that is known.
-[[nodiscard]] ACCELERATE_API std::optional<std::int64_t> stream_batches(
-    std::optional<std::int64_t> samples, const DataLoaderOptions& options,
-    const StreamShard& shard);
 
 }  // namespace accelerate::detail

@@ -12,17 +12,14 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <type_traits>
 #include <utility>
 
-#include "accelerate/api.h"
+#include "accelerate/batch_type.h"
 #include "accelerate/data_loader.h"
-#include "accelerate/device_lane.h"
-#include "accelerate/dispatch.h"
 #include "accelerate/iterable_dataset_shard.h"
+#include "accelerate/loader_core.h"
 #include "accelerate/prepare_options.h"
-#include "accelerate/prepared_core.h"
 
 namespace accelerate {
 
@@ -34,30 +31,6 @@ template <class Batch>
 using DataLoaderDispatcher = DataLoader<Batch>;
 template <class Batch>
 using SkipDataLoader = DataLoader<Batch>;
-
-namespace detail {
-
-/// Throws `ArgumentError` for a negative number.
-ACCELERATE_API void check_skip(std::int64_t num_batches);
-[[noreturn]] ACCELERATE_API void refuse_skipped_stream();
-
-template <class Batch>
-LoaderTraits traits_of(const DataLoader<Batch>& loader) {
-  const auto& recipe = *loader._core()->recipe();
-  LoaderTraits traits;
-  traits.batch_sampler = recipe.batch_sampler;
-  if (recipe.options.batch_size) traits.batch_size = loader.batch_size();
-  traits.dataset_size = recipe.dataset_size;
-  traits.fingerprint = recipe.fingerprint;
-  if (recipe.stream) {
-    traits.deals_samples = recipe.stream->deals_samples();
-    traits.num_shards = recipe.stream->num_shards();
-    traits.stream_generator = recipe.stream->generator();
-  }
-  return traits;
-}
-
-}  // namespace detail
 
 /// Collective. The loader with the batches of this process alone, as Python's
 /// `prepare_data_loader`. A loader that is prepared already is returned as it is.
@@ -71,27 +44,15 @@ template <class Batch>
 [[nodiscard]] DataLoader<Batch> prepare_data_loader(
     const DataLoader<Batch>& loader, const PrepareDataLoaderOptions& options = {},
     std::type_identity_t<SliceFunction<Batch>> slice_fn_for_dispatch = {}) {
-  const auto& core = loader._core();
-  if (std::dynamic_pointer_cast<detail::PreparedCore<Batch>>(core)) return loader;
-
-  auto how = detail::prepare(detail::traits_of(loader), options);
-  auto recipe = std::make_shared<detail::LoaderRecipe<Batch>>(*core->recipe());
-  recipe->batch_sampler = how.batch_sampler;
-  recipe->for_device = how.device && detail::DeviceLane::leads_to(*how.device);
-  if (core->skip_batches() > 0) {
-    if (recipe->stream) detail::refuse_skipped_stream();
-    recipe->batch_sampler =
-        std::make_shared<SkipBatchSampler>(recipe->batch_sampler, core->skip_batches());
-  }
-  if (how.sharing == detail::Sharing::kNative) {
-    recipe->stream = recipe->stream->shard(how.num_processes, how.process_index);
-  }
-  if (how.sharing == detail::Sharing::kDispatch) {
-    return DataLoader<Batch>(std::make_shared<detail::DispatcherCore<Batch>>(
-        std::move(recipe), std::move(how), std::move(slice_fn_for_dispatch)));
+  detail::AnySlice slice;
+  if (slice_fn_for_dispatch) {
+    slice = [typed = std::move(slice_fn_for_dispatch)](const detail::AnyBatch& round,
+                                                       const DispatchSlice& part) {
+      return detail::AnyBatch(new Batch(typed(round.as<Batch>(), part)));
+    };
   }
   return DataLoader<Batch>(
-      std::make_shared<detail::ShardCore<Batch>>(std::move(recipe), std::move(how)));
+      loader._core()->prepare(options, detail::kBatchType<Batch>, std::move(slice)));
 }
 
 /// A loader like this one, prepared or not, without the first `num_batches` batches that this
@@ -101,7 +62,6 @@ template <class Batch>
 template <class Batch>
 [[nodiscard]] DataLoader<Batch> skip_first_batches(const DataLoader<Batch>& loader,
                                                    std::int64_t num_batches = 0) {
-  detail::check_skip(num_batches);
   return DataLoader<Batch>(loader._core()->skipping(num_batches));
 }
 

@@ -23,56 +23,64 @@
 
 namespace accelerate::detail {
 
-/// Where the groups of a stream begin and end, and which part of them is ours.
-struct ACCELERATE_API StreamCut {
-  StreamCut(const DataLoaderOptions& options, const StreamShard& shard, bool whole_batches);
+/// Where the groups of a stream begin and end, and which part of them belongs to this process.
+struct StreamCut {
+  StreamCut(const DataLoaderOptions& options, const StreamShard& shard, bool whole_batches) {
+    const auto batch = whole_batches ? 1 : options.batch_size.value_or(1);
+    const auto share = shard.split_batches ? batch / shard.num_processes : batch;
+    group = share * shard.num_processes;
+    begin = share * shard.process_index;
+    end = begin + share;
+    fills_up = shard.num_processes > 1 && !options.drop_last;
+  }
 
   std::int64_t group;  ///< samples that all processes take together
-  std::int64_t begin;  ///< ours in it: from here
-  std::int64_t end;    ///< to here
+  std::int64_t begin;  ///< first sample of this process in the group
+  std::int64_t end;    ///< one behind its last sample
   bool fills_up;       ///< a last group that is not full is filled up from the start of the stream
 };
 
 /// One pass over a stream as one process sees it.
 template <class D, class Collate, class Batch>
-class SampleStream final : public LoadSource<Batch> {
+class SampleStream final : public LoadSource {
   using Item = ItemOf<D>;
 
  public:
   SampleStream(std::shared_ptr<D> dataset, std::shared_ptr<Collate> collate,
                const DataLoaderOptions& options, const StreamShard& shard, std::int64_t epoch)
       : dataset_(std::move(dataset)),
-        reader_(dataset_, static_cast<std::size_t>(options.batch_size.value_or(1)), epoch),
         collate_(std::move(collate)),
-        singly_(!options.batch_size || yields_whole_batches<D>()),
+        items_at_once_(static_cast<std::size_t>(options.batch_size.value_or(1))),
+        unbatched_(!options.batch_size || yields_whole_batches<D>()),
         drop_last_(options.drop_last),
         samples_per_item_(yields_whole_batches<D>() ? options.batch_size.value_or(1) : 1),
         cut_(options, shard, yields_whole_batches<D>()),
-        groups_(shard.skip_groups) {
-    go_to(shard);
-    look_ahead();
-  }
+        shard_(shard),
+        epoch_(epoch),
+        groups_(shard.skip_groups) {}
 
-  std::optional<PlannedLoad<Batch>> next() override {
+  std::optional<PlannedLoad> next() override {
+    if (!reader_) begin();
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     if (!ahead_) return std::nullopt;
     Group group = std::move(*ahead_);
     look_ahead();
-    PlannedLoad<Batch> load;
+    PlannedLoad load;
     load.indices = std::move(group.positions);
     load.make = [samples = std::make_shared<std::vector<Item>>(std::move(group.samples)),
                  collate = collate_,
-                 singly = singly_](const IndexBatch&, const LoadContext& context) {
-      return make(*collate, std::move(*samples), singly, context);
+                 unbatched = unbatched_](const IndexBatch&, const LoadContext& context) {
+      return AnyBatch(new Batch(make(*collate, std::move(*samples), unbatched, context)));
     };
-    load.last = !ahead_ && !failure_;
-    if (load.last && !drop_last_) {
-      load.remainder = group.genuine == cut_.group ? 0 : group.genuine;
-      load.padded_size = cut_.group;
+    auto& facts = load.facts;
+    facts.last = !ahead_ && !failure_;
+    if (facts.last && !drop_last_) {
+      facts.remainder = group.genuine == cut_.group ? 0 : group.genuine;
+      facts.padded_size = cut_.group;
     }
-    load.samples_after = group.end * samples_per_item_;
-    load.batches_after = ++groups_;
-    load.dataset_state = std::move(group.dataset_state);
+    facts.samples_after = group.end * samples_per_item_;
+    facts.batches_after = ++groups_;
+    facts.dataset_state = std::move(group.dataset_state);
     return load;
   }
 
@@ -85,21 +93,30 @@ class SampleStream final : public LoadSource<Batch> {
     std::optional<Value> dataset_state = std::nullopt;
   };
 
-  static Batch make(Collate& collate, std::vector<Item> samples, bool singly,
+  static Batch make(Collate& collate, std::vector<Item> samples, bool unbatched,
                     const LoadContext& context) {
     if constexpr (yields_whole_batches<D>()) {
       return make_batch(collate, std::move(samples.front()), context);
     } else {
-      return Batching<Collate, Item>::make(collate, std::move(samples), singly, context);
+      return Batching<Collate, Item>::make(collate, std::move(samples), unbatched, context);
     }
   }
 
+  /// Touches the dataset with the first `next` only. With workers that is in worker 0, behind
+  /// whatever an abandoned pass over the same dataset still does there.
+  void begin() {
+    if (shard_.num_processes > 1) seed_generator(*dataset_, epoch_);
+    reader_.emplace(dataset_, items_at_once_, epoch_);
+    go_to_start();
+    look_ahead();
+  }
+
   /// Whole batches count as full ones: how many samples are in them only the dataset knows.
-  void go_to(const StreamShard& shard) {
-    const auto items = shard.skip_samples / samples_per_item_;
+  void go_to_start() {
+    const auto items = shard_.skip_samples / samples_per_item_;
     if constexpr (KeepsState<D>) {
-      if (shard.dataset_state) {
-        dataset_->load_state_dict(*shard.dataset_state);
+      if (shard_.dataset_state) {
+        dataset_->load_state_dict(*shard_.dataset_state);
         position_ = items;
         return;
       }
@@ -109,7 +126,7 @@ class SampleStream final : public LoadSource<Batch> {
   }
 
   std::optional<Item> read() {
-    std::optional<Item> item = reader_.next();
+    std::optional<Item> item = reader_->next();
     if (!item) return item;
     ++position_;
     if constexpr (std::copy_constructible<Item>) {
@@ -118,7 +135,7 @@ class SampleStream final : public LoadSource<Batch> {
     return item;
   }
 
-  /// What goes wrong ahead is told in its turn: the batch before it is good.
+  /// An exception while reading ahead is kept for the next call: the batch before it is good.
   void look_ahead() {
     ahead_.reset();
     try {
@@ -158,12 +175,15 @@ class SampleStream final : public LoadSource<Batch> {
   }
 
   std::shared_ptr<D> dataset_;
-  ItemReader<D> reader_;
+  std::optional<ItemReader<D>> reader_ = std::nullopt;
   std::shared_ptr<Collate> collate_;
-  bool singly_;
+  std::size_t items_at_once_;
+  bool unbatched_;
   bool drop_last_;
   std::int64_t samples_per_item_;
   StreamCut cut_;
+  StreamShard shard_;
+  std::int64_t epoch_;
   std::vector<Item> first_ = {};
   std::int64_t position_ = 0;
   std::int64_t groups_;
@@ -184,8 +204,7 @@ auto stream_batch_type() {
 
 /// An iterable dataset with its collate function.
 template <IterableDataset D, class Collate>
-class IterableSource final
-    : public StreamFactory<typename decltype(stream_batch_type<D, Collate>())::type> {
+class IterableSource final : public StreamFactory {
  public:
   using Batch = typename decltype(stream_batch_type<D, Collate>())::type;
 
@@ -198,9 +217,7 @@ class IterableSource final
     }
   }
 
-  std::unique_ptr<LoadSource<Batch>> begin(const StreamShard& shard,
-                                           std::int64_t epoch) const override {
-    if (shard.num_processes > 1) seed_generator(*dataset_, epoch);
+  std::unique_ptr<LoadSource> begin(const StreamShard& shard, std::int64_t epoch) const override {
     return std::make_unique<SampleStream<D, Collate, Batch>>(dataset_, collate_, options_, shard,
                                                              epoch);
   }
@@ -213,8 +230,8 @@ class IterableSource final
     if constexpr (kShards) return static_cast<std::int64_t>(dataset_->num_shards());
     return 0;
   }
-  std::shared_ptr<StreamFactory<Batch>> shard([[maybe_unused]] std::int64_t count,
-                                              [[maybe_unused]] std::int64_t index) const override {
+  std::shared_ptr<StreamFactory> shard([[maybe_unused]] std::int64_t count,
+                                       [[maybe_unused]] std::int64_t index) const override {
     if constexpr (kShards) {
       return std::make_shared<IterableSource>(std::make_shared<D>(dataset_->shard(count, index)),
                                               collate_, options_);

@@ -10,9 +10,6 @@
 
 #include <ATen/core/Generator.h>
 
-#include <cstddef>
-#include <cstdint>
-
 #include "accelerate/api.h"
 
 namespace accelerate {
@@ -21,28 +18,4 @@ namespace accelerate {
 /// loader: one of this thread, seeded as the default generator was.
 [[nodiscard]] ACCELERATE_API at::Generator& worker_generator();
 
-namespace detail {
-
-/// The seed of one batch.
-[[nodiscard]] ACCELERATE_API std::uint64_t batch_seed(std::uint64_t base_seed, std::int64_t epoch,
-                                                      std::int64_t sequence) noexcept;
-
-/// While it lives, `worker_generator()` of this thread starts from `seed`. Scopes nest. Nothing is
-/// seeded before somebody asks: most datasets never do.
-class ACCELERATE_API BatchSeedScope {
- public:
-  explicit BatchSeedScope(std::uint64_t seed) noexcept;
-  ~BatchSeedScope();
-  BatchSeedScope(const BatchSeedScope&) = delete;
-  BatchSeedScope& operator=(const BatchSeedScope&) = delete;
-
- private:
-  friend at::Generator& accelerate::worker_generator();
-  std::uint64_t seed_;
-  bool seeded_ = false;
-  BatchSeedScope* outer_;
-  std::size_t depth_;
-};
-
-}  // namespace detail
 }  // namespace accelerate

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "accelerate/accelerator_options.h"
-#include "accelerate/prepared_core.h"
+#include "accelerate/loader_core.h"
 #include "accelerate/prepared_model.h"
 #include "accelerate/state.h"
 #include "training/optimizer_core.h"

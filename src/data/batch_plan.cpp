@@ -1,4 +1,4 @@
-#include "accelerate/batch_plan.h"
+#include "data/batch_plan.h"
 
 #include <algorithm>
 #include <utility>
@@ -40,14 +40,14 @@ std::int64_t divided_up(std::int64_t number, std::int64_t by) { return (number +
 
 }  // namespace
 
+void check_process(int num_processes, int process_index) {
+  if (process_index >= 0 && process_index < num_processes) return;
+  throw ArgumentError(str("There is no process ", process_index, " of ", num_processes,
+                          ": process_index counts from 0 to num_processes - 1."));
+}
+
 void validate(const PlanOptions& options, const BatchIndexSampler& batch_sampler) {
-  if (options.num_processes < 1 || options.process_index < 0 ||
-      options.process_index >= options.num_processes) {
-    throw ArgumentError(str("There is no process ", options.process_index, " of ",
-                            options.num_processes,
-                            ": process_index counts from 0 to "
-                            "num_processes - 1."));
-  }
+  check_process(options.num_processes, options.process_index);
   if (!options.split_batches) return;
   const auto batch_size = batch_sampler.batch_size();
   if (batch_size && *batch_size > 0 && *batch_size % options.num_processes == 0) return;
@@ -94,10 +94,14 @@ std::optional<PlannedBatch> BatchPlan::next() {
   if (!gives(round_)) return std::nullopt;
   leave_round();
   PlannedBatch planned;
-  planned.samples_after = samples_;
-  planned.batches_after = batches_;
+  planned.facts.samples_after = samples_;
+  planned.facts.batches_after = batches_;
   planned.indices = part_of(std::exchange(round_, read_round()));
-  planned.last = !gives(round_);
+  planned.facts.last = !gives(round_);
+  if (planned.facts.last) {
+    planned.facts.remainder = remainder_;
+    planned.facts.padded_size = padded_size_;
+  }
   return planned;
 }
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "accelerate/batch_plan.h"
 #include "accelerate/errors.h"
 #include "accelerate/samplers.h"
 #include "core/text.h"
+#include "data/batch_plan.h"
 
 namespace accelerate {
 namespace {

@@ -1,12 +1,11 @@
 #include "accelerate/data_loader.h"
 
-#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/random.h>
 
 #include "accelerate/errors.h"
-#include "core/log.h"
 #include "core/text.h"
+#include "data/preparation.h"
 
 namespace accelerate {
 
@@ -98,18 +97,6 @@ void check_index(std::int64_t index, std::int64_t size) {
       str("Sample ", index, " was asked for, but the dataset has ", size, " samples."));
 }
 
-std::int64_t known_length(const std::optional<std::int64_t>& length, std::string_view what) {
-  if (length) return *length;
-  throw StateError(str(what, " has no length: its dataset or sampler does not say how many ",
-                       "samples there are."));
-}
-
-void throw_freed_loader() {
-  throw StateError(
-      "This data loader has let go of its data: it was freed or reset. Assign another loader to it "
-      "before it is used again.");
-}
-
 void throw_no_dataset() {
   throw ArgumentError("The dataset is a null pointer. Pass one that points to a dataset.");
 }
@@ -140,42 +127,9 @@ std::uint64_t draw_base_seed(const std::optional<at::Generator>& generator) {
   return static_cast<std::uint64_t>(drawn.item<std::int64_t>());
 }
 
-bool use_pinned_memory(bool asked) {
-  if (!asked || at::globalContext().hasCUDA()) return asked;
-  warn_once("pin_memory is set, but there is no accelerator: batches stay in ordinary memory.");
-  return false;
-}
-
-StreamCut::StreamCut(const DataLoaderOptions& options, const StreamShard& shard,
-                     bool whole_batches) {
-  const auto batch = whole_batches ? 1 : options.batch_size.value_or(1);
-  const auto share = shard.split_batches ? batch / shard.num_processes : batch;
-  group = share * shard.num_processes;
-  begin = share * shard.process_index;
-  end = begin + share;
-  fills_up = shard.num_processes > 1 && !options.drop_last;
-}
-
-std::shared_ptr<BatchIndexSampler> with_sampler(const std::shared_ptr<BatchIndexSampler>& batches,
-                                                std::shared_ptr<Sampler> sampler) {
-  auto result = batches && batches->sampler() && sampler ? batches->with_sampler(std::move(sampler))
-                                                         : nullptr;
-  if (result) return result;
-  throw ArgumentError(
-      "The sampler of this data loader cannot be replaced: its batches do not come from one, or "
-      "there is no other one. Pass the sampler to make_data_loader.");
-}
-
-std::int64_t stream_group(const DataLoaderOptions& options, const StreamShard& shard) {
-  return StreamCut(options, shard, false).group;
-}
-
-std::optional<std::int64_t> stream_batches(std::optional<std::int64_t> samples,
-                                           const DataLoaderOptions& options,
-                                           const StreamShard& shard) {
-  if (!samples) return std::nullopt;
-  const auto group = stream_group(options, shard);
-  return options.drop_last ? *samples / group : (*samples + group - 1) / group;
+std::optional<std::int64_t> batch_size_of(const LoaderRecipe& recipe) {
+  const bool asks = recipe.options.batch_size && recipe.batch_sampler;
+  return asks ? recipe.batch_sampler->batch_size() : recipe.options.batch_size;
 }
 
 }  // namespace detail

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "accelerate/errors.h"
-#include "core/log.h"
 #include "core/text.h"
 
 namespace accelerate {
@@ -152,13 +151,4 @@ DataLoaderState from_value(std::type_identity<DataLoaderState>, const Value& val
   return state;
 }
 
-namespace detail {
-
-void warn_about_reading_again() {
-  warn_once(
-      "An iterable dataset cannot be entered in the middle: it is read from its start, and what "
-      "was handed out before is passed over.");
-}
-
-}  // namespace detail
 }  // namespace accelerate

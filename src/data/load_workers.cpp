@@ -1,4 +1,4 @@
-#include "accelerate/load_workers.h"
+#include "data/load_workers.h"
 
 #include <ATen/Parallel.h>
 #include <pthread.h>

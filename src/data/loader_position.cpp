@@ -1,4 +1,4 @@
-#include "accelerate/loader_position.h"
+#include "data/loader_position.h"
 
 #include <string_view>
 #include <utility>
@@ -77,10 +77,17 @@ PassStart LoaderPosition::next_start() {
   return start;
 }
 
-void LoaderPosition::remember(const PassStart& start, DataLoaderState given) {
-  given.epoch = start.epoch;
-  given.generator = start.from.generator_state;
-  given.base_seed = start.base_seed;
+void LoaderPosition::remember(const PassStart& start, std::int64_t sequence, BatchFacts facts,
+                              int num_processes) {
+  DataLoaderState given{.epoch = start.epoch,
+                        .batches_yielded = sequence + 1,
+                        .samples_yielded = facts.samples_after,
+                        .sampler_batches = facts.batches_after,
+                        .finished = facts.last,
+                        .num_processes = num_processes,
+                        .generator = start.from.generator_state,
+                        .base_seed = start.base_seed,
+                        .dataset_state = std::move(facts.dataset_state)};
   const std::lock_guard lock(mutex_);
   given_ = std::move(given);
 }

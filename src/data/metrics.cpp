@@ -7,9 +7,10 @@
 #include "accelerate/errors.h"
 #include "accelerate/gather_for_metrics.h"
 #include "accelerate/gradient_state.h"
-#include "accelerate/own_data.h"
+#include "accelerate/loader_core.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "data/stages.h"
 
 namespace accelerate::detail {
 namespace {
@@ -36,13 +37,11 @@ std::optional<MetricsCut> metrics_cut() {
   return cuts ? std::optional(cut) : std::nullopt;
 }
 
-UnevenLoader::~UnevenLoader() = default;
-
 std::shared_ptr<const UnevenParts> uneven_parts() {
   if (is_alone(nullptr)) return nullptr;
   const auto loader = GradientState().active_dataloader();
-  const auto* own = dynamic_cast<const UnevenLoader*>(loader.get());
-  return own == nullptr ? nullptr : own->uneven_parts();
+  const auto* ours = dynamic_cast<const LoaderCore*>(loader.get());
+  return ours == nullptr ? nullptr : ours->uneven_parts();
 }
 
 bool one_per_sample(std::int64_t length, const UnevenParts& parts) {

@@ -12,16 +12,16 @@
 #include "accelerate/batch_tensors.h"
 #include "accelerate/collectives.h"
 #include "accelerate/errors.h"
+#include "accelerate/iterable_dataset_shard.h"
 #include "accelerate/kwargs.h"
-#include "accelerate/load_pipeline.h"
 #include "accelerate/name_collectives.h"
 #include "accelerate/object_operations.h"
 #include "accelerate/partial_state.h"
 #include "accelerate/prepare_options.h"
-#include "accelerate/prepared_loader.h"
 #include "accelerate/samplers.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "data/preparation.h"
 
 namespace accelerate {
 
@@ -41,9 +41,9 @@ PrepareDataLoaderOptions prepare_options(const DataLoaderConfiguration& configur
 namespace detail {
 namespace {
 
-bool is_iterable(const LoaderTraits& loader) { return !loader.batch_sampler; }
+bool is_iterable(const LoaderRecipe& loader) { return loader.stream != nullptr; }
 
-bool dispatches(const LoaderTraits& loader, const PrepareDataLoaderOptions& options) {
+bool dispatches(const LoaderRecipe& loader, const PrepareDataLoaderOptions& options) {
   if (options.already_sharded) {
     if (options.dispatch_batches.value_or(false)) {
       throw ArgumentError(
@@ -85,15 +85,10 @@ void find_place(const PrepareDataLoaderOptions& options, const PartialState& sta
     result.process_index /= static_cast<int>(together);
     result.num_processes = static_cast<int>(parallel);
   }
-  if (result.num_processes < 1 || result.process_index < 0 ||
-      result.process_index >= result.num_processes) {
-    throw ArgumentError(str("There is no process ", result.process_index, " of ",
-                            result.num_processes, ": process_index counts from 0 to ",
-                            "num_processes - 1."));
-  }
+  check_process(result.num_processes, result.process_index);
 }
 
-void check_split(const LoaderTraits& loader, const PrepareDataLoaderOptions& options,
+void check_split(const LoaderRecipe& loader, const PrepareDataLoaderOptions& options,
                  int num_processes) {
   if (options.already_sharded) {
     throw ArgumentError(
@@ -101,14 +96,15 @@ void check_split(const LoaderTraits& loader, const PrepareDataLoaderOptions& opt
         "says that each process has batches of its own. Choose one of them: a `batch_size` divided "
         "by the number of processes gives the same size.");
   }
-  if (!loader.batch_size) {
+  const auto batch_size = batch_size_of(loader);
+  if (!batch_size) {
     throw ArgumentError(
         "In order to use `split_batches=True` the data loader or its batch sampler must have a "
         "`batch_size`, but here batches come as they are. Set one, or leave `split_batches` off.");
   }
-  if (*loader.batch_size % num_processes == 0) return;
+  if (*batch_size % num_processes == 0) return;
   throw ArgumentError(
-      str("To use a `DataLoader` in `split_batches` mode, the batch size (", *loader.batch_size,
+      str("To use a `DataLoader` in `split_batches` mode, the batch size (", *batch_size,
           ") needs to be a round multiple of the number of processes (", num_processes, ")."));
 }
 
@@ -203,7 +199,7 @@ void warn_of_other_data(const std::vector<DataCard>& cards) {
 /// Gives the order of all processes one seed: that of process 0, if they can be asked. What draws
 /// from the default generator after that does so from a state that is agreed on before each pass:
 /// with a seedable sampler asked for, Python gives no other one a generator.
-void agree(const LoaderTraits& loader, const PrepareDataLoaderOptions& options, bool talks,
+void agree(const LoaderRecipe& loader, const PrepareDataLoaderOptions& options, bool talks,
            Preparation& result) {
   const auto sampler = sampler_of(result);
   const auto seedable = std::dynamic_pointer_cast<SeedableRandomSampler>(sampler);
@@ -228,31 +224,31 @@ void agree(const LoaderTraits& loader, const PrepareDataLoaderOptions& options, 
   }
   if (owns) result.synchronized_generator = sampler->generator();
   result.agrees_on_order = talks;
-  // Nobody knows how the user seeds a generator, and when.
+  // How and when the user seeds a generator of his own is not known here.
   if (talks && any_own && !std::ranges::count(result.rng_types, RNGType::kGenerator)) {
     result.rng_types.push_back(RNGType::kGenerator);
   }
   warn_of_other_data(cards);
 }
 
-void share_stream(const LoaderTraits& loader, Preparation& result) {
-  if (!result.split_batches && loader.num_shards >= result.num_processes) {
+void share_stream(const LoaderRecipe& loader, Preparation& result) {
+  if (!result.split_batches && loader.stream->num_shards() >= result.num_processes) {
     result.sharing = Sharing::kNative;
     result.may_end_apart = true;
     return;
   }
-  if (!loader.deals_samples) {
+  if (!loader.stream->deals_samples()) {
     throw ArgumentError(
         "This iterable dataset yields whole batches, or samples that cannot be copied: they cannot "
         "be dealt out to several processes. Set `dispatch_batches=True` and `put_on_device=True`, "
         "or give the dataset `num_shards()` and `shard(count, index)`.");
   }
-  result.synchronized_generator = loader.stream_generator;
+  result.synchronized_generator = loader.stream->generator();
 }
 
 }  // namespace
 
-Preparation prepare(const LoaderTraits& loader, const PrepareDataLoaderOptions& options) {
+Preparation prepare(const LoaderRecipe& loader, const PrepareDataLoaderOptions& options) {
   Preparation result;
   const bool dispatch = dispatches(loader, options);
   const PartialState state;
@@ -284,7 +280,7 @@ Preparation prepare(const LoaderTraits& loader, const PrepareDataLoaderOptions& 
     result.may_end_apart = true;
     if (all_take_part) result.total_samples = sum_of(loader.dataset_size);
   } else if (result.num_processes > 1) {
-    result.sharing = Sharing::kDeal;
+    result.sharing = Sharing::kByIndex;
     if (is_iterable(loader)) {
       share_stream(loader, result);
     } else {
@@ -311,12 +307,7 @@ std::unique_ptr<DefaultGeneratorAt> agree_on_order(const BatchIndexSampler& batc
 }
 
 StreamCut shard_cut(const IterableDatasetShardOptions& options) {
-  if (options.num_processes < 1 || options.process_index < 0 ||
-      options.process_index >= options.num_processes) {
-    throw ArgumentError(str("There is no process ", options.process_index, " of ",
-                            options.num_processes, ": process_index counts from 0 to ",
-                            "num_processes - 1."));
-  }
+  check_process(options.num_processes, options.process_index);
   if (options.batch_size < 1 ||
       (options.split_batches && options.batch_size % options.num_processes != 0)) {
     throw ArgumentError(
@@ -329,19 +320,6 @@ StreamCut shard_cut(const IterableDatasetShardOptions& options) {
            .process_index = options.process_index,
            .split_batches = options.split_batches},
           false};
-}
-
-void check_skip(std::int64_t num_batches) {
-  if (num_batches >= 0) return;
-  throw ArgumentError(
-      str("num_batches is ", num_batches, ". It is a number of batches to leave out: 0 or more."));
-}
-
-void refuse_skipped_stream() {
-  throw ArgumentError(
-      "The first batches of this loader over an iterable dataset are left out before it is "
-      "prepared, and then nobody knows which of them the others have seen. Prepare it first, then "
-      "call skip_first_batches.");
 }
 
 std::uint64_t fingerprint_rows(const std::vector<at::Tensor>& tensors) {

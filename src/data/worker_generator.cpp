@@ -4,6 +4,8 @@
 
 #include <deque>
 
+#include "data/batch_seed.h"
+
 namespace accelerate {
 namespace detail {
 namespace {

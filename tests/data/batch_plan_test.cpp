@@ -1,4 +1,4 @@
-#include "accelerate/batch_plan.h"
+#include "data/batch_plan.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -99,9 +99,9 @@ void expect_equal(const std::vector<PlannedBatch>& found, std::span<const Planne
   ASSERT_EQ(found.size(), expected.size());
   for (std::size_t i = 0; i < found.size(); ++i) {
     ASSERT_EQ(found[i].indices, expected[i].indices);
-    ASSERT_EQ(found[i].last, expected[i].last);
-    ASSERT_EQ(found[i].samples_after, expected[i].samples_after);
-    ASSERT_EQ(found[i].batches_after, expected[i].batches_after);
+    ASSERT_EQ(found[i].facts.last, expected[i].facts.last);
+    ASSERT_EQ(found[i].facts.samples_after, expected[i].facts.samples_after);
+    ASSERT_EQ(found[i].facts.batches_after, expected[i].facts.batches_after);
   }
 }
 
@@ -114,7 +114,7 @@ TEST(BatchPlan, CountsPythonsRemainderInEveryCase) {
       BatchPlan plan(batches, plan_options(setting), 0);
       std::string found = "none";
       while (const auto planned = plan.next()) {
-        if (planned->last) found = std::to_string(plan.remainder());
+        if (planned->facts.last) found = std::to_string(plan.remainder());
       }
       ASSERT_EQ(found, entries[i]) << to_text(length, setting);
     }
@@ -129,13 +129,13 @@ TEST(BatchPlan, SaysWhichBatchIsTheLastAndHowFarEveryoneIs) {
       SCOPED_TRACE(to_text(length, setting));
       for (const auto& planned : walked.processes) {
         for (std::size_t i = 0; i < planned.size(); ++i) {
-          ASSERT_EQ(planned[i].last, i + 1 == planned.size());
-          ASSERT_EQ(planned[i].samples_after, walked.processes[0][i].samples_after);
-          ASSERT_EQ(planned[i].batches_after, walked.processes[0][i].batches_after);
+          ASSERT_EQ(planned[i].facts.last, i + 1 == planned.size());
+          ASSERT_EQ(planned[i].facts.samples_after, walked.processes[0][i].facts.samples_after);
+          ASSERT_EQ(planned[i].facts.batches_after, walked.processes[0][i].facts.batches_after);
         }
       }
       const auto& first = walked.processes[0];
-      const auto handed_out = first.empty() ? 0 : first.back().samples_after;
+      const auto handed_out = first.empty() ? 0 : first.back().facts.samples_after;
       if (!setting.drop_last) {
         ASSERT_EQ(handed_out, length);
         ASSERT_EQ(walked.padded_size, walked.last_round);

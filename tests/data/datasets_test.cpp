@@ -174,7 +174,7 @@ std::vector<Numbers> shares(std::int64_t size, const DataLoaderOptions& options,
   std::vector<Numbers> result;
   while (auto load = stream->next()) {
     const auto batch = load->make(load->indices, {});
-    result.push_back(numbers(batch));
+    result.push_back(numbers(batch.as<at::Tensor>()));
     EXPECT_EQ(result.back(), load->indices);  // here a sample is its position
   }
   return result;

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/batch_plan.h"
 #include "accelerate/batch_samplers.h"
 #include "accelerate/sampler_adaptors.h"
 #include "accelerate/samplers.h"
+#include "data/batch_plan.h"
 
 namespace accelerate::test {
 

@@ -1,20 +1,17 @@
-// accelerate/loader_position.h - which epoch a data loader is in, and where in it.
-//
-// Internal to accelerate/data_loader.h.
+// src/data/loader_position.h - which epoch a data loader is in, and where in it.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
 #include <optional>
 
-#include "accelerate/api.h"
 #include "accelerate/data_loader_state.h"
-#include "accelerate/load_pass.h"
+#include "data/stages.h"
 
 namespace accelerate::detail {
 
 /// For several threads at once: passes may be under way side by side.
-class ACCELERATE_API LoaderPosition {
+class LoaderPosition {
  public:
   [[nodiscard]] std::int64_t epoch() const;
   /// Throws `ArgumentError` for a negative one.
@@ -29,8 +26,8 @@ class ACCELERATE_API LoaderPosition {
 
   /// Where the next pass begins.
   [[nodiscard]] PassStart next_start();
-  /// The user has been given what `given` says of batches and samples, in a pass with this start.
-  void remember(const PassStart& start, DataLoaderState given);
+  /// The user has been given the batch with these facts, in a pass with this start.
+  void remember(const PassStart& start, std::int64_t sequence, BatchFacts facts, int num_processes);
 
   /// What the user has been given so far; after `load` what was loaded.
   [[nodiscard]] DataLoaderState state() const;

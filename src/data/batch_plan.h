@@ -1,7 +1,7 @@
-// accelerate/batch_plan.h - one pass over a batch sampler, as one of several processes sees it.
+// src/data/batch_plan.h - one pass over a batch sampler, as one of several processes sees it.
 //
-// Ours alone: what `BatchSamplerShard` and the data loaders walk. One round ahead of its user, it
-// knows which batch is the last, and it can be taken up again by any number of processes.
+// What `BatchSamplerShard` and the data loaders walk. It reads one round ahead, so that it knows
+// which batch is the last, and any number of processes can resume it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@
 #include <optional>
 #include <vector>
 
-#include "accelerate/api.h"
 #include "accelerate/batch_samplers.h"
+#include "accelerate/loader_recipe.h"
 
 namespace accelerate::detail {
 
@@ -27,10 +27,12 @@ struct PlanOptions {
   bool operator==(const PlanOptions&) const = default;
 };
 
+/// Throws `ArgumentError` unless `process_index` is one of `num_processes`.
+void check_process(int num_processes, int process_index);
 /// Throws `ArgumentError` where `options` contradict each other or the batch sampler.
-ACCELERATE_API void validate(const PlanOptions& options, const BatchIndexSampler& batch_sampler);
+void validate(const PlanOptions& options, const BatchIndexSampler& batch_sampler);
 
-/// Where all processes together are, whatever their number.
+/// Where all processes together are. Does not depend on their number.
 struct PlanPosition {
   std::int64_t samples = 0;
   std::int64_t batches = 0;
@@ -38,13 +40,8 @@ struct PlanPosition {
 };
 
 struct PlannedBatch {
-  IndexBatch indices;
-  /// Nothing follows on this process.
-  bool last = false;
-  /// Samples, repeated ones not counted, and batches of the batch sampler that all processes have
-  /// been given at the end of this round: the `PlanPosition` to go on from.
-  std::int64_t samples_after = 0;
-  std::int64_t batches_after = 0;
+  IndexBatch indices = {};
+  BatchFacts facts = {};
 };
 
 /// The batches of one process in one pass.
@@ -58,7 +55,7 @@ struct PlannedBatch {
 ///
 /// Batches without a common size are never filled up: a round that lacks some repeats whole batches
 /// from the start.
-class ACCELERATE_API BatchPlan {
+class BatchPlan {
  public:
   BatchPlan(const std::shared_ptr<BatchIndexSampler>& batch_sampler, const PlanOptions& options,
             std::int64_t epoch, const PlanPosition& from = {});
@@ -111,7 +108,7 @@ class ACCELERATE_API BatchPlan {
 };
 
 /// What `BatchPlan::size` says, without a pass.
-[[nodiscard]] ACCELERATE_API std::optional<std::int64_t> planned_size(
-    const BatchIndexSampler& batch_sampler, const PlanOptions& options);
+[[nodiscard]] std::optional<std::int64_t> planned_size(const BatchIndexSampler& batch_sampler,
+                                                       const PlanOptions& options);
 
 }  // namespace accelerate::detail

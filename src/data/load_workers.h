@@ -1,6 +1,4 @@
-// accelerate/load_workers.h - the threads of a data loader, and the batches they have under way.
-//
-// Internal to accelerate/data_loader.h.
+// src/data/load_workers.h - the threads of a data loader, and the batches they have under way.
 #pragma once
 
 #include <chrono>
@@ -15,13 +13,12 @@
 #include <thread>
 #include <vector>
 
-#include "accelerate/api.h"
 #include "accelerate/batch_samplers.h"
 
 namespace accelerate::detail {
 
 /// The worker threads of a loader. They live as long as the loader and serve all of its passes.
-class ACCELERATE_API WorkerPool {
+class WorkerPool {
  public:
   /// Gets the number of the worker that runs it. Does not throw.
   using Job = std::function<void(std::int64_t worker)>;
@@ -33,7 +30,7 @@ class ACCELERATE_API WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  /// Queues a job, for one certain worker if asked. Nothing happens once the pool is going down.
+  /// Queues a job, for one certain worker if asked. Does nothing once the pool is stopping.
   void submit(Job job, std::int64_t worker = kAnyWorker);
   /// Waits until nothing is queued and nothing runs.
   void wait_idle();
@@ -61,7 +58,7 @@ class ACCELERATE_API WorkerPool {
 
 /// Which batches of a pass are under way, done or failed: a window of bounded size over their
 /// sequence. The batches themselves lie with the owner, one per slot.
-class ACCELERATE_API LoadWindow {
+class LoadWindow {
  public:
   struct Ticket {
     std::int64_t sequence = 0;
@@ -76,11 +73,11 @@ class ACCELERATE_API LoadWindow {
 
   LoadWindow(std::size_t capacity, bool in_order, std::int64_t first_sequence = 0);
 
-  /// True for who may open the next batch now: there is room, and nobody else is about to.
+  /// True if the caller may open the next batch: there is room, and no other thread is about to.
   [[nodiscard]] bool begin_opening();
   /// The next number of the sequence and a free slot. Ends what `begin_opening` began.
   [[nodiscard]] Ticket open();
-  /// The number that `open` will give. Only for who opens.
+  /// The number that `open` will return. Only for the thread that may open.
   [[nodiscard]] std::int64_t next_sequence() const;
   /// Nothing is opened after this.
   void close();
@@ -94,7 +91,7 @@ class ACCELERATE_API LoadWindow {
   [[nodiscard]] std::optional<Taken> take(std::chrono::milliseconds timeout);
   void release(Ticket ticket);
 
-  /// Nobody will take any more.
+  /// No batch will be taken any more.
   void cancel();
   [[nodiscard]] bool cancelled() const;
 
@@ -117,9 +114,8 @@ class ACCELERATE_API LoadWindow {
   bool cancelled_ = false;
 };
 
-/// The exception being handled, nested into a `DataLoaderError` that names batch and samples, and
-/// the one that this thread could not read, if it was that.
-[[nodiscard]] ACCELERATE_API std::exception_ptr load_failure(std::int64_t sequence,
-                                                             const IndexBatch& indices);
+/// The exception being handled, nested into a `DataLoaderError` that names the batch, its samples
+/// and, where reading one of them failed in this thread, that sample.
+[[nodiscard]] std::exception_ptr load_failure(std::int64_t sequence, const IndexBatch& indices);
 
 }  // namespace accelerate::detail
