@@ -1,7 +1,5 @@
 #include "launch/machine_facts.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -184,15 +182,6 @@ NvidiaFacts nvidia_facts(const fs::path& dev, const SystemRoot& root) {
 
 bool is_open_mpi(std::string_view version_text) {
   return version_text.find("Open MPI") != std::string_view::npos;
-}
-
-std::string find_in_path(const std::string& program, const Environment& environment) {
-  for (const auto& folder : split(environment.get("PATH").value_or("/usr/bin:/bin"), ':')) {
-    const std::string path = (folder.empty() ? "." : folder) + "/" + program;
-    std::error_code ignored;
-    if (::access(path.c_str(), X_OK) == 0 && fs::is_regular_file(path, ignored)) return path;
-  }
-  return {};
 }
 
 MachineFacts gather_machine_facts(const Environment& environment) {

@@ -77,7 +77,4 @@ struct NvidiaFacts {
 /// Whether what `mpirun --version` prints is Open MPI's.
 [[nodiscard]] bool is_open_mpi(std::string_view version_text);
 
-/// The first of the folders of PATH that has this program, or "".
-[[nodiscard]] std::string find_in_path(const std::string& program, const Environment& environment);
-
 }  // namespace accelerate::detail
