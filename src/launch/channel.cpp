@@ -8,10 +8,10 @@ std::pair<Channel, Channel> Channel::pair(Clock::time_point now) {
 }
 
 void Channel::keep_alive(std::chrono::milliseconds interval, Clock::time_point now) {
-  if (now - lines_.last_said() >= interval) send({.kind = Message::Kind::kAlive});
+  if (now - lines_.last_said() >= interval) send({.kind = AgentMessage::Kind::kAlive});
 }
 
-std::vector<Message> Channel::exchange(Clock::time_point now) {
+std::vector<AgentMessage> Channel::exchange(Clock::time_point now) {
   auto messages = std::exchange(waiting_, {});
   for (const auto& line : lines_.exchange(now)) {
     auto message = from_line(line);

@@ -17,16 +17,16 @@ class Channel {
 
   Channel(Descriptor socket, Clock::time_point now) : lines_(std::move(socket), now) {}
 
-  void send(const Message& message) { lines_.send(to_line(message)); }
+  void send(const AgentMessage& message) { lines_.send(to_line(message)); }
   /// Says that we live, when we have said nothing for `interval`.
   void keep_alive(std::chrono::milliseconds interval, Clock::time_point now);
 
   /// What to wait for.
   [[nodiscard]] pollfd wants() const { return lines_.wants(); }
   /// Reads and writes what can be; returns the messages that came. After `closed()` no more come.
-  [[nodiscard]] std::vector<Message> exchange(Clock::time_point now);
+  [[nodiscard]] std::vector<AgentMessage> exchange(Clock::time_point now);
   /// The next `exchange` begins with these.
-  void put_back(std::vector<Message> messages) { waiting_ = std::move(messages); }
+  void put_back(std::vector<AgentMessage> messages) { waiting_ = std::move(messages); }
 
   /// The other side has gone, or what it says is no message.
   [[nodiscard]] bool closed() const noexcept { return lines_.closed(); }
@@ -42,7 +42,7 @@ class Channel {
   explicit Channel(LineChannel lines) : lines_(std::move(lines)) {}
 
   LineChannel lines_;
-  std::vector<Message> waiting_;
+  std::vector<AgentMessage> waiting_;
 };
 
 }  // namespace accelerate::detail

@@ -1,20 +1,15 @@
 #include "launch/checks.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <limits>
 #include <set>
 
 #include "accelerate/errors.h"
+#include "core/numbers.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
 namespace {
-
-bool all_digits(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
-}
 
 int small_number(const Settings& settings, std::string_view name) {
   const std::int64_t value = settings.integer(name).value_or(0);
@@ -124,14 +119,12 @@ void check_device_ids(const ResolvedLaunch& run, const MachineFacts& facts) {
     if (id.empty()) refuse("an id is missing.");
     if (!seen.insert(id).second) refuse(str("device ", id, " comes twice."));
     if (run.accelerator > AcceleratorKind::kCuda) continue;  // other makers have other ids
-    if (!all_digits(id)) {
+    if (!is_digits(id)) {
       if (!id.starts_with("GPU-") && !id.starts_with("MIG-")) refuse(str("'", id, "' is no id."));
       continue;
     }
     if (run.accelerator == AcceleratorKind::kNone) continue;
-    int index = 0;
-    const auto result = std::from_chars(id.data(), id.data() + id.size(), index);
-    if (result.ec != std::errc() || index >= facts.device_count) {
+    if (parse_number<int>(id).value_or(facts.device_count) >= facts.device_count) {
       refuse(str("this machine has ", facts.device_count,
                  facts.device_count == 1 ? " device." : " devices."));
     }

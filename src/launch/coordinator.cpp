@@ -149,10 +149,10 @@ std::vector<Coordinator::Id> Coordinator::in_rank_order() const {
 Orders Coordinator::start() {
   phase_ = Phase::kRunning;
   const auto ids = in_rank_order();
-  Round round{.number = rounds_++,
-              .restart_count = restarts_,
-              .nodes = static_cast<int>(ids.size()),
-              .world_size = 0};
+  LaunchRound round{.number = rounds_++,
+                    .restart_count = restarts_,
+                    .nodes = static_cast<int>(ids.size()),
+                    .world_size = 0};
   for (const Id id : ids) round.world_size += nodes_.at(id).member.nproc;
   Orders orders;
   for (const Id id : ids) {

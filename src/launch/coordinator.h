@@ -32,7 +32,7 @@ struct Member {
 };
 
 /// One start of all workers.
-struct Round {
+struct LaunchRound {
   int number = 0;
   int restart_count = 0;
   int node_rank = 0;  ///< of the machine this goes to
@@ -40,7 +40,7 @@ struct Round {
   int first_rank = 0;
   int world_size = 1;
 
-  bool operator==(const Round&) const = default;
+  bool operator==(const LaunchRound&) const = default;
 };
 
 /// How the job ended.
@@ -77,7 +77,7 @@ class Coordinator {
     };
     Id to = 0;
     Kind kind = Kind::kNotice;
-    Round round = {};
+    LaunchRound round = {};
     Verdict verdict = {};
     std::string text = {};
   };

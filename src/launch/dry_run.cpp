@@ -1,5 +1,6 @@
 #include "launch/dry_run.h"
 
+#include <array>
 #include <utility>
 
 #include "accelerate/value.h"
@@ -11,48 +12,25 @@ namespace accelerate::detail {
 namespace {
 
 std::string_view name_of(LaunchMode mode) {
-  switch (mode) {
-    case LaunchMode::kSimple:
-      return "simple";
-    case LaunchMode::kAgent:
-      return "agent";
-    case LaunchMode::kCommand:
-      return "command";
-  }
-  return "";
+  constexpr std::array<std::string_view, 3> kNames{"simple", "agent", "command"};
+  return kNames.at(static_cast<std::size_t>(mode));
 }
 
 std::string_view name_of(SettingSource source) {
-  switch (source) {
-    case SettingSource::kFlag:
-      return "flag";
-    case SettingSource::kEnvironment:
-      return "environment";
-    case SettingSource::kConfig:
-      return "config";
-    case SettingSource::kDefault:
-      return "default";
-  }
-  return "";
+  constexpr std::array<std::string_view, 4> kNames{"flag", "environment", "config", "default"};
+  return kNames.at(static_cast<std::size_t>(source));
 }
 
 std::string explanation(const LaunchPlan& plan) {
-  switch (plan.mode) {
-    case LaunchMode::kSimple:
-      return "simple: this process becomes the program";
-    case LaunchMode::kCommand:
-      return "command: this process becomes another launcher";
-    case LaunchMode::kAgent: {
-      const auto& agent = plan.agent;
-      const std::string machines =
-          agent.min_nodes == agent.max_nodes
-              ? str(agent.max_nodes, agent.max_nodes == 1 ? " machine" : " machines")
-              : str(agent.min_nodes, " to ", agent.max_nodes, " machines");
-      return str("agent: ", agent.nproc_per_node,
-                 agent.nproc_per_node == 1 ? " process" : " processes", " here, ", machines);
-    }
-  }
-  return "";
+  if (plan.mode == LaunchMode::kSimple) return "simple: this process becomes the program";
+  if (plan.mode == LaunchMode::kCommand) return "command: this process becomes another launcher";
+  const auto& agent = plan.agent;
+  const std::string machines =
+      agent.min_nodes == agent.max_nodes
+          ? str(agent.max_nodes, agent.max_nodes == 1 ? " machine" : " machines")
+          : str(agent.min_nodes, " to ", agent.max_nodes, " machines");
+  return str("agent: ", agent.nproc_per_node, agent.nproc_per_node == 1 ? " process" : " processes",
+             " here, ", machines);
 }
 
 Value streams_value(const StreamChoice& choice) {

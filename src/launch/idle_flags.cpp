@@ -1,7 +1,6 @@
 #include "launch/idle_flags.h"
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 
 #include "core/text.h"
@@ -9,27 +8,8 @@
 namespace accelerate::detail {
 namespace {
 
-template <std::size_t N>
-bool is_one_of(const std::array<std::string_view, N>& names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
-}
-
-// What an agent does for a single process, too.
-constexpr std::array<std::string_view, 7> kAgentEvenForOne{
-    "max_restarts",    "tee", "redirects", "log_dir", "local_ranks_filter", "signals_to_handle",
-    "shutdown_timeout"};
-constexpr std::array<std::string_view, 7> kAgentOnly{"rdzv_backend",
-                                                     "rdzv_conf",
-                                                     "rdzv_id",
-                                                     "local_addr",
-                                                     "monitor_interval",
-                                                     "role",
-                                                     "log_line_prefix_template"};
-constexpr std::array<std::string_view, 3> kSeveralMachines{"rdzv_conf", "local_addr",
-                                                           "same_network"};
-
-// Typed, and not what a run has anyway.
-bool says_something(const LaunchArguments& arguments, const Flag& flag) {
+// True if the flag was typed with another value than the default.
+bool differs_from_default(const LaunchArguments& arguments, const Flag& flag) {
   const auto typed = arguments.values.find(flag.name);
   if (typed == arguments.values.end()) return false;
   if (flag.kind == FlagKind::kSwitch) return typed->second == "true";
@@ -38,25 +18,25 @@ bool says_something(const LaunchArguments& arguments, const Flag& flag) {
   return typed->second != flag.fallback;
 }
 
-// Whether address and port of machine 0 reach anybody.
-bool address_counts(const ResolvedLaunch& run) {
+// True if the workers use the address and port of machine 0.
+bool uses_address(const ResolvedLaunch& run) {
   if (run.mode == LaunchMode::kAgent) return run.machines.max > 1;
   if (run.deepspeed) return run.mode == LaunchMode::kCommand;
   return run.num_processes > 1 || run.machines.max > 1;
 }
 
-bool counts(const ResolvedLaunch& run, const Flag& flag) {
+bool has_effect(const ResolvedLaunch& run, const Flag& flag) {
   const std::string_view name = flag.name;
   const bool agent = run.mode == LaunchMode::kAgent;
-  if (!agent && (is_one_of(kAgentOnly, name) || is_one_of(kAgentEvenForOne, name))) return false;
-  if (run.machines.max == 1 && is_one_of(kSeveralMachines, name)) return false;
+  if (!agent && flag.agent != AgentUse::kNone) return false;
+  if (run.machines.max == 1 && flag.several_machines) return false;
   if (name == "machine_rank") return run.needs_machine_rank();
-  if (name == "main_process_ip") return address_counts(run);
-  if (name == "main_process_port") return agent || address_counts(run);
+  if (name == "main_process_ip") return uses_address(run);
+  if (name == "main_process_port") return agent || uses_address(run);
   if (name == "mpirun_hostfile") return run.mpi.has_value();
   if (name == "mpirun_bind_to") return run.mpi && run.mpi->open_mpi;
   if (name == "use_megatron_lm") return run.megatron;
-  // DeepSpeed's workers are told neither of the compiler nor, by its own launcher, of threads.
+  // DeepSpeed's workers get no compiler settings, and no thread count from its own launcher.
   if (name.starts_with("dynamo_")) return !run.deepspeed;
   if (name == "num_cpu_threads_per_process") return !run.uses_deepspeed_launcher();
   return true;
@@ -82,8 +62,8 @@ bool engine_in_use(const ResolvedLaunch& run, const Flag& flag) {
 }
 
 bool asks_for_agent(const LaunchArguments& arguments) {
-  return std::ranges::any_of(kAgentEvenForOne, [&](std::string_view name) {
-    return says_something(arguments, *find_flag(name));
+  return std::ranges::any_of(general_flags(), [&](const Flag& flag) {
+    return flag.agent == AgentUse::kDemand && differs_from_default(arguments, flag);
   });
 }
 
@@ -91,7 +71,7 @@ std::vector<std::string> idle_flags(const LaunchArguments& arguments, const Reso
   std::vector<std::string> idle;
   for_each_flag([&](const Flag& flag) {
     const bool of_idle_engine = arguments.typed(flag.name) && !engine_in_use(run, flag);
-    if (of_idle_engine || (says_something(arguments, flag) && !counts(run, flag))) {
+    if (of_idle_engine || (differs_from_default(arguments, flag) && !has_effect(run, flag))) {
       idle.push_back(str("--", flag.name));
     }
   });

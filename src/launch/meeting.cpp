@@ -9,14 +9,14 @@
 namespace accelerate::detail {
 namespace {
 
-using Kind = Message::Kind;
+using Kind = AgentMessage::Kind;
 
 // Who connects and says nothing is no launcher.
 constexpr auto kTimeForHello = std::chrono::seconds(10);
 // We were stopped ourselves (Ctrl-Z, a sleeping laptop): nobody else is to blame for silence.
 constexpr auto kLate = std::chrono::seconds(2);
 
-Message message_for(const Coordinator::Order& order, const MeetingOptions& options) {
+AgentMessage message_for(const Coordinator::Order& order, const MeetingOptions& options) {
   using Order = Coordinator::Order;
   switch (order.kind) {
     case Order::Kind::kStart:
@@ -105,7 +105,7 @@ void Meeting::listen_to(int id, Clock::time_point now) {
   if (introduced) carry_out(coordinator_.lost(id, why, now));
 }
 
-void Meeting::hear(int id, const Message& message, Clock::time_point now) {
+void Meeting::hear(int id, const AgentMessage& message, Clock::time_point now) {
   Guest& guest = guests_.at(id);
   if (message.kind == Kind::kHello && !guest.introduced) {
     guest.introduced = true;

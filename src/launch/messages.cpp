@@ -1,160 +1,156 @@
 #include "launch/messages.h"
 
+#include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
+#include <concepts>
+#include <type_traits>
+#include <utility>
+
+#include "accelerate/errors.h"
+#include "core/json.h"
+#include "core/python_text.h"
 
 namespace accelerate::detail {
 namespace {
 
-using Json = nlohmann::json;
-using Kind = Message::Kind;
+using Kind = AgentMessage::Kind;
 
 constexpr std::array<std::string_view, 11> kNames = {"alive",   "hello",   "failed",  "succeeded",
                                                      "stopped", "leaving", "welcome", "start",
                                                      "stop",    "end",     "notice"};
 
-Json to_json(const Member& member) {
-  return {{"machine_rank", member.machine_rank},
-          {"nproc", member.nproc},
-          {"host", member.host},
-          {"address", member.address},
-          {"terms", member.terms}};
-}
-
-Member member_from(const Json& json) {
-  return {.machine_rank = json.value("machine_rank", -1),
-          .nproc = json.value("nproc", 0),
-          .host = json.value("host", ""),
-          .address = json.value("address", ""),
-          .terms = json.value("terms", "")};
-}
-
-Json to_json(const WorkerFailure& failure) {
-  return {{"rank", failure.rank},
-          {"local_rank", failure.local_rank},
-          {"host", failure.host},
-          {"pid", failure.pid},
-          {"code", failure.status.code},
-          {"signal", failure.status.signal},
-          {"time_us", failure.time_us},
-          {"error_file", failure.error_file},
-          {"message", failure.message},
-          {"last_lines", failure.last_lines},
-          {"terminated", failure.terminated_by_launcher}};
-}
-
-WorkerFailure failure_from(const Json& json) {
-  WorkerFailure failure;
-  failure.rank = json.value("rank", 0);
-  failure.local_rank = json.value("local_rank", 0);
-  failure.host = json.value("host", "");
-  failure.pid = json.value("pid", 0);
-  failure.status = {.code = json.value("code", 0), .signal = json.value("signal", 0)};
-  failure.time_us = json.value("time_us", std::int64_t{0});
-  failure.error_file = json.value("error_file", "");
-  failure.message = json.value("message", "");
-  failure.last_lines = json.value("last_lines", std::vector<std::string>{});
-  failure.terminated_by_launcher = json.value("terminated", false);
-  return failure;
-}
-
-Json to_json(const std::vector<WorkerFailure>& failures) {
-  Json list = Json::array();
-  for (const auto& failure : failures) list.push_back(to_json(failure));
-  return list;
-}
-
-std::vector<WorkerFailure> failures_from(const Json& json) {
-  std::vector<WorkerFailure> failures;
-  for (const auto& each : json.value("failures", Json::array())) {
-    failures.push_back(failure_from(each));
+// Calls `f(name, field)` for each field. The same list serves writing and reading.
+template <class Record, class F>
+void for_each_field(Record& record, F&& f) {
+  using T = std::remove_const_t<Record>;
+  if constexpr (std::same_as<T, Member>) {
+    f("machine_rank", record.machine_rank);
+    f("nproc", record.nproc);
+    f("host", record.host);
+    f("address", record.address);
+    f("terms", record.terms);
+  } else if constexpr (std::same_as<T, WorkerFailure>) {
+    f("rank", record.rank);
+    f("local_rank", record.local_rank);
+    f("host", record.host);
+    f("pid", record.pid);
+    f("code", record.status.code);
+    f("signal", record.status.signal);
+    f("time_us", record.time_us);
+    f("error_file", record.error_file);
+    f("message", record.message);
+    f("last_lines", record.last_lines);
+    f("terminated", record.terminated_by_launcher);
+  } else if constexpr (std::same_as<T, LaunchRound>) {
+    f("number", record.number);
+    f("restart_count", record.restart_count);
+    f("node_rank", record.node_rank);
+    f("nodes", record.nodes);
+    f("first_rank", record.first_rank);
+    f("world_size", record.world_size);
+  } else {
+    static_assert(std::same_as<T, Verdict>);
+    f("exit_code", record.exit_code);
+    f("reason", record.reason);
+    f("failures", record.failures);
   }
-  return failures;
 }
 
-Json to_json(const Round& round) {
-  return {{"number", round.number},         {"restart_count", round.restart_count},
-          {"node_rank", round.node_rank},   {"nodes", round.nodes},
-          {"first_rank", round.first_rank}, {"world_size", round.world_size}};
-}
-
-Round round_from(const Json& json) {
-  return {.number = json.value("number", 0),
-          .restart_count = json.value("restart_count", 0),
-          .node_rank = json.value("node_rank", 0),
-          .nodes = json.value("nodes", 1),
-          .first_rank = json.value("first_rank", 0),
-          .world_size = json.value("world_size", 1)};
-}
-
-// Only what the kind of message is about.
-void fill(Json& json, const Message& message) {
+// The fields that messages of this kind have.
+template <class Message, class F>
+void for_each_message_field(Message& message, F&& f) {
   switch (message.kind) {
     case Kind::kHello:
-      json["member"] = to_json(message.member);
-      return;
+      return f("member", message.member);
     case Kind::kFailed:
     case Kind::kStopped:
-      json["failures"] = to_json(message.failures);
-      return;
+      return f("failures", message.failures);
     case Kind::kLeaving:
-      json["signal"] = message.signal;
-      return;
+      return f("signal", message.signal);
     case Kind::kStart:
-      json["round"] = to_json(message.round);
-      json["master_port"] = message.master_port;
-      json["agent_store"] = message.agent_store;
-      return;
+      f("round", message.round);
+      f("master_port", message.master_port);
+      return f("agent_store", message.agent_store);
     case Kind::kEnd:
-      json["exit_code"] = message.verdict.exit_code;
-      json["reason"] = message.verdict.reason;
-      json["failures"] = to_json(message.verdict.failures);
-      return;
+      return f("verdict", message.verdict);
     case Kind::kNotice:
-      json["text"] = message.text;
-      return;
+      return f("text", message.text);
     default:
       return;
   }
 }
 
-std::optional<Message> read(const Json& json) {
-  const auto name = json.value("kind", "");
-  const auto found = std::find(kNames.begin(), kNames.end(), name);
-  if (found == kNames.end()) return std::nullopt;
-  Message message{.kind = static_cast<Kind>(found - kNames.begin())};
-  message.member = member_from(json.value("member", Json::object()));
-  message.failures = failures_from(json);
-  message.signal = json.value("signal", 0);
-  message.round = round_from(json.value("round", Json::object()));
-  message.master_port = json.value("master_port", 0);
-  message.agent_store = json.value("agent_store", false);
-  message.verdict = {
-      .exit_code = json.value("exit_code", 0), .reason = json.value("reason", ""), .failures = {}};
-  if (message.kind == Kind::kEnd) message.verdict.failures = message.failures;
-  message.text = json.value("text", "");
-  return message;
+// Workers write any bytes; JSON holds UTF-8 only.
+std::string with_valid_utf8(std::string_view text) {
+  constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
+  std::string result;
+  for (std::size_t at = 0; at < text.size();) {
+    const CodePoint point = next_code_point(text, at);
+    result += point.valid ? text.substr(at, point.length) : kReplacement;
+    at += point.length;
+  }
+  return result;
+}
+
+template <class T>
+Value written(const T& field) {
+  if constexpr (std::integral<T>) {
+    return field;
+  } else if constexpr (std::same_as<T, std::string>) {
+    return with_valid_utf8(field);
+  } else if constexpr (requires { field.begin(); }) {
+    Value::List list;
+    for (const auto& item : field) list.push_back(written(item));
+    return list;
+  } else {
+    Value::Dict dict;
+    for_each_field(field,
+                   [&](const char* name, const auto& each) { dict.set(name, written(each)); });
+    return dict;
+  }
+}
+
+// Throws `ArgumentError` if the value has another type or a field is missing.
+template <class T>
+void read(const Value& value, T& field) {
+  if constexpr (std::same_as<T, bool>) {
+    field = value.as_bool();
+  } else if constexpr (std::integral<T>) {
+    if (!std::in_range<T>(value.as_int())) throw ArgumentError("The number is out of range.");
+    field = static_cast<T>(value.as_int());
+  } else if constexpr (std::same_as<T, std::string>) {
+    field = value.as_string();
+  } else if constexpr (requires { field.emplace_back(); }) {
+    for (const auto& item : value.as_list()) read(item, field.emplace_back());
+  } else {
+    for_each_field(field, [&](const char* name, auto& each) { read(value.at(name), each); });
+  }
 }
 
 }  // namespace
 
-std::string to_line(const Message& message) {
-  Json json = {{"kind", kNames[static_cast<std::size_t>(message.kind)]}};
-  fill(json, message);
-  auto line = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+std::string to_line(const AgentMessage& message) {
+  Value::Dict dict{{"kind", kNames[static_cast<std::size_t>(message.kind)]}};
+  for_each_message_field(
+      message, [&](const char* name, const auto& field) { dict.set(name, written(field)); });
+  const std::string line = json_dumps(dict);
   return message.kind == Kind::kHello ? std::string(kGreeting) + line : line;
 }
 
-std::optional<Message> from_line(std::string_view line) {
+std::optional<AgentMessage> from_line(std::string_view line) {
   const bool greets = line.starts_with(kGreeting);
   if (greets) line.remove_prefix(kGreeting.size());
   try {
-    const auto json = Json::parse(line);
-    if (!json.is_object()) return std::nullopt;
-    const auto message = read(json);
-    // A greeting is for hellos, and these need one.
-    return message && greets == (message->kind == Kind::kHello) ? message : std::nullopt;
-  } catch (const Json::exception&) {
+    const Value value = json_loads(line);
+    const auto found = std::ranges::find(kNames, value.at("kind").as_string());
+    if (found == kNames.end()) return std::nullopt;
+    AgentMessage message{.kind = static_cast<Kind>(found - kNames.begin())};
+    // Only a hello begins with the greeting.
+    if (greets != (message.kind == Kind::kHello)) return std::nullopt;
+    for_each_message_field(message,
+                           [&](const char* name, auto& field) { read(value.at(name), field); });
+    return message;
+  } catch (const Error&) {
     return std::nullopt;
   }
 }

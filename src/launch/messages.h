@@ -18,7 +18,7 @@ namespace accelerate::detail {
 inline constexpr std::string_view kGreeting = "ACCELERATE-LAUNCH 1 ";
 
 /// From a machine to the coordinator, or back.
-struct Message {
+struct AgentMessage {
   enum class Kind : std::uint8_t {
     kAlive,      ///< nothing new
     kHello,      ///< `member`; the first message of a machine
@@ -36,7 +36,7 @@ struct Message {
   Member member = {};
   std::vector<WorkerFailure> failures = {};
   int signal = 0;
-  Round round = {};
+  LaunchRound round = {};
   int master_port = 0;
   bool agent_store = false;
   Verdict verdict = {};
@@ -44,9 +44,9 @@ struct Message {
 };
 
 /// One line, without its end.
-[[nodiscard]] std::string to_line(const Message& message);
+[[nodiscard]] std::string to_line(const AgentMessage& message);
 
 /// Nothing for a line that is no message: it may come from anybody who found the port.
-[[nodiscard]] std::optional<Message> from_line(std::string_view line);
+[[nodiscard]] std::optional<AgentMessage> from_line(std::string_view line);
 
 }  // namespace accelerate::detail

@@ -27,9 +27,9 @@ class Writer {
     cpu();
     if (run_.mode != LaunchMode::kAgent && !run_.deepspeed) meeting_point();
     if (run_.deepspeed) deepspeed();
-    if (run_.fsdp) fsdp();
-    if (run_.megatron) megatron();
-    if (run_.parallelism) parallelism();
+    if (run_.fsdp) engine(FlagGroup::kFsdp);
+    if (run_.megatron) engine(FlagGroup::kMegatron);
+    if (run_.parallelism) engine(FlagGroup::kParallelism);
     if (run_.mode != LaunchMode::kSimple) peer_access(warnings);
     if (run_.mpi && set_.has("mpirun_ccl")) variables_["CCL_WORKER_COUNT"] = text("mpirun_ccl");
     return std::move(variables_);
@@ -42,12 +42,6 @@ class Writer {
     variables_[std::string(find_flag(name)->variable)] = std::move(value);
   }
   void put(std::string_view name) { put(name, text(name)); }
-  void put_if_set(std::string_view name) {
-    if (set_.has(name)) put(name);
-  }
-  void put_lower_if_set(std::string_view name) {
-    if (set_.has(name)) put(name, to_lower(text(name)));
-  }
 
   void flip(const std::string& variable, bool on, const char* on_text, const char* off_text) {
     if (on) {
@@ -72,24 +66,40 @@ class Writer {
     variables_[std::string(visible_devices_variable(run_.accelerator))] = ids;
   }
 
-  void fp8() {
+  // True for settings of a dimension of parallelism that is not in use.
+  bool is_unused_dimension(const Flag& flag) const {
+    const auto unused = [&](std::string_view size) { return set_.integer(size).value_or(1) <= 1; };
+    if (flag.name == "parallelism_config_cp_comm_strategy") {
+      return unused("parallelism_config_cp_size");
+    }
+    const bool of_sequence = flag.name.starts_with("parallelism_config_sp_seq") ||
+                             flag.name == "parallelism_config_sp_attn_implementation";
+    return of_sequence && unused("parallelism_config_sp_size");
+  }
+
+  // All settings of an engine. Python's launcher writes the truth values of DeepSpeed and FSDP in
+  // lower case, and those of the other engines as str() does.
+  void engine(FlagGroup group) {
+    const bool lower = group == FlagGroup::kDeepspeed || group == FlagGroup::kFsdp;
     for (const Flag& flag : engine_flags()) {
-      if (flag.group != FlagGroup::kFp8 || !set_.has(flag.name)) continue;
-      if (flag.kind == FlagKind::kTruths) {
-        const auto words = split(text(flag.name), ',');
-        variables_["ACCELERATE_FP8_OVERRIDE_FPROP"] = capital(words[0] == "true");
-        variables_["ACCELERATE_FP8_OVERRIDE_DGRAD"] = capital(words[1] == "true");
-        variables_["ACCELERATE_FP8_OVERRIDE_WGRAD"] = capital(words[2] == "true");
-      } else {
-        put_python(flag);
-      }
+      const bool written = flag.group == group && set_.has(flag.name) && !flag.variable.empty();
+      if (!written || is_unused_dimension(flag)) continue;
+      const bool truth = flag.kind == FlagKind::kTruth || flag.kind == FlagKind::kSwitch;
+      const bool lower_choice = flag.kind == FlagKind::kTruthOrChoice ||
+                                (group == FlagGroup::kDeepspeed && !flag.choices.empty());
+      std::string value = text(flag.name);
+      if (truth && !lower) value = capital(value == "true");
+      if (lower_choice) value = to_lower(value);
+      put(flag.name, std::move(value));
     }
   }
 
-  // As Python's str() writes the value.
-  void put_python(const Flag& flag) {
-    const bool truth = flag.kind == FlagKind::kTruth || flag.kind == FlagKind::kSwitch;
-    put(flag.name, truth ? capital(set_.truth(flag.name)) : text(flag.name));
+  void fp8() {
+    engine(FlagGroup::kFp8);
+    const auto words = split(text("fp8_override_linear_precision"), ',');
+    variables_["ACCELERATE_FP8_OVERRIDE_FPROP"] = capital(words[0] == "true");
+    variables_["ACCELERATE_FP8_OVERRIDE_DGRAD"] = capital(words[1] == "true");
+    variables_["ACCELERATE_FP8_OVERRIDE_WGRAD"] = capital(words[2] == "true");
   }
 
   void dynamo() {
@@ -134,15 +144,7 @@ class Writer {
 
   void deepspeed() {
     variables_["ACCELERATE_CONFIG_DS_FIELDS"] = run_.deepspeed_fields;
-    for (const auto* name : {"zero_stage", "gradient_accumulation_steps", "deepspeed_config_file",
-                             "deepspeed_moe_layer_cls_names", "offload_optimizer_nvme_path",
-                             "offload_param_nvme_path"}) {
-      put_if_set(name);
-    }
-    for (const auto* name : {"gradient_clipping", "offload_optimizer_device",
-                             "offload_param_device", "zero3_init_flag", "zero3_save_16bit_model"}) {
-      put_lower_if_set(name);
-    }
+    engine(FlagGroup::kDeepspeed);
     const std::string path = outer_.get("PYTHONPATH").value_or("");
     std::vector<std::string> folders;
     for (const auto& folder : split(path, ':')) {
@@ -150,41 +152,6 @@ class Writer {
     }
     folders.push_back(facts_.working_directory);
     variables_["PYTHONPATH"] = join(folders, ":");
-  }
-
-  void fsdp() {
-    for (const auto* name : {"fsdp_version", "fsdp_sharding_strategy", "fsdp_min_num_params"}) {
-      put(name);
-    }
-    for (const auto* name :
-         {"fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_backward_prefetch",
-          "fsdp_state_dict_type", "fsdp_ignored_modules"}) {
-      put_if_set(name);
-    }
-    for (const auto* name :
-         {"fsdp_reshard_after_forward", "fsdp_offload_params", "fsdp_forward_prefetch",
-          "fsdp_use_orig_params", "fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states",
-          "fsdp_activation_checkpointing"}) {
-      put_lower_if_set(name);
-    }
-  }
-
-  void megatron() {
-    for (const Flag& flag : engine_flags()) {
-      if (flag.group == FlagGroup::kMegatron && set_.has(flag.name)) put_python(flag);
-    }
-  }
-
-  void parallelism() {
-    for (const Flag& flag : engine_flags()) {
-      if (flag.group != FlagGroup::kParallelism || !set_.has(flag.name)) continue;
-      const bool of_context = flag.name == "parallelism_config_cp_comm_strategy";
-      const bool of_sequence = flag.name.starts_with("parallelism_config_sp_seq") ||
-                               flag.name == "parallelism_config_sp_attn_implementation";
-      if (of_context && set_.integer("parallelism_config_cp_size").value_or(1) <= 1) continue;
-      if (of_sequence && set_.integer("parallelism_config_sp_size").value_or(1) <= 1) continue;
-      put_python(flag);
-    }
   }
 
   void peer_access(std::vector<std::string>& warnings) {

@@ -1,13 +1,13 @@
 #include "launch/plan.h"
 
 #include <algorithm>
-#include <charconv>
 #include <csignal>
 #include <utility>
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "core/files.h"
+#include "core/numbers.h"
 #include "core/ports.h"
 #include "core/subprocess.h"
 #include "core/text.h"
@@ -77,14 +77,12 @@ std::vector<int> local_ranks(const Settings& settings) {
   const std::string text = settings.text("local_ranks_filter").value_or("");
   if (trim(text).empty()) return ranks;
   for (const auto& part : split(text, ',')) {
-    const auto word = trim(part);
-    int rank = -1;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), rank);
-    if (error != std::errc() || end != word.data() + word.size() || rank < 0) {
+    const auto rank = parse_number<int>(trim(part));
+    if (!rank || *rank < 0) {
       throw ConfigError(str(settings.who("local_ranks_filter"), " is '", text,
                             "', expected local ranks with commas between them: 0,1."));
     }
-    ranks.push_back(rank);
+    ranks.push_back(*rank);
   }
   return ranks;
 }

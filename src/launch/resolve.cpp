@@ -14,27 +14,6 @@
 namespace accelerate::detail {
 namespace {
 
-AcceleratorKind kind_of(DistributedType type) {
-  switch (type) {
-    case DistributedType::kMultiXpu:
-      return AcceleratorKind::kXpu;
-    case DistributedType::kMultiMlu:
-      return AcceleratorKind::kMlu;
-    case DistributedType::kMultiSdaa:
-      return AcceleratorKind::kSdaa;
-    case DistributedType::kMultiMusa:
-      return AcceleratorKind::kMusa;
-    case DistributedType::kMultiNpu:
-      return AcceleratorKind::kNpu;
-    case DistributedType::kMultiHpu:
-      return AcceleratorKind::kHpu;
-    case DistributedType::kMultiNeuron:
-      return AcceleratorKind::kNeuron;
-    default:
-      return AcceleratorKind::kNone;
-  }
-}
-
 class Resolver {
  public:
   Resolver(const LaunchArguments& arguments, const std::optional<ConfigFile>& config,
@@ -107,7 +86,7 @@ class Resolver {
     run_.cpu = set_.truth("cpu");
     run_.accelerator = facts_.accelerator;
     if (run_.accelerator == AcceleratorKind::kNone && cluster() != nullptr) {
-      run_.accelerator = kind_of(cluster()->distributed_type);
+      run_.accelerator = accelerator_of(cluster()->distributed_type);
     }
   }
 

@@ -65,7 +65,7 @@ Workers::~Workers() {
   console_.clear();
 }
 
-void Workers::start(const Round& round, const StoreFacts& store) {
+void Workers::start(const LaunchRound& round, const StoreFacts& store) {
   for (int local_rank = 0; local_rank < plan_.agent.nproc_per_node; ++local_rank) {
     spawn(round, store, local_rank);
   }
@@ -94,7 +94,8 @@ std::string Workers::prefix(int rank, int local_rank) const {
   return fill_prefix_template(pattern, plan_.agent.role, rank, local_rank);
 }
 
-void Workers::route(SpawnOptions& options, const Round& round, Place& place, std::size_t index) {
+void Workers::route(SpawnOptions& options, const LaunchRound& round, Place& place,
+                    std::size_t index) {
   const auto& specs = plan_.agent.logs;
   const auto tee = specs.tee.of(place.local_rank);
   const auto redirect = specs.redirects.of(place.local_rank);
@@ -134,7 +135,7 @@ void Workers::route(SpawnOptions& options, const Round& round, Place& place, std
   console_.attach(index, routes[0], routes[1]);
 }
 
-void Workers::spawn(const Round& round, const StoreFacts& store, int local_rank) {
+void Workers::spawn(const LaunchRound& round, const StoreFacts& store, int local_rank) {
   const auto& agent = plan_.agent;
   const int rank = round.first_rank + local_rank;
   Place place{.rank = rank, .local_rank = local_rank};

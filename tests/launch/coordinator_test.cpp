@@ -68,8 +68,9 @@ TEST(Coordinator, StartsWhenAllMachinesAreHereAndNumbersTheirRanks) {
   EXPECT_EQ(shown(coordinator.join(0, machine(1), kStartOfTime)), "");
   const auto orders = coordinator.join(1, machine(0), kStartOfTime);
   ASSERT_EQ(shown(orders), "1 start, 0 start");
-  EXPECT_EQ(orders[0].round, (Round{.nodes = 2, .first_rank = 0, .world_size = 4}));
-  EXPECT_EQ(orders[1].round, (Round{.node_rank = 1, .nodes = 2, .first_rank = 2, .world_size = 4}));
+  EXPECT_EQ(orders[0].round, (LaunchRound{.nodes = 2, .first_rank = 0, .world_size = 4}));
+  EXPECT_EQ(orders[1].round,
+            (LaunchRound{.node_rank = 1, .nodes = 2, .first_rank = 2, .world_size = 4}));
 }
 
 TEST(Coordinator, EndsWellWhenAllMachinesAreDone) {
