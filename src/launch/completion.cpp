@@ -1,5 +1,3 @@
-#include "launch/completion.h"
-
 #include <vector>
 
 #include "accelerate/errors.h"

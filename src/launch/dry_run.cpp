@@ -7,6 +7,7 @@
 #include "core/json.h"
 #include "core/subprocess.h"
 #include "core/text.h"
+#include "launch/messages.h"
 
 namespace accelerate::detail {
 namespace {
@@ -101,21 +102,15 @@ std::vector<PlannedProcess> planned_processes(const LaunchPlan& plan,
   }
   const LaunchConfig& agent = plan.agent;
   const bool numbered = agent.max_nodes == 1 || !agent.elastic();
+  const int node_rank = numbered ? agent.node_rank : 0;
+  const LaunchRound round{.node_rank = node_rank,
+                          .nodes = agent.max_nodes,
+                          .first_rank = node_rank * agent.nproc_per_node,
+                          .world_size = agent.max_nodes * agent.nproc_per_node};
   std::vector<PlannedProcess> processes;
   for (int local_rank = 0; local_rank < agent.nproc_per_node; ++local_rank) {
-    const int group_rank = numbered ? agent.node_rank : 0;
-    const WorkerPlace place{.local_rank = local_rank,
-                            .local_world_size = agent.nproc_per_node,
-                            .rank = group_rank * agent.nproc_per_node + local_rank,
-                            .world_size = agent.max_nodes * agent.nproc_per_node,
-                            .group_rank = group_rank,
-                            .group_world_size = agent.max_nodes,
-                            .master_addr = agent.master_addr,
-                            .master_port = agent.master_port,
-                            .max_restarts = agent.max_restarts,
-                            .run_id = agent.run_id,
-                            .role = agent.role,
-                            .agent_store = agent_store};
+    WorkerPlace place = worker_place(agent, round, local_rank);
+    place.agent_store = agent_store;
     PlannedProcess process{.local_rank = local_rank,
                            .argv = worker_arguments(plan.argv, local_rank),
                            .variables = worker_variables(place, environment)};

@@ -16,23 +16,6 @@ constexpr auto kTimeForHello = std::chrono::seconds(10);
 // We were stopped ourselves (Ctrl-Z, a sleeping laptop): nobody else is to blame for silence.
 constexpr auto kLate = std::chrono::seconds(2);
 
-AgentMessage message_for(const Coordinator::Order& order, const MeetingOptions& options) {
-  using Order = Coordinator::Order;
-  switch (order.kind) {
-    case Order::Kind::kStart:
-      return {.kind = Kind::kStart,
-              .round = order.round,
-              .master_port = options.master_port,
-              .agent_store = options.agent_store};
-    case Order::Kind::kStop:
-      return {.kind = Kind::kStop};
-    case Order::Kind::kEnd:
-      return {.kind = Kind::kEnd, .verdict = order.verdict};
-    default:
-      return {.kind = Kind::kNotice, .text = order.text};
-  }
-}
-
 }  // namespace
 
 Meeting::Meeting(const MeetingOptions& options, const Descriptor* door, Clock::time_point now)
@@ -135,7 +118,11 @@ void Meeting::hear(int id, const AgentMessage& message, Clock::time_point now) {
 void Meeting::carry_out(const std::vector<Coordinator::Order>& orders) {
   for (const auto& order : orders) {
     const auto guest = guests_.find(order.to);
-    if (guest != guests_.end()) guest->second.channel.send(message_for(order, options_));
+    if (guest == guests_.end()) continue;
+    AgentMessage message = order.message;
+    message.master_port = options_.master_port;
+    message.agent_store = options_.agent_store;
+    guest->second.channel.send(message);
   }
 }
 

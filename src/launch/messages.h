@@ -11,11 +11,41 @@
 #include <string_view>
 #include <vector>
 
-#include "launch/coordinator.h"
+#include "launch/failure.h"
 
 namespace accelerate::detail {
 
 inline constexpr std::string_view kGreeting = "ACCELERATE-LAUNCH 1 ";
+
+/// A machine as it introduces itself.
+struct Member {
+  int machine_rank = 0;
+  int nproc = 1;
+  std::string host = {};
+  std::string address = {};
+  /// What all machines must have been told alike, for messages: "--num_machines 2 ...".
+  std::string terms = {};
+};
+
+/// One start of all workers.
+struct LaunchRound {
+  int number = 0;
+  int restart_count = 0;
+  int node_rank = 0;  ///< of the machine this goes to
+  int nodes = 1;
+  int first_rank = 0;
+  int world_size = 1;
+
+  bool operator==(const LaunchRound&) const = default;
+};
+
+/// How the job ended.
+struct Verdict {
+  int exit_code = 0;
+  /// One line for people; "" when the failures say it all.
+  std::string reason = {};
+  std::vector<WorkerFailure> failures = {};
+};
 
 /// From a machine to the coordinator, or back.
 struct AgentMessage {

@@ -4,6 +4,7 @@
 
 #include "core/ports.h"
 #include "core/text.h"
+#include "launch/checks.h"
 
 namespace accelerate::detail {
 namespace {
@@ -20,16 +21,13 @@ class Writer {
     switches();
     devices();
     variables_["ACCELERATE_MIXED_PRECISION"] = text("mixed_precision");
-    if (text("mixed_precision") == "fp8") fp8();
+    engines();
     if (!run_.deepspeed) dynamo();
     // DeepSpeed's own launcher has its own idea of threads.
     if (!run_.uses_deepspeed_launcher()) variables_["OMP_NUM_THREADS"] = run_.threads;
     cpu();
     if (run_.mode != LaunchMode::kAgent && !run_.deepspeed) meeting_point();
     if (run_.deepspeed) deepspeed();
-    if (run_.fsdp) engine(FlagGroup::kFsdp);
-    if (run_.megatron) engine(FlagGroup::kMegatron);
-    if (run_.parallelism) engine(FlagGroup::kParallelism);
     if (run_.mode != LaunchMode::kSimple) peer_access(warnings);
     if (run_.mpi && set_.has("mpirun_ccl")) variables_["CCL_WORKER_COUNT"] = text("mpirun_ccl");
     return std::move(variables_);
@@ -77,26 +75,29 @@ class Writer {
     return of_sequence && unused("parallelism_config_sp_size");
   }
 
-  // All settings of an engine. Python's launcher writes the truth values of DeepSpeed and FSDP in
-  // lower case, and those of the other engines as str() does.
-  void engine(FlagGroup group) {
-    const bool lower = group == FlagGroup::kDeepspeed || group == FlagGroup::kFsdp;
+  // All settings of the engines in use. Python's launcher writes the truth values of DeepSpeed and
+  // FSDP in lower case, and those of the other engines as str() does.
+  void engines() {
     for (const Flag& flag : engine_flags()) {
-      const bool written = flag.group == group && set_.has(flag.name) && !flag.variable.empty();
-      if (!written || is_unused_dimension(flag)) continue;
+      if (!engine_in_use(run_, flag) || !set_.has(flag.name) || is_unused_dimension(flag)) continue;
+      const bool deepspeed = flag.group == FlagGroup::kDeepspeed;
       const bool truth = flag.kind == FlagKind::kTruth || flag.kind == FlagKind::kSwitch;
-      const bool lower_choice = flag.kind == FlagKind::kTruthOrChoice ||
-                                (group == FlagGroup::kDeepspeed && !flag.choices.empty());
       std::string value = text(flag.name);
-      if (truth && !lower) value = capital(value == "true");
-      if (lower_choice) value = to_lower(value);
-      put(flag.name, std::move(value));
+      if (flag.kind == FlagKind::kTruths) {
+        override_precisions(split(value, ','));
+      } else if (flag.variable.empty()) {
+        continue;
+      } else if (truth && !deepspeed && flag.group != FlagGroup::kFsdp) {
+        put(flag.name, capital(value == "true"));
+      } else if (flag.kind == FlagKind::kTruthOrChoice || (deepspeed && !flag.choices.empty())) {
+        put(flag.name, to_lower(value));
+      } else {
+        put(flag.name, std::move(value));
+      }
     }
   }
 
-  void fp8() {
-    engine(FlagGroup::kFp8);
-    const auto words = split(text("fp8_override_linear_precision"), ',');
+  void override_precisions(const std::vector<std::string>& words) {
     variables_["ACCELERATE_FP8_OVERRIDE_FPROP"] = capital(words[0] == "true");
     variables_["ACCELERATE_FP8_OVERRIDE_DGRAD"] = capital(words[1] == "true");
     variables_["ACCELERATE_FP8_OVERRIDE_WGRAD"] = capital(words[2] == "true");
@@ -125,11 +126,8 @@ class Writer {
   bool spans_hosts() const {
     if (run_.outer == OuterJob::kSlurmTasks) return true;
     if (run_.outer != OuterJob::kMpi) return false;
-    const auto size =
-        outer_.integer({"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}, 1);
-    const auto local = outer_.integer(
-        {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"}, size);
-    return local < size;
+    const auto size = mpi_size(outer_, 1);
+    return mpi_local_size(outer_, size) < size;
   }
 
   void meeting_point() {
@@ -144,7 +142,6 @@ class Writer {
 
   void deepspeed() {
     variables_["ACCELERATE_CONFIG_DS_FIELDS"] = run_.deepspeed_fields;
-    engine(FlagGroup::kDeepspeed);
     const std::string path = outer_.get("PYTHONPATH").value_or("");
     std::vector<std::string> folders;
     for (const auto& folder : split(path, ':')) {

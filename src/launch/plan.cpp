@@ -13,6 +13,7 @@
 #include "core/text.h"
 #include "launch/arguments.h"
 #include "launch/machine_facts.h"
+#include "launch/messages.h"
 #include "launch/mode_variables.h"
 #include "launch/rendezvous_conf.h"
 #include "launch/resolve.h"
@@ -252,6 +253,21 @@ LaunchPlan make_plan(const LaunchArguments& arguments, const std::optional<Confi
     plan.settings.push_back(setting);
   }
   return plan;
+}
+
+WorkerPlace worker_place(const LaunchConfig& agent, const LaunchRound& round, int local_rank) {
+  return {.local_rank = local_rank,
+          .local_world_size = agent.nproc_per_node,
+          .rank = round.first_rank + local_rank,
+          .world_size = round.world_size,
+          .group_rank = round.node_rank,
+          .group_world_size = round.nodes,
+          .master_addr = agent.master_addr,
+          .master_port = agent.master_port,
+          .restart_count = round.restart_count,
+          .max_restarts = agent.max_restarts,
+          .run_id = agent.run_id,
+          .role = agent.role};
 }
 
 std::map<std::string, std::string> worker_variables(const WorkerPlace& place,

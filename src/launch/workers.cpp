@@ -11,7 +11,7 @@
 #include "core/launch_children.h"
 #include "core/text.h"
 #include "core/world.h"
-#include "launch/coordinator.h"
+#include "launch/messages.h"
 
 namespace accelerate::detail {
 namespace {
@@ -136,7 +136,6 @@ void Workers::route(SpawnOptions& options, const LaunchRound& round, Place& plac
 }
 
 void Workers::spawn(const LaunchRound& round, const StoreFacts& store, int local_rank) {
-  const auto& agent = plan_.agent;
   const int rank = round.first_rank + local_rank;
   Place place{.rank = rank, .local_rank = local_rank};
   place.error_file = logs_.of_worker(round.restart_count, local_rank) / "error.json";
@@ -149,21 +148,11 @@ void Workers::spawn(const LaunchRound& round, const StoreFacts& store, int local
 
   SpawnOptions options;
   options.argv = worker_arguments(plan_.argv, local_rank);
-  options.environment = environment_of({.local_rank = local_rank,
-                                        .local_world_size = agent.nproc_per_node,
-                                        .rank = rank,
-                                        .world_size = round.world_size,
-                                        .group_rank = round.node_rank,
-                                        .group_world_size = round.nodes,
-                                        .master_addr = agent.master_addr,
-                                        .master_port = store.port,
-                                        .restart_count = round.restart_count,
-                                        .max_restarts = agent.max_restarts,
-                                        .run_id = agent.run_id,
-                                        .role = agent.role,
-                                        .agent_store = store.agent_store,
-                                        .error_file = place.error_file.string()},
-                                       store);
+  WorkerPlace known = worker_place(plan_.agent, round, local_rank);
+  known.master_port = store.port;
+  known.agent_store = store.agent_store;
+  known.error_file = place.error_file.string();
+  options.environment = environment_of(known, store);
   options.new_session = true;
   // A terminal belongs to the foreground; reading from it elsewhere would stop the worker.
   options.no_input = rank != 0 || ::isatty(STDIN_FILENO) == 1;
