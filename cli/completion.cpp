@@ -1,8 +1,7 @@
 // accelerate completion bash|zsh|fish
-#include "launch/completion.h"
-
 #include "accelerate/errors.h"
 #include "cli/commands.h"
+#include "launch/help.h"
 
 namespace accelerate::cli {
 

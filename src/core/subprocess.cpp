@@ -59,12 +59,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 // search happens before.
 std::string find_program(const std::string& name) {
   if (name.find('/') != std::string::npos) return name;
-  const std::string path = parse_choice_from_env("PATH", "/usr/local/bin:/usr/bin:/bin");
-  for (const auto& folder : split(path, ':')) {
-    const std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
-    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
-  }
-  return name;
+  const std::string found = find_in_path(name, Environment::process());
+  return found.empty() ? name : found;
 }
 
 int milliseconds_until(Clock::time_point deadline) {
@@ -285,6 +281,25 @@ std::vector<std::string> environment_with(
     if (value) result.push_back(name + "=" + *value);
   }
   return result;
+}
+
+std::vector<std::string> path_folders(const Environment& environment) {
+  auto folders = split(environment.get("PATH").value_or("/usr/local/bin:/usr/bin:/bin"), ':');
+  for (auto& folder : folders) {
+    if (folder.empty()) folder = ".";
+  }
+  return folders;
+}
+
+std::string find_in_path(const std::string& name, const Environment& environment) {
+  for (const auto& folder : path_folders(environment)) {
+    const std::string path = folder + "/" + name;
+    std::error_code ignored;
+    if (::access(path.c_str(), X_OK) == 0 && std::filesystem::is_regular_file(path, ignored)) {
+      return path;
+    }
+  }
+  return {};
 }
 
 void LineBuffer::append(std::string_view bytes, const Line& line) {

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "accelerate/environment.h"
+
 namespace accelerate::detail {
 
 /// How a process ended: with a code, or by a signal.
@@ -75,6 +77,11 @@ struct SpawnOptions {
 /// The variables of this process with `changes` applied, as "NAME=value". An unset value removes.
 [[nodiscard]] std::vector<std::string> environment_with(
     std::span<const std::pair<std::string, std::optional<std::string>>> changes);
+
+/// The folders of PATH, in order; "." for an empty entry.
+[[nodiscard]] std::vector<std::string> path_folders(const Environment& environment);
+/// The first executable file of this name in the folders of PATH; "" if there is none.
+[[nodiscard]] std::string find_in_path(const std::string& name, const Environment& environment);
 
 /// Cuts a stream of bytes into whole lines.
 class LineBuffer {

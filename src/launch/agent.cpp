@@ -25,7 +25,7 @@ namespace accelerate::detail {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Kind = Message::Kind;
+using Kind = AgentMessage::Kind;
 using std::chrono::milliseconds;
 
 constexpr int kPeerGone = 70;
@@ -251,7 +251,7 @@ class Agent {
 
   // -- What the meeting says --------------------------------------------------------------------
 
-  void obey(const Message& message) {
+  void obey(const AgentMessage& message) {
     switch (message.kind) {
       case Kind::kStart:
         return start(message);
@@ -267,7 +267,7 @@ class Agent {
     }
   }
 
-  void start(const Message& message) {
+  void start(const AgentMessage& message) {
     if (signal_) return;  // on our way out
     workers_.emplace(plan_, console_, logs_, guard_);
     StoreFacts store{.port = message.master_port, .agent_store = message.agent_store};

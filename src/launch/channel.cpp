@@ -8,15 +8,15 @@ std::pair<Channel, Channel> Channel::pair(Clock::time_point now) {
 }
 
 void Channel::keep_alive(std::chrono::milliseconds interval, Clock::time_point now) {
-  if (now - lines_.last_said() >= interval) send({.kind = Message::Kind::kAlive});
+  if (now - last_said() >= interval) send({.kind = AgentMessage::Kind::kAlive});
 }
 
-std::vector<Message> Channel::exchange(Clock::time_point now) {
+std::vector<AgentMessage> Channel::exchange(Clock::time_point now) {
   auto messages = std::exchange(waiting_, {});
-  for (const auto& line : lines_.exchange(now)) {
+  for (const auto& line : LineChannel::exchange(now)) {
     auto message = from_line(line);
-    if (!message) {  // it may be anybody who found the port
-      lines_.close();
+    if (!message) {  // any program may have found the port
+      close();
       break;
     }
     messages.push_back(std::move(*message));

@@ -10,39 +10,26 @@
 
 namespace accelerate::detail {
 
-/// Never waits for the other side.
-class Channel {
+/// A connection whose lines are messages. Never waits for the other side.
+class Channel : public LineChannel {
  public:
-  using Clock = std::chrono::steady_clock;
+  using LineChannel::LineChannel;
 
-  Channel(Descriptor socket, Clock::time_point now) : lines_(std::move(socket), now) {}
-
-  void send(const Message& message) { lines_.send(to_line(message)); }
-  /// Says that we live, when we have said nothing for `interval`.
+  void send(const AgentMessage& message) { LineChannel::send(to_line(message)); }
+  /// Sends kAlive if nothing was sent for `interval`.
   void keep_alive(std::chrono::milliseconds interval, Clock::time_point now);
-
-  /// What to wait for.
-  [[nodiscard]] pollfd wants() const { return lines_.wants(); }
-  /// Reads and writes what can be; returns the messages that came. After `closed()` no more come.
-  [[nodiscard]] std::vector<Message> exchange(Clock::time_point now);
-  /// The next `exchange` begins with these.
-  void put_back(std::vector<Message> messages) { waiting_ = std::move(messages); }
-
-  /// The other side has gone, or what it says is no message.
-  [[nodiscard]] bool closed() const noexcept { return lines_.closed(); }
-  [[nodiscard]] Clock::time_point last_heard() const noexcept { return lines_.last_heard(); }
-  /// Counts as heard: it was us who did not listen.
-  void forgive(Clock::time_point now) noexcept { lines_.forgive(now); }
-  /// Everything that was sent has been handed to the system.
-  [[nodiscard]] bool idle() const noexcept { return lines_.idle(); }
+  /// Reads and writes without waiting; returns the messages that arrived. Closes the connection if
+  /// a line is not a message.
+  [[nodiscard]] std::vector<AgentMessage> exchange(Clock::time_point now);
+  /// The next `exchange` returns these first.
+  void put_back(std::vector<AgentMessage> messages) { waiting_ = std::move(messages); }
   /// Two ends of one connection inside this process.
   [[nodiscard]] static std::pair<Channel, Channel> pair(Clock::time_point now);
 
  private:
-  explicit Channel(LineChannel lines) : lines_(std::move(lines)) {}
+  explicit Channel(LineChannel lines) : LineChannel(std::move(lines)) {}
 
-  LineChannel lines_;
-  std::vector<Message> waiting_;
+  std::vector<AgentMessage> waiting_;
 };
 
 }  // namespace accelerate::detail

@@ -1,20 +1,15 @@
 #include "launch/checks.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <limits>
 #include <set>
 
 #include "accelerate/errors.h"
+#include "core/numbers.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
 namespace {
-
-bool all_digits(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
-}
 
 int small_number(const Settings& settings, std::string_view name) {
   const std::int64_t value = settings.integer(name).value_or(0);
@@ -30,6 +25,62 @@ std::string_view instead_of(std::string_view flag) {
   if (flag == "downcast_bf16") return "Use --mixed_precision bf16.";
   if (flag.starts_with("aws_")) return "Submit SageMaker jobs with Python's accelerate.";
   return "Start TPU pods with Python's accelerate.";
+}
+
+// True if the flag was typed with another value than the default.
+bool differs_from_default(const LaunchArguments& arguments, const Flag& flag) {
+  const auto typed = arguments.values.find(flag.name);
+  if (typed == arguments.values.end()) return false;
+  if (flag.kind == FlagKind::kSwitch) return typed->second == "true";
+  if (flag.name == "machine_rank") return typed->second != "0";
+  if (flag.name == "dynamo_backend") return to_lower(typed->second) != "no";
+  return typed->second != flag.fallback;
+}
+
+// True if the workers use the address and port of machine 0.
+bool uses_address(const ResolvedLaunch& run) {
+  if (run.mode == LaunchMode::kAgent) return run.machines.max > 1;
+  if (run.deepspeed) return run.mode == LaunchMode::kCommand;
+  return run.num_processes > 1 || run.machines.max > 1;
+}
+
+bool has_effect(const ResolvedLaunch& run, const Flag& flag) {
+  const std::string_view name = flag.name;
+  const bool agent = run.mode == LaunchMode::kAgent;
+  if (!agent && flag.agent != AgentUse::kNone) return false;
+  if (run.machines.max == 1 && flag.several_machines) return false;
+  if (name == "machine_rank") return run.needs_machine_rank();
+  if (name == "main_process_ip") return uses_address(run);
+  if (name == "main_process_port") return agent || uses_address(run);
+  if (name == "mpirun_hostfile") return run.mpi.has_value();
+  if (name == "mpirun_bind_to") return run.mpi && run.mpi->open_mpi;
+  if (name == "use_megatron_lm") return run.megatron;
+  // DeepSpeed's workers get no compiler settings, and no thread count from its own launcher.
+  if (name.starts_with("dynamo_")) return !run.deepspeed;
+  if (name == "num_cpu_threads_per_process") return !run.uses_deepspeed_launcher();
+  return true;
+}
+
+// "[::1]" -> "::1"
+void normalise_address(Settings& settings) {
+  const auto given = settings.text("main_process_ip");
+  if (!given) return;
+  std::string address(trim(*given));
+  const auto who = settings.who("main_process_ip");
+  if (address.empty()) throw ConfigError(str(who, " is empty. Give the address of machine 0."));
+  const bool bracketed = address.front() == '[' && address.back() == ']';
+  if (bracketed) address = address.substr(1, address.size() - 2);
+  const bool has_port = !bracketed && (std::ranges::count(address, ':') == 1 ||
+                                       address.find("]:") != std::string::npos);
+  if (has_port) {
+    throw ConfigError(str(who, " is '", address,
+                          "', an address with a port. Give the port by --main_process_port."));
+  }
+  for (const Setting& setting : settings.list()) {
+    if (setting.name != "main_process_ip" || setting.value == address) continue;
+    settings.set(setting.name, address, setting.source, setting.origin);
+    return;
+  }
 }
 
 }  // namespace
@@ -124,14 +175,12 @@ void check_device_ids(const ResolvedLaunch& run, const MachineFacts& facts) {
     if (id.empty()) refuse("an id is missing.");
     if (!seen.insert(id).second) refuse(str("device ", id, " comes twice."));
     if (run.accelerator > AcceleratorKind::kCuda) continue;  // other makers have other ids
-    if (!all_digits(id)) {
+    if (!is_digits(id)) {
       if (!id.starts_with("GPU-") && !id.starts_with("MIG-")) refuse(str("'", id, "' is no id."));
       continue;
     }
     if (run.accelerator == AcceleratorKind::kNone) continue;
-    int index = 0;
-    const auto result = std::from_chars(id.data(), id.data() + id.size(), index);
-    if (result.ec != std::errc() || index >= facts.device_count) {
+    if (parse_number<int>(id).value_or(facts.device_count) >= facts.device_count) {
       refuse(str("this machine has ", facts.device_count,
                  facts.device_count == 1 ? " device." : " devices."));
     }
@@ -178,32 +227,6 @@ void check_enough_devices(const ResolvedLaunch& run) {
           "--num_processes 1 without --multi_gpu."));
 }
 
-namespace {
-
-// "[::1]" -> "::1"
-void normalise_address(Settings& settings) {
-  const auto given = settings.text("main_process_ip");
-  if (!given) return;
-  std::string address(trim(*given));
-  const auto who = settings.who("main_process_ip");
-  if (address.empty()) throw ConfigError(str(who, " is empty. Give the address of machine 0."));
-  const bool bracketed = address.front() == '[' && address.back() == ']';
-  if (bracketed) address = address.substr(1, address.size() - 2);
-  const bool has_port = !bracketed && (std::ranges::count(address, ':') == 1 ||
-                                       address.find("]:") != std::string::npos);
-  if (has_port) {
-    throw ConfigError(str(who, " is '", address,
-                          "', an address with a port. Give the port by --main_process_port."));
-  }
-  for (const Setting& setting : settings.list()) {
-    if (setting.name != "main_process_ip" || setting.value == address) continue;
-    settings.set(setting.name, address, setting.source, setting.origin);
-    return;
-  }
-}
-
-}  // namespace
-
 void check_endpoint(ResolvedLaunch& run) {
   Settings& settings = run.settings;
   normalise_address(settings);
@@ -249,6 +272,40 @@ void check_engines(const LaunchArguments& arguments, const ResolvedLaunch& run) 
             " needs --use_fsdp and --fsdp_version 2",
             version_one ? str(", but ", settings.who("fsdp_version"), " is 1.") : "."));
   }
+}
+
+bool engine_in_use(const ResolvedLaunch& run, const Flag& flag) {
+  switch (flag.group) {
+    case FlagGroup::kDeepspeed:
+      return run.deepspeed;
+    case FlagGroup::kFsdp:
+      return run.fsdp;
+    case FlagGroup::kMegatron:
+      return run.megatron;
+    case FlagGroup::kFp8:
+      return run.settings.text("mixed_precision") == "fp8";
+    case FlagGroup::kParallelism:
+      return run.parallelism;
+    default:
+      return true;
+  }
+}
+
+bool asks_for_agent(const LaunchArguments& arguments) {
+  return std::ranges::any_of(general_flags(), [&](const Flag& flag) {
+    return flag.agent == AgentUse::kDemand && differs_from_default(arguments, flag);
+  });
+}
+
+std::vector<std::string> idle_flags(const LaunchArguments& arguments, const ResolvedLaunch& run) {
+  std::vector<std::string> idle;
+  for_each_flag([&](const Flag& flag) {
+    const bool of_idle_engine = arguments.typed(flag.name) && !engine_in_use(run, flag);
+    if (of_idle_engine || (differs_from_default(arguments, flag) && !has_effect(run, flag))) {
+      idle.push_back(str("--", flag.name));
+    }
+  });
+  return idle;
 }
 
 }  // namespace accelerate::detail

@@ -1,5 +1,3 @@
-#include "launch/completion.h"
-
 #include <vector>
 
 #include "accelerate/errors.h"
@@ -28,9 +26,7 @@ void for_each_shown_flag(F&& f) {
 // The words that can follow a flag; none for free ones.
 std::string words_for(const Flag& flag) {
   if (flag.kind == FlagKind::kTruth) return "true false";
-  if (flag.name == "rdzv_backend") return "static c10d";
-  if (flag.name == "tee" || flag.name == "redirects") return "0 1 2 3";
-  return std::string(flag.choices);
+  return std::string(flag.choices.empty() ? flag.suggestions : flag.choices);
 }
 
 std::string without(std::string text, std::string_view unwanted) {

@@ -15,6 +15,7 @@ namespace {
 
 using Order = Coordinator::Order;
 using Orders = std::vector<Order>;
+using Kind = AgentMessage::Kind;
 
 // A worker that lost its peers is seldom the cause. The cause shows up soon after: another worker's
 // exit code, or a machine that went away.
@@ -25,9 +26,7 @@ constexpr int kWrongInput = 2;
 constexpr int kPeerGone = 70;
 
 Order notice(int to, std::string text) {
-  Order order{.to = to, .kind = Order::Kind::kNotice};
-  order.text = std::move(text);
-  return order;
+  return {.to = to, .message = {.kind = Kind::kNotice, .text = std::move(text)}};
 }
 
 // Addresses in their own order: 10.0.0.9 before 10.0.0.10.
@@ -76,10 +75,9 @@ std::optional<std::string> Coordinator::objection(const Member& member) const {
 
 Orders Coordinator::join(Id id, const Member& member, Clock::time_point now) {
   const auto refuse = [&](const std::string& why) {
-    Order order{.to = id, .kind = Order::Kind::kEnd};
-    order.verdict = {.exit_code = kWrongInput,
-                     .reason = str("this machine cannot take part in the job: ", why)};
-    return Orders{order};
+    const Verdict verdict{.exit_code = kWrongInput,
+                          .reason = str("this machine cannot take part in the job: ", why)};
+    return Orders{{.to = id, .message = {.kind = Kind::kEnd, .verdict = verdict}}};
   };
   if (ended()) return refuse("it has ended.");
   if (const auto why = objection(member)) return refuse(*why);
@@ -106,9 +104,7 @@ Orders Coordinator::join(Id id, const Member& member, Clock::time_point now) {
   if (phase_ == Phase::kStopping) return {};
   // A new round with one more machine.
   auto orders = stop(now);
-  for (const auto& [other, node] : nodes_) {
-    orders.insert(orders.begin(), notice(other, str(who(nodes_.at(id)), " joins")));
-  }
+  announce(str(who(nodes_.at(id)), " joins"), orders);
   return orders;
 }
 
@@ -149,17 +145,16 @@ std::vector<Coordinator::Id> Coordinator::in_rank_order() const {
 Orders Coordinator::start() {
   phase_ = Phase::kRunning;
   const auto ids = in_rank_order();
-  Round round{.number = rounds_++,
-              .restart_count = restarts_,
-              .nodes = static_cast<int>(ids.size()),
-              .world_size = 0};
+  LaunchRound round{.number = rounds_++,
+                    .restart_count = restarts_,
+                    .nodes = static_cast<int>(ids.size()),
+                    .world_size = 0};
   for (const Id id : ids) round.world_size += nodes_.at(id).member.nproc;
   Orders orders;
   for (const Id id : ids) {
     Node& node = nodes_.at(id);
     node.doing = Doing::kRuns;
-    Order order{.to = id, .kind = Order::Kind::kStart, .round = round};
-    orders.push_back(order);
+    orders.push_back({.to = id, .message = {.kind = Kind::kStart, .round = round}});
     ++round.node_rank;
     round.first_rank += node.member.nproc;
   }
@@ -173,7 +168,7 @@ Orders Coordinator::stop(Clock::time_point now) {
   for (auto& [id, node] : nodes_) {
     if (node.doing == Doing::kWaits || node.doing == Doing::kStops) continue;
     node.doing = Doing::kStops;
-    orders.push_back({.to = id, .kind = Order::Kind::kStop});
+    orders.push_back({.to = id, .message = {.kind = Kind::kStop}});
   }
   return orders.empty() ? after_stop(now) : orders;
 }
@@ -184,21 +179,29 @@ Orders Coordinator::after_stop(Clock::time_point now) {
   }
   if (verdict_) {
     for (const auto& failure : failures_) verdict_->failures.push_back(failure);
-    return end(std::move(*verdict_));
+    return end(*verdict_);
   }
   gather(now);
   return start_if_complete(now);
 }
 
-Orders Coordinator::end(Verdict verdict) {
+Orders Coordinator::end(const Verdict& verdict) {
   phase_ = Phase::kEnded;
   Orders orders;
   for (const auto& [id, node] : nodes_) {
-    Order order{.to = id, .kind = Order::Kind::kEnd};
-    order.verdict = verdict;
-    orders.push_back(order);
+    orders.push_back({.to = id, .message = {.kind = Kind::kEnd, .verdict = verdict}});
   }
   return orders;
+}
+
+Orders Coordinator::end_if_all_succeeded() {
+  const bool running = std::ranges::any_of(
+      nodes_, [](const auto& each) { return each.second.doing == Doing::kRuns; });
+  return running || !failures_.empty() ? Orders{} : end({});
+}
+
+void Coordinator::announce(const std::string& text, Orders& orders) const {
+  for (const auto& [id, node] : nodes_) orders.insert(orders.begin(), notice(id, text));
 }
 
 Orders Coordinator::fail_or_restart(Verdict verdict, Clock::time_point now) {
@@ -209,10 +212,7 @@ Orders Coordinator::fail_or_restart(Verdict verdict, Clock::time_point now) {
       text = str("rank ", cause->rank, " on ", cause->host, " ended with ", cause->status.text());
     }
     auto orders = stop(now);
-    for (const auto& [id, node] : nodes_) {
-      orders.insert(orders.begin(),
-                    notice(id, str(text, "; restart ", restarts_, " of ", rules_.max_restarts)));
-    }
+    announce(str(text, "; restart ", restarts_, " of ", rules_.max_restarts), orders);
     return orders;
   }
   verdict_ = std::move(verdict);
@@ -243,9 +243,7 @@ Orders Coordinator::succeeded(Id id, Clock::time_point /*now*/) {
   const auto node = nodes_.find(id);
   if (node == nodes_.end() || phase_ != Phase::kRunning) return {};
   node->second.doing = Doing::kSucceeded;
-  const bool all = std::ranges::none_of(
-      nodes_, [](const auto& each) { return each.second.doing == Doing::kRuns; });
-  return all && failures_.empty() ? end({}) : Orders{};
+  return end_if_all_succeeded();
 }
 
 Orders Coordinator::stopped(Id id, const std::vector<WorkerFailure>& terminated,
@@ -267,20 +265,14 @@ Orders Coordinator::lost(Id id, const std::string& why, Clock::time_point now) {
   if (phase_ == Phase::kStopping) return after_stop(now);
   // It had finished its part, or never had one.
   if (node.doing == Doing::kWaits) return {};
-  if (node.doing == Doing::kSucceeded) {
-    const bool all = std::ranges::none_of(
-        nodes_, [](const auto& each) { return each.second.doing == Doing::kRuns; });
-    return all && failures_.empty() ? end({}) : Orders{};
-  }
+  if (node.doing == Doing::kSucceeded) return end_if_all_succeeded();
   const bool finishing = std::ranges::any_of(
       nodes_, [](const auto& each) { return each.second.doing == Doing::kSucceeded; });
   // That workers elsewhere lost their peers is no news then.
   failures_.clear();
   if (!rules_.fixed && !finishing) {
     auto orders = stop(now);
-    for (const auto& [other, rest] : nodes_) {
-      orders.insert(orders.begin(), notice(other, str(who(node), " ", why)));
-    }
+    announce(str(who(node), " ", why), orders);
     return orders;
   }
   return fail_or_restart({.exit_code = kPeerGone, .reason = str(who(node), " ", why)}, now);

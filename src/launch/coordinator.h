@@ -17,39 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "launch/failure.h"
+#include "launch/messages.h"
 
 namespace accelerate::detail {
-
-/// A machine as it introduces itself.
-struct Member {
-  int machine_rank = 0;
-  int nproc = 1;
-  std::string host = {};
-  std::string address = {};
-  /// What all machines must have been told alike, for messages: "--num_machines 2 ...".
-  std::string terms = {};
-};
-
-/// One start of all workers.
-struct Round {
-  int number = 0;
-  int restart_count = 0;
-  int node_rank = 0;  ///< of the machine this goes to
-  int nodes = 1;
-  int first_rank = 0;
-  int world_size = 1;
-
-  bool operator==(const Round&) const = default;
-};
-
-/// How the job ended.
-struct Verdict {
-  int exit_code = 0;
-  /// One line for people; "" when the failures say it all.
-  std::string reason = {};
-  std::vector<WorkerFailure> failures = {};
-};
 
 struct CoordinatorRules {
   int min_nodes = 1;
@@ -69,17 +39,9 @@ class Coordinator {
   using Id = int;
 
   struct Order {
-    enum class Kind : std::uint8_t {
-      kStart,   ///< `round`
-      kStop,    ///< end your workers, then say `stopped`
-      kEnd,     ///< `verdict`; the connection is over
-      kNotice,  ///< `text` for people
-    };
     Id to = 0;
-    Kind kind = Kind::kNotice;
-    Round round = {};
-    Verdict verdict = {};
-    std::string text = {};
+    /// kStart (without port and store), kStop, kEnd or kNotice.
+    AgentMessage message = {};
   };
 
   Coordinator(CoordinatorRules rules, Clock::time_point now);
@@ -121,7 +83,10 @@ class Coordinator {
   [[nodiscard]] std::vector<Order> start();
   [[nodiscard]] std::vector<Order> stop(Clock::time_point now);
   [[nodiscard]] std::vector<Order> after_stop(Clock::time_point now);
-  [[nodiscard]] std::vector<Order> end(Verdict verdict);
+  [[nodiscard]] std::vector<Order> end(const Verdict& verdict);
+  [[nodiscard]] std::vector<Order> end_if_all_succeeded();
+  /// A notice for all machines, before the other orders.
+  void announce(const std::string& text, std::vector<Order>& orders) const;
   [[nodiscard]] std::vector<Order> fail_or_restart(Verdict verdict, Clock::time_point now);
   [[nodiscard]] std::vector<Order> decide_about_failures(Clock::time_point now);
 

@@ -1,58 +1,37 @@
 #include "launch/dry_run.h"
 
+#include <array>
 #include <utility>
 
 #include "accelerate/value.h"
 #include "core/json.h"
 #include "core/subprocess.h"
 #include "core/text.h"
+#include "launch/messages.h"
 
 namespace accelerate::detail {
 namespace {
 
 std::string_view name_of(LaunchMode mode) {
-  switch (mode) {
-    case LaunchMode::kSimple:
-      return "simple";
-    case LaunchMode::kAgent:
-      return "agent";
-    case LaunchMode::kCommand:
-      return "command";
-  }
-  return "";
+  constexpr std::array<std::string_view, 3> kNames{"simple", "agent", "command"};
+  return kNames.at(static_cast<std::size_t>(mode));
 }
 
 std::string_view name_of(SettingSource source) {
-  switch (source) {
-    case SettingSource::kFlag:
-      return "flag";
-    case SettingSource::kEnvironment:
-      return "environment";
-    case SettingSource::kConfig:
-      return "config";
-    case SettingSource::kDefault:
-      return "default";
-  }
-  return "";
+  constexpr std::array<std::string_view, 4> kNames{"flag", "environment", "config", "default"};
+  return kNames.at(static_cast<std::size_t>(source));
 }
 
 std::string explanation(const LaunchPlan& plan) {
-  switch (plan.mode) {
-    case LaunchMode::kSimple:
-      return "simple: this process becomes the program";
-    case LaunchMode::kCommand:
-      return "command: this process becomes another launcher";
-    case LaunchMode::kAgent: {
-      const auto& agent = plan.agent;
-      const std::string machines =
-          agent.min_nodes == agent.max_nodes
-              ? str(agent.max_nodes, agent.max_nodes == 1 ? " machine" : " machines")
-              : str(agent.min_nodes, " to ", agent.max_nodes, " machines");
-      return str("agent: ", agent.nproc_per_node,
-                 agent.nproc_per_node == 1 ? " process" : " processes", " here, ", machines);
-    }
-  }
-  return "";
+  if (plan.mode == LaunchMode::kSimple) return "simple: this process becomes the program";
+  if (plan.mode == LaunchMode::kCommand) return "command: this process becomes another launcher";
+  const auto& agent = plan.agent;
+  const std::string machines =
+      agent.min_nodes == agent.max_nodes
+          ? str(agent.max_nodes, agent.max_nodes == 1 ? " machine" : " machines")
+          : str(agent.min_nodes, " to ", agent.max_nodes, " machines");
+  return str("agent: ", agent.nproc_per_node, agent.nproc_per_node == 1 ? " process" : " processes",
+             " here, ", machines);
 }
 
 Value streams_value(const StreamChoice& choice) {
@@ -123,21 +102,15 @@ std::vector<PlannedProcess> planned_processes(const LaunchPlan& plan,
   }
   const LaunchConfig& agent = plan.agent;
   const bool numbered = agent.max_nodes == 1 || !agent.elastic();
+  const int node_rank = numbered ? agent.node_rank : 0;
+  const LaunchRound round{.node_rank = node_rank,
+                          .nodes = agent.max_nodes,
+                          .first_rank = node_rank * agent.nproc_per_node,
+                          .world_size = agent.max_nodes * agent.nproc_per_node};
   std::vector<PlannedProcess> processes;
   for (int local_rank = 0; local_rank < agent.nproc_per_node; ++local_rank) {
-    const int group_rank = numbered ? agent.node_rank : 0;
-    const WorkerPlace place{.local_rank = local_rank,
-                            .local_world_size = agent.nproc_per_node,
-                            .rank = group_rank * agent.nproc_per_node + local_rank,
-                            .world_size = agent.max_nodes * agent.nproc_per_node,
-                            .group_rank = group_rank,
-                            .group_world_size = agent.max_nodes,
-                            .master_addr = agent.master_addr,
-                            .master_port = agent.master_port,
-                            .max_restarts = agent.max_restarts,
-                            .run_id = agent.run_id,
-                            .role = agent.role,
-                            .agent_store = agent_store};
+    WorkerPlace place = worker_place(agent, round, local_rank);
+    place.agent_store = agent_store;
     PlannedProcess process{.local_rank = local_rank,
                            .argv = worker_arguments(plan.argv, local_rank),
                            .variables = worker_variables(place, environment)};

@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <ctime>
 #include <string_view>
@@ -13,6 +12,7 @@
 #include "core/cpu_features.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "core/numbers.h"
 #include "core/text.h"
 #include "launch/terminal_text.h"
 
@@ -57,11 +57,7 @@ std::string text_of(const Value* value) {
 // Seconds since 1970, written as a text or as a number.
 std::optional<std::int64_t> seconds_of(const Value* value) {
   if (value != nullptr && value->is_int()) return value->as_int();
-  const std::string text = text_of(value);
-  std::int64_t seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return seconds;
+  return parse_number<std::int64_t>(text_of(value));
 }
 
 // The moment of the exception. The file says it in whole seconds, but failures follow each other

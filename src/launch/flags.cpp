@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
+#include "core/numbers.h"
 #include "core/python_text.h"
 #include "core/text.h"
 
@@ -17,6 +18,7 @@ namespace {
 
 using enum FlagGroup;
 using enum FlagKind;
+using enum AgentUse;
 
 constexpr std::array<GroupText, kFlagGroupCount> kGroups{{
     {"General", "What is started, and what is said about it."},
@@ -78,8 +80,9 @@ constexpr auto kGeneralFlags = std::to_array<Flag>({
                 "aot_torchxla_trace_once torchxla_trace_once tvm hpu_backend neuron",
      .loose = true, .variable = "ACCELERATE_DYNAMO_BACKEND", .key = "dynamo_config", .value_name = "BACKEND",
      .help = "What Python programs compile the model with."},
-    {.name = "dynamo_mode", .group = kResources, .fallback = "default", .choices = "default reduce-overhead max-autotune",
-     .variable = "ACCELERATE_DYNAMO_MODE", .key = "dynamo_config", .help = "What the compiler optimises for."},
+    {.name = "dynamo_mode", .group = kResources, .fallback = "default",
+     .choices = "default reduce-overhead max-autotune", .variable = "ACCELERATE_DYNAMO_MODE", .key = "dynamo_config",
+     .help = "What the compiler optimises for."},
     {.name = "dynamo_use_fullgraph", .group = kResources, .kind = kSwitch, .fallback = "false",
      .variable = "ACCELERATE_DYNAMO_USE_FULLGRAPH", .key = "dynamo_config",
      .help = "Compile the model as one graph or not at all."},
@@ -102,7 +105,7 @@ constexpr auto kGeneralFlags = std::to_array<Flag>({
     {.name = "gpu_ids", .group = kDistributed, .key = "gpu_ids", .value_name = "IDS",
      .help = "The accelerators of this machine to use: \"0,1\", or \"all\"."},
     {.name = "same_network", .group = kDistributed, .kind = kSwitch, .key = "same_network",
-     .help = "All machines are in one network."},
+     .several_machines = true, .help = "All machines are in one network."},
     {.name = "machine_rank", .group = kDistributed, .kind = kInteger, .key = "machine_rank",
      .help = "Which of the machines this is, from 0."},
     {.name = "main_process_ip", .group = kDistributed, .variable = "MASTER_ADDR", .key = "main_process_ip",
@@ -110,36 +113,41 @@ constexpr auto kGeneralFlags = std::to_array<Flag>({
     {.name = "main_process_port", .group = kDistributed, .kind = kInteger, .variable = "MASTER_PORT",
      .key = "main_process_port", .value_name = "PORT",
      .help = "The port of machine 0 at which the processes meet (29500); 0 takes a free one."},
-    {.name = "rdzv_backend", .group = kDistributed, .fallback = "static", .key = "rdzv_backend", .value_name = "BACKEND",
+    {.name = "rdzv_backend", .group = kDistributed, .fallback = "static", .key = "rdzv_backend",
+     .value_name = "BACKEND", .suggestions = "static c10d", .agent = kOnly,
      .help = "How the machines meet: static, every machine has its rank; c10d, they may come and go."},
-    {.name = "rdzv_conf", .group = kDistributed, .value_name = "K=V,...",
-     .help = "Settings of the meeting, in seconds: timeout=900 for machines to come, last_call_timeout=30 for more of them"
-             " (c10d), keep_alive=10 of silence until one counts as gone; is_host=yes|no, store_port=0 (c10d)."},
+    {.name = "rdzv_conf", .group = kDistributed, .value_name = "K=V,...", .agent = kOnly, .several_machines = true,
+     .help = "Settings of the meeting, in seconds: timeout=900 for machines to come, last_call_timeout=30 for more of "
+             "them (c10d), keep_alive=10 of silence until one counts as gone; is_host=yes|no, store_port=0 (c10d)."},
     {.name = "rdzv_id", .group = kDistributed, .fallback = "none", .variable = "PET_RDZV_ID", .value_name = "ID",
-     .help = "The name of the run: machines with another one are turned away."},
+     .agent = kOnly, .help = "The name of the run: machines with another one are turned away."},
     {.name = "local_addr", .group = kDistributed, .variable = "PET_LOCAL_ADDR", .value_name = "ADDRESS",
-     .help = "The address under which others reach this machine."},
+     .agent = kOnly, .several_machines = true, .help = "The address under which others reach this machine."},
     {.name = "max_restarts", .group = kDistributed, .kind = kInteger, .fallback = "0",
-     .help = "How often all workers are started anew after one failed."},
+     .agent = kDemand, .help = "How often all workers are started anew after one failed."},
     {.name = "monitor_interval", .group = kDistributed, .kind = kNumber, .fallback = "0.1", .value_name = "SECONDS",
-     .help = "How often the machines look after each other."},
+     .agent = kOnly, .help = "How often the machines look after each other."},
     {.name = "signals_to_handle", .group = kDistributed, .fallback = "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-     .variable = "PET_SIGNALS_TO_HANDLE", .value_name = "NAMES", .help = "Signals that are passed on to the workers."},
+     .variable = "PET_SIGNALS_TO_HANDLE", .value_name = "NAMES", .agent = kDemand,
+     .help = "Signals that are passed on to the workers."},
     {.name = "shutdown_timeout", .group = kDistributed, .kind = kInteger, .fallback = "30",
      .variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", .value_name = "SECONDS",
-     .help = "How long workers may take to end after a signal before they are killed."},
+     .agent = kDemand, .help = "How long workers may take to end after a signal before they are killed."},
 
     {.name = "tee", .group = kOutput, .short_name = 't', .fallback = "0", .value_name = "STREAMS",
+     .suggestions = "0 1 2 3", .agent = kDemand,
      .help = "Also write into files: 1 stdout, 2 stderr, 3 both; by local rank: 0:3,1:1."},
     {.name = "redirects", .group = kOutput, .short_name = 'r', .fallback = "0", .variable = "PET_REDIRECTS",
-     .value_name = "STREAMS", .help = "Write into files instead of to the console; as --tee."},
-    {.name = "log_dir", .group = kOutput, .value_name = "DIR", .help = "The folder of these files."},
+     .value_name = "STREAMS", .suggestions = "0 1 2 3", .agent = kDemand,
+     .help = "Write into files instead of to the console; as --tee."},
+    {.name = "log_dir", .group = kOutput, .value_name = "DIR", .agent = kDemand,
+     .help = "The folder of these files."},
     {.name = "role", .group = kOutput, .fallback = "default",
-     .help = "The name of the workers in the prefix of their lines."},
+     .agent = kOnly, .help = "The name of the workers in the prefix of their lines."},
     {.name = "log_line_prefix_template", .group = kOutput, .variable = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
-     .value_name = "TEMPLATE", .help = "That prefix, with ${role_name}, ${rank}, ${local_rank}."},
+     .value_name = "TEMPLATE", .agent = kOnly, .help = "That prefix, with ${role_name}, ${rank}, ${local_rank}."},
     {.name = "local_ranks_filter", .group = kOutput, .variable = "PET_LOCAL_RANKS_FILTER", .value_name = "RANKS",
-     .help = "Show these local ranks only, e.g. 0,1."},
+     .agent = kDemand, .help = "Show these local ranks only, e.g. 0,1."},
 
     {.name = "mpirun_hostfile", .group = kMpi, .key = "mpirun_config", .value_name = "FILE",
      .help = "Start CPU processes with mpirun on the hosts of this file."},
@@ -163,19 +171,16 @@ constexpr auto kGeneralFlags = std::to_array<Flag>({
 }
 
 template <class T>
-std::optional<T> whole_number_text(std::string_view text) {
-  T number{};
+std::optional<T> signed_number(std::string_view text) {
   if (text.starts_with('+')) text.remove_prefix(1);
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
+  return parse_number<T>(text);
 }
 
 std::string integer(std::string_view text, std::string_view source) {
   const auto trimmed = trim(text);
-  if (const auto number = whole_number_text<std::int64_t>(trimmed)) return str(*number);
+  if (const auto number = signed_number<std::int64_t>(trimmed)) return str(*number);
   // Files say 1e8 and 4.0 for whole numbers.
-  const auto number = whole_number_text<double>(trimmed);
+  const auto number = signed_number<double>(trimmed);
   constexpr double kExact = 9007199254740992.0;  // 2^53
   if (!number || std::trunc(*number) != *number || std::abs(*number) > kExact) {
     refuse(source, text, "a whole number");
@@ -184,25 +189,22 @@ std::string integer(std::string_view text, std::string_view source) {
 }
 
 std::string number(std::string_view text, std::string_view source) {
-  const auto value = whole_number_text<double>(trim(text));
+  const auto value = signed_number<double>(trim(text));
   if (!value || !std::isfinite(*value)) refuse(source, text, "a number");
   return python_repr(*value);
 }
 
-std::string truth(std::string_view text, std::string_view source) {
+std::optional<std::string> truth_word(std::string_view text) {
   try {
     return str_to_bool(text) ? "true" : "false";
   } catch (const ArgumentError&) {
-    refuse(source, text, "true or false (or yes, no, on, off, 1, 0)");
+    return std::nullopt;
   }
 }
 
-std::string truth_or_text(std::string_view text) {
-  try {
-    return str_to_bool(text) ? "true" : "false";
-  } catch (const ArgumentError&) {
-    return std::string(text);
-  }
+std::string truth(std::string_view text, std::string_view source) {
+  if (const auto word = truth_word(text)) return *word;
+  refuse(source, text, "true or false (or yes, no, on, off, 1, 0)");
 }
 
 std::string truths(std::string_view text, std::string_view source) {
@@ -223,8 +225,7 @@ std::string machines(std::string_view text, std::string_view source) {
   const auto parts = split(trim(text), ':');
   std::vector<int> numbers;
   for (const auto& part : parts) {
-    const auto value = whole_number_text<int>(trim(part));
-    if (value) numbers.push_back(*value);
+    if (const auto value = signed_number<int>(trim(part))) numbers.push_back(*value);
   }
   if (numbers.size() != parts.size() || numbers.size() > 2) {
     refuse(source, text, "a number of machines, or MIN:MAX");
@@ -240,7 +241,7 @@ void check_choice(const Flag& flag, std::string_view text, std::string_view sour
   if (flag.loose) {
     const auto same = [&](const std::string& c) { return to_lower(c) == to_lower(text); };
     if (std::ranges::any_of(choices, same)) return;
-    const auto position = whole_number_text<std::size_t>(text);
+    const auto position = signed_number<std::size_t>(text);
     const bool by_position = flag.group == kFsdp && flag.kind != kTruthOrChoice;
     if (by_position && position && *position >= 1 && *position <= choices.size()) return;
   }
@@ -255,7 +256,7 @@ std::string unchecked_value(const Flag& flag, std::string_view text, std::string
     case kTruth:
       return truth(text, source);
     case kTruthOrChoice:
-      return truth_or_text(text);
+      return truth_word(text).value_or(std::string(text));
     case kIntegerOrAuto:
       return to_lower(trim(text)) == "auto" ? "auto" : integer(text, source);
     case kNumberOrAuto:
@@ -276,6 +277,14 @@ std::string unchecked_value(const Flag& flag, std::string_view text, std::string
   return std::string(text);
 }
 
+const Flag* find_flag_if(const std::function<bool(const Flag&)>& matches) {
+  for (const auto flags : {general_flags(), engine_flags()}) {
+    const auto found = std::ranges::find_if(flags, matches);
+    if (found != flags.end()) return &*found;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 std::vector<std::string> Flag::choice_list() const {
@@ -285,19 +294,12 @@ std::vector<std::string> Flag::choice_list() const {
 std::span<const Flag> general_flags() { return kGeneralFlags; }
 
 const Flag* find_flag(std::string_view name) {
-  const Flag* found = nullptr;
-  for_each_flag([&](const Flag& flag) {
-    if (flag.name == name) found = &flag;
-  });
-  return found;
+  return find_flag_if([&](const Flag& flag) { return flag.name == name; });
 }
 
 const Flag* find_short_flag(char letter) {
-  const Flag* found = nullptr;
-  for_each_flag([&](const Flag& flag) {
-    if (flag.short_name == letter && letter != '\0') found = &flag;
-  });
-  return found;
+  return find_flag_if(
+      [&](const Flag& flag) { return letter != '\0' && flag.short_name == letter; });
 }
 
 GroupText group_text(FlagGroup group) { return kGroups[static_cast<std::size_t>(group)]; }
@@ -310,8 +312,8 @@ std::string canonical_value(const Flag& flag, std::string_view text, std::string
 
 MachineRange machine_range(std::string_view text) {
   const auto parts = split(text, ':');
-  const int min = whole_number_text<int>(parts.front()).value_or(1);
-  return {.min = min, .max = whole_number_text<int>(parts.back()).value_or(min)};
+  const int min = signed_number<int>(parts.front()).value_or(1);
+  return {.min = min, .max = signed_number<int>(parts.back()).value_or(min)};
 }
 
 }  // namespace accelerate::detail

@@ -1,5 +1,5 @@
-// src/launch/flags.h - the flags of `accelerate launch`: one table for parsing, merging, help and
-// shell completion.
+// src/launch/flags.h - the flags of `accelerate launch`: one table for parsing, merging, help,
+// shell completion and the check for flags without effect.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ enum class FlagKind : std::uint8_t {
   kOptional,  ///< --dry_run, --dry_run=json: the value is optional and follows a '='
 };
 
-/// As the help shows them.
+/// The groups of the help, in its order.
 enum class FlagGroup : std::uint8_t {
   kGeneral,
   kHardware,
@@ -44,24 +44,36 @@ enum class FlagGroup : std::uint8_t {
 };
 inline constexpr int kFlagGroupCount = 14;
 
+/// What a flag has to do with the agent, which starts and watches workers.
+enum class AgentUse : std::uint8_t {
+  kNone,
+  kOnly,    ///< has an effect only with an agent
+  kDemand,  ///< the same, and a single process gets an agent because of it
+};
+
 struct Flag {
   std::string_view name;  ///< with '_'
   FlagGroup group = FlagGroup::kGeneral;
   FlagKind kind = FlagKind::kText;
   char short_name = '\0';
-  /// What a run has that nobody told otherwise; "" where there is none, or where it is worked out.
+  /// The default; "" if there is none or if it is computed.
   std::string_view fallback = {};
-  /// The words to choose from, with blanks between them; "" for any.
+  /// The valid words, separated by blanks; "" if any value is valid.
   std::string_view choices = {};
-  /// Choices count in any case; those of FSDP also by their number from 1.
+  /// Choices are accepted in any case; those of FSDP also as a number, counted from 1.
   bool loose = false;
-  /// The variable that says the same; the launcher writes it for the workers.
+  /// The environment variable of the same setting; the launcher sets it for the workers.
   std::string_view variable = {};
-  /// The key of the configuration file, or a section ("fsdp_config") that has the flag's name.
+  /// The key of the configuration file, or a section ("fsdp_config") with a key of the flag's name.
   std::string_view key = {};
-  /// What the help shows for the value; "" for the usual word.
+  /// The word for the value in the help; "" for the usual one.
   std::string_view value_name = {};
-  /// In files only: no such flag.
+  /// Words that shells offer if `choices` is empty.
+  std::string_view suggestions = {};
+  AgentUse agent = AgentUse::kNone;
+  /// Has an effect only with several machines.
+  bool several_machines = false;
+  /// A key of configuration files without a flag.
   bool file_only = false;
   std::string_view help = {};
 
@@ -71,7 +83,8 @@ struct Flag {
   [[nodiscard]] std::vector<std::string> choice_list() const;
 };
 
-/// All rows, group by group.
+/// The rows of the table: general flags, and those of DeepSpeed, FSDP, Megatron-LM, fp8 and
+/// parallelism.
 [[nodiscard]] std::span<const Flag> general_flags();
 [[nodiscard]] std::span<const Flag> engine_flags();
 
@@ -82,7 +95,7 @@ void for_each_flag(F&& f) {
   for (const Flag& flag : engine_flags()) f(flag);
 }
 
-/// By name with '_'; nullptr for what is none.
+/// nullptr if there is no such flag. Names are written with '_'.
 [[nodiscard]] const Flag* find_flag(std::string_view name);
 [[nodiscard]] const Flag* find_short_flag(char letter);
 
@@ -92,8 +105,8 @@ struct GroupText {
 };
 [[nodiscard]] GroupText group_text(FlagGroup group);
 
-/// Checks a value and writes it one way: truth values as "true" and "false", numbers as Python
-/// prints them. `source` names who said it, e.g. "--num_processes", in the `ConfigError` otherwise.
+/// Returns a value in its canonical form: truth values as "true" and "false", numbers as Python
+/// prints them. Throws `ConfigError` with `source`, e.g. "--num_processes", if it is not valid.
 [[nodiscard]] std::string canonical_value(const Flag& flag, std::string_view text,
                                           std::string_view source);
 

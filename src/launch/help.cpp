@@ -4,6 +4,7 @@
 
 #include "core/text.h"
 #include "launch/flags.h"
+#include "launch/terminal_text.h"
 
 namespace accelerate::detail {
 namespace {
@@ -61,20 +62,9 @@ std::string right_side(const Flag& flag) {
   return text;
 }
 
-void append_wrapped(std::string& out, std::string_view text, std::size_t indent, std::size_t column,
-                    std::size_t width) {
-  for (const auto& word : split(text, ' ')) {
-    if (column > indent && column + 1 + word.size() > width) {
-      out += str("\n", std::string(indent, ' '));
-      column = indent;
-    } else if (column > indent) {
-      out += ' ';
-      ++column;
-    }
-    out += word;
-    column += word.size();
-  }
-  out += '\n';
+// Text broken at `width`; all lines but the first are indented.
+std::string wrapped(std::string_view text, std::size_t indent, std::size_t width) {
+  return join(wrap_line(text, width - indent), "\n" + std::string(indent, ' ')) + "\n";
 }
 
 void append_flag(std::string& out, const Flag& flag, std::size_t width) {
@@ -86,7 +76,7 @@ void append_flag(std::string& out, const Flag& flag, std::size_t width) {
   } else {
     out += std::string(kIndent - left.size(), ' ');
   }
-  append_wrapped(out, right_side(flag), kIndent, kIndent, width);
+  out += wrapped(right_side(flag), kIndent, width);
 }
 
 }  // namespace
@@ -94,38 +84,32 @@ void append_flag(std::string& out, const Flag& flag, std::size_t width) {
 const std::array<Subcommand, 11>& subcommands() { return kSubcommands; }
 
 std::string main_help() {
-  std::string out =
-      "usage: accelerate <command> [flags]\n\n"
-      "Commands:\n";
+  std::string available;
+  std::string planned;
   for (const auto& command : kSubcommands) {
-    if (!command.instead.empty()) continue;
-    out += str("  ", command.name, std::string(18 - command.name.size(), ' '), command.help, "\n");
+    (command.instead.empty() ? available : planned) +=
+        str("  ", command.name, std::string(18 - command.name.size(), ' '), command.help, "\n");
   }
-  out += "\nNot there yet:\n";
-  for (const auto& command : kSubcommands) {
-    if (command.instead.empty()) continue;
-    out += str("  ", command.name, std::string(18 - command.name.size(), ' '), command.help, "\n");
-  }
-  out += "\n`accelerate <command> --help` tells more.\n";
-  return out;
+  return str("usage: accelerate <command> [flags]\n\nCommands:\n", available,
+             "\nNot available yet:\n", planned,
+             "\n`accelerate <command> --help` shows the flags of a command.\n");
 }
 
 std::string launch_help(std::size_t width) {
   width = std::clamp<std::size_t>(width, 60, 120);
   std::string out = "usage: accelerate launch [flags] program [arguments of the program]\n\n";
-  append_wrapped(
-      out,
+  out += wrapped(
       "Starts a program: an executable, a Python script (its name ends in .py) or, with -m, a "
       "Python "
       "module. Flags stand before the program; every word behind it belongs to the program. Each "
       "flag is also known with hyphens and as --flag=value, each switch as --no_<switch>. A flag "
       "counts more than its [VARIABLE], and this more than the configuration file; --dry_run shows "
       "which of them was taken.",
-      0, 0, width);
+      0, width);
   for (int group = 0; group < kFlagGroupCount; ++group) {
     const auto [title, about] = group_text(static_cast<FlagGroup>(group));
     out += '\n';
-    append_wrapped(out, str(title, ". ", about), 0, 0, width);
+    out += wrapped(str(title, ". ", about), 0, width);
     for_each_flag([&](const Flag& flag) {
       if (static_cast<int>(flag.group) == group && !flag.file_only) append_flag(out, flag, width);
     });

@@ -1,4 +1,4 @@
-// src/launch/help.h - the help texts of the command line, made from its tables.
+// src/launch/help.h - help texts and shell completion of the command line, made from its tables.
 #pragma once
 
 #include <array>
@@ -20,5 +20,7 @@ struct Subcommand {
 [[nodiscard]] std::string main_help();
 /// Of `accelerate launch --help`: the flags, group by group, for a terminal of `width` columns.
 [[nodiscard]] std::string launch_help(std::size_t width = 100);
+/// The completion script for "bash", "zsh" or "fish". Throws `ConfigError` for another shell.
+[[nodiscard]] std::string completion_script(std::string_view shell);
 
 }  // namespace accelerate::detail

@@ -12,7 +12,7 @@ namespace accelerate::detail {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Kind = Message::Kind;
+using Kind = AgentMessage::Kind;
 using std::chrono::milliseconds;
 
 constexpr auto kOneTry = milliseconds(1000);

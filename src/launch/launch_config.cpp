@@ -1,20 +1,16 @@
 #include "launch/launch_config.h"
 
-#include <charconv>
 #include <string_view>
 
 #include "accelerate/errors.h"
+#include "core/numbers.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
 namespace {
 
-std::optional<int> whole_number(std::string_view text) {
-  text = trim(text);
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
-  return value;
+std::optional<unsigned> whole_number(std::string_view text) {
+  return parse_number<unsigned>(trim(text));
 }
 
 [[noreturn]] void refuse(const std::string& text, const std::string& flag,

@@ -1,9 +1,7 @@
 #include "launch/machine_facts.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <charconv>
+#include <array>
 #include <chrono>
 #include <set>
 #include <utility>
@@ -11,6 +9,7 @@
 #include "accelerate/checks.h"
 #include "accelerate/errors.h"
 #include "core/files.h"
+#include "core/numbers.h"
 #include "core/nvml.h"
 #include "core/subprocess.h"
 #include "core/text.h"
@@ -20,9 +19,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool all_digits(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
-}
+struct Maker {
+  AcceleratorKind kind;
+  DistributedType type;
+  std::string_view variable;
+};
+constexpr std::array<Maker, 7> kMakers{{
+    {AcceleratorKind::kXpu, DistributedType::kMultiXpu, "ZE_AFFINITY_MASK"},
+    {AcceleratorKind::kMlu, DistributedType::kMultiMlu, "MLU_VISIBLE_DEVICES"},
+    {AcceleratorKind::kSdaa, DistributedType::kMultiSdaa, "SDAA_VISIBLE_DEVICES"},
+    {AcceleratorKind::kMusa, DistributedType::kMultiMusa, "MUSA_VISIBLE_DEVICES"},
+    {AcceleratorKind::kNpu, DistributedType::kMultiNpu, "ASCEND_RT_VISIBLE_DEVICES"},
+    {AcceleratorKind::kHpu, DistributedType::kMultiHpu, "HABANA_VISIBLE_MODULES"},
+    {AcceleratorKind::kNeuron, DistributedType::kMultiNeuron, "NEURON_RT_VISIBLE_CORES"},
+}};
 
 // Files below a folder that may be missing or closed to us.
 template <class F>
@@ -116,27 +126,14 @@ void gather_accelerators(const Environment& environment, MachineFacts& facts) {
 
 }  // namespace
 
+AcceleratorKind accelerator_of(DistributedType type) {
+  const auto* found = std::ranges::find(kMakers, type, &Maker::type);
+  return found == kMakers.end() ? AcceleratorKind::kNone : found->kind;
+}
+
 std::string_view visible_devices_variable(AcceleratorKind kind) {
-  switch (kind) {
-    case AcceleratorKind::kNone:
-    case AcceleratorKind::kCuda:
-      return "CUDA_VISIBLE_DEVICES";
-    case AcceleratorKind::kXpu:
-      return "ZE_AFFINITY_MASK";
-    case AcceleratorKind::kMlu:
-      return "MLU_VISIBLE_DEVICES";
-    case AcceleratorKind::kSdaa:
-      return "SDAA_VISIBLE_DEVICES";
-    case AcceleratorKind::kMusa:
-      return "MUSA_VISIBLE_DEVICES";
-    case AcceleratorKind::kNpu:
-      return "ASCEND_RT_VISIBLE_DEVICES";
-    case AcceleratorKind::kHpu:
-      return "HABANA_VISIBLE_MODULES";
-    case AcceleratorKind::kNeuron:
-      return "NEURON_RT_VISIBLE_CORES";
-  }
-  return "";
+  const auto* found = std::ranges::find(kMakers, kind, &Maker::kind);
+  return found == kMakers.end() ? "CUDA_VISIBLE_DEVICES" : found->variable;
 }
 
 int count_visible_devices(std::string_view list, int device_count) {
@@ -144,10 +141,8 @@ int count_visible_devices(std::string_view list, int device_count) {
   std::set<std::string> seen;
   for (const auto& part : split(list, ',')) {
     const std::string entry(trim(part));
-    if (all_digits(entry)) {
-      int index = 0;
-      const auto result = std::from_chars(entry.data(), entry.data() + entry.size(), index);
-      if (result.ec != std::errc() || index >= device_count) break;
+    if (is_digits(entry)) {
+      if (parse_number<int>(entry).value_or(device_count) >= device_count) break;
     } else if (!entry.starts_with("GPU-") && !entry.starts_with("MIG-")) {
       break;
     }
@@ -160,7 +155,7 @@ NvidiaFacts nvidia_facts(const fs::path& dev, const SystemRoot& root) {
   NvidiaFacts facts;
   for_each_entry(dev, [&](const fs::path& path) {
     const std::string name = path.filename().string();
-    if (name.starts_with("nvidia") && all_digits(std::string_view(name).substr(6))) {
+    if (name.starts_with("nvidia") && is_digits(std::string_view(name).substr(6))) {
       ++facts.device_count;
     }
   });
@@ -173,7 +168,7 @@ NvidiaFacts nvidia_facts(const fs::path& dev, const SystemRoot& root) {
   // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.40.07  ..."
   for (const auto& word : split(read_or_nothing(root.proc / "driver/nvidia/version"), ' ')) {
     const auto parts = split(word, '.');
-    if (parts.size() < 2 || !std::ranges::all_of(parts, [](auto& p) { return all_digits(p); })) {
+    if (parts.size() < 2 || !std::ranges::all_of(parts, [](auto& p) { return is_digits(p); })) {
       continue;
     }
     facts.driver_version = word;
@@ -184,15 +179,6 @@ NvidiaFacts nvidia_facts(const fs::path& dev, const SystemRoot& root) {
 
 bool is_open_mpi(std::string_view version_text) {
   return version_text.find("Open MPI") != std::string_view::npos;
-}
-
-std::string find_in_path(const std::string& program, const Environment& environment) {
-  for (const auto& folder : split(environment.get("PATH").value_or("/usr/bin:/bin"), ':')) {
-    const std::string path = (folder.empty() ? "." : folder) + "/" + program;
-    std::error_code ignored;
-    if (::access(path.c_str(), X_OK) == 0 && fs::is_regular_file(path, ignored)) return path;
-  }
-  return {};
 }
 
 MachineFacts gather_machine_facts(const Environment& environment) {

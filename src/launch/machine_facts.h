@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "accelerate/enums.h"
 #include "accelerate/environment.h"
 #include "core/system.h"
 #include "core/world.h"
@@ -31,7 +32,9 @@ enum class AcceleratorKind : std::uint8_t {
   kNeuron,
 };
 
-/// CUDA_VISIBLE_DEVICES, ZE_AFFINITY_MASK, ...; "" for none.
+/// The accelerator of MULTI_XPU and other types of one maker; kNone for all others, and for CUDA.
+[[nodiscard]] AcceleratorKind accelerator_of(DistributedType type);
+/// CUDA_VISIBLE_DEVICES, ZE_AFFINITY_MASK, ...
 [[nodiscard]] std::string_view visible_devices_variable(AcceleratorKind kind);
 
 struct MpiProgram {
@@ -76,8 +79,5 @@ struct NvidiaFacts {
 
 /// Whether what `mpirun --version` prints is Open MPI's.
 [[nodiscard]] bool is_open_mpi(std::string_view version_text);
-
-/// The first of the folders of PATH that has this program, or "".
-[[nodiscard]] std::string find_in_path(const std::string& program, const Environment& environment);
 
 }  // namespace accelerate::detail

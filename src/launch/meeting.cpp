@@ -9,29 +9,12 @@
 namespace accelerate::detail {
 namespace {
 
-using Kind = Message::Kind;
+using Kind = AgentMessage::Kind;
 
 // Who connects and says nothing is no launcher.
 constexpr auto kTimeForHello = std::chrono::seconds(10);
 // We were stopped ourselves (Ctrl-Z, a sleeping laptop): nobody else is to blame for silence.
 constexpr auto kLate = std::chrono::seconds(2);
-
-Message message_for(const Coordinator::Order& order, const MeetingOptions& options) {
-  using Order = Coordinator::Order;
-  switch (order.kind) {
-    case Order::Kind::kStart:
-      return {.kind = Kind::kStart,
-              .round = order.round,
-              .master_port = options.master_port,
-              .agent_store = options.agent_store};
-    case Order::Kind::kStop:
-      return {.kind = Kind::kStop};
-    case Order::Kind::kEnd:
-      return {.kind = Kind::kEnd, .verdict = order.verdict};
-    default:
-      return {.kind = Kind::kNotice, .text = order.text};
-  }
-}
 
 }  // namespace
 
@@ -105,7 +88,7 @@ void Meeting::listen_to(int id, Clock::time_point now) {
   if (introduced) carry_out(coordinator_.lost(id, why, now));
 }
 
-void Meeting::hear(int id, const Message& message, Clock::time_point now) {
+void Meeting::hear(int id, const AgentMessage& message, Clock::time_point now) {
   Guest& guest = guests_.at(id);
   if (message.kind == Kind::kHello && !guest.introduced) {
     guest.introduced = true;
@@ -135,7 +118,11 @@ void Meeting::hear(int id, const Message& message, Clock::time_point now) {
 void Meeting::carry_out(const std::vector<Coordinator::Order>& orders) {
   for (const auto& order : orders) {
     const auto guest = guests_.find(order.to);
-    if (guest != guests_.end()) guest->second.channel.send(message_for(order, options_));
+    if (guest == guests_.end()) continue;
+    AgentMessage message = order.message;
+    message.master_port = options_.master_port;
+    message.agent_store = options_.agent_store;
+    guest->second.channel.send(message);
   }
 }
 

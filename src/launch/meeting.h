@@ -57,7 +57,7 @@ class Meeting {
   [[nodiscard]] bool door_is_open() const;
   void accept_guests(Clock::time_point now);
   void listen_to(int id, Clock::time_point now);
-  void hear(int id, const Message& message, Clock::time_point now);
+  void hear(int id, const AgentMessage& message, Clock::time_point now);
   void carry_out(const std::vector<Coordinator::Order>& orders);
   void forgive_if_late(Clock::time_point now);
 

@@ -20,14 +20,15 @@ static constexpr auto value_fields(std::type_identity<WorkerFailure>) {
   return ACCELERATE_FIELDS(WorkerFailure, rank, local_rank, host, pid, status, time_us, error_file,
                            message, last_lines, terminated_by_launcher);
 }
-static constexpr auto value_fields(std::type_identity<Round>) {
-  return ACCELERATE_FIELDS(Round, number, restart_count, node_rank, nodes, first_rank, world_size);
+static constexpr auto value_fields(std::type_identity<LaunchRound>) {
+  return ACCELERATE_FIELDS(LaunchRound, number, restart_count, node_rank, nodes, first_rank,
+                           world_size);
 }
 static constexpr auto value_fields(std::type_identity<Verdict>) {
   return ACCELERATE_FIELDS(Verdict, exit_code, reason, failures);
 }
-static constexpr auto value_fields(std::type_identity<Message>) {
-  return ACCELERATE_FIELDS(Message, member, failures, signal, round, master_port, agent_store,
+static constexpr auto value_fields(std::type_identity<AgentMessage>) {
+  return ACCELERATE_FIELDS(AgentMessage, member, failures, signal, round, master_port, agent_store,
                            verdict, text);
 }
 
@@ -39,18 +40,20 @@ constexpr std::array<std::string_view, 11> kNames = {"alive",   "hello",   "fail
 
 }  // namespace
 
-std::string to_line(const Message& message) {
+std::string to_line(const AgentMessage& message) {
   Value::Dict dict{{"kind", kNames[static_cast<std::size_t>(message.kind)]}};
-  const Message unset;
-  for_each_field(message, converted_fields<Message>(), [&](const auto& field, const auto& member) {
-    Value value = to_value(member);
-    if (value != to_value(unset.*field.member)) dict.set(field.name, std::move(value));
-  });
+  const AgentMessage unset;
+  for_each_field(message, converted_fields<AgentMessage>(),
+                 [&](const auto& field, const auto& member) {
+                   Value value = to_value(member);
+                   if (value != to_value(unset.*field.member))
+                     dict.set(field.name, std::move(value));
+                 });
   auto line = json_dumps(dict, {.replace_invalid = true});
-  return message.kind == Message::Kind::kHello ? std::string(kGreeting) + line : line;
+  return message.kind == AgentMessage::Kind::kHello ? std::string(kGreeting) + line : line;
 }
 
-std::optional<Message> from_line(std::string_view line) {
+std::optional<AgentMessage> from_line(std::string_view line) {
   const bool greets = line.starts_with(kGreeting);
   if (greets) line.remove_prefix(kGreeting.size());
   const auto dict = json_object(line);
@@ -58,11 +61,11 @@ std::optional<Message> from_line(std::string_view line) {
   const auto found =
       std::ranges::find(kNames, dict->get("kind", ""), [](auto name) { return Value(name); });
   if (found == kNames.end()) return std::nullopt;
-  Message message{.kind = static_cast<Message::Kind>(found - kNames.begin())};
+  AgentMessage message{.kind = static_cast<AgentMessage::Kind>(found - kNames.begin())};
   // A hello has a greeting, no other message has.
-  if (greets != (message.kind == Message::Kind::kHello)) return std::nullopt;
+  if (greets != (message.kind == AgentMessage::Kind::kHello)) return std::nullopt;
   try {
-    set_fields(message, converted_fields<Message>(), *dict);
+    set_fields(message, converted_fields<AgentMessage>(), *dict);
     return message;
   } catch (const ArgumentError&) {
     return std::nullopt;

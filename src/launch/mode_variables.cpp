@@ -4,6 +4,7 @@
 
 #include "core/ports.h"
 #include "core/text.h"
+#include "launch/checks.h"
 
 namespace accelerate::detail {
 namespace {
@@ -20,16 +21,13 @@ class Writer {
     switches();
     devices();
     variables_["ACCELERATE_MIXED_PRECISION"] = text("mixed_precision");
-    if (text("mixed_precision") == "fp8") fp8();
+    engines();
     if (!run_.deepspeed) dynamo();
     // DeepSpeed's own launcher has its own idea of threads.
     if (!run_.uses_deepspeed_launcher()) variables_["OMP_NUM_THREADS"] = run_.threads;
     cpu();
     if (run_.mode != LaunchMode::kAgent && !run_.deepspeed) meeting_point();
     if (run_.deepspeed) deepspeed();
-    if (run_.fsdp) fsdp();
-    if (run_.megatron) megatron();
-    if (run_.parallelism) parallelism();
     if (run_.mode != LaunchMode::kSimple) peer_access(warnings);
     if (run_.mpi && set_.has("mpirun_ccl")) variables_["CCL_WORKER_COUNT"] = text("mpirun_ccl");
     return std::move(variables_);
@@ -42,12 +40,6 @@ class Writer {
     variables_[std::string(find_flag(name)->variable)] = std::move(value);
   }
   void put(std::string_view name) { put(name, text(name)); }
-  void put_if_set(std::string_view name) {
-    if (set_.has(name)) put(name);
-  }
-  void put_lower_if_set(std::string_view name) {
-    if (set_.has(name)) put(name, to_lower(text(name)));
-  }
 
   void flip(const std::string& variable, bool on, const char* on_text, const char* off_text) {
     if (on) {
@@ -72,24 +64,43 @@ class Writer {
     variables_[std::string(visible_devices_variable(run_.accelerator))] = ids;
   }
 
-  void fp8() {
+  // True for settings of a dimension of parallelism that is not in use.
+  bool is_unused_dimension(const Flag& flag) const {
+    const auto unused = [&](std::string_view size) { return set_.integer(size).value_or(1) <= 1; };
+    if (flag.name == "parallelism_config_cp_comm_strategy") {
+      return unused("parallelism_config_cp_size");
+    }
+    const bool of_sequence = flag.name.starts_with("parallelism_config_sp_seq") ||
+                             flag.name == "parallelism_config_sp_attn_implementation";
+    return of_sequence && unused("parallelism_config_sp_size");
+  }
+
+  // All settings of the engines in use. Python's launcher writes the truth values of DeepSpeed and
+  // FSDP in lower case, and those of the other engines as str() does.
+  void engines() {
     for (const Flag& flag : engine_flags()) {
-      if (flag.group != FlagGroup::kFp8 || !set_.has(flag.name)) continue;
+      if (!engine_in_use(run_, flag) || !set_.has(flag.name) || is_unused_dimension(flag)) continue;
+      const bool deepspeed = flag.group == FlagGroup::kDeepspeed;
+      const bool truth = flag.kind == FlagKind::kTruth || flag.kind == FlagKind::kSwitch;
+      std::string value = text(flag.name);
       if (flag.kind == FlagKind::kTruths) {
-        const auto words = split(text(flag.name), ',');
-        variables_["ACCELERATE_FP8_OVERRIDE_FPROP"] = capital(words[0] == "true");
-        variables_["ACCELERATE_FP8_OVERRIDE_DGRAD"] = capital(words[1] == "true");
-        variables_["ACCELERATE_FP8_OVERRIDE_WGRAD"] = capital(words[2] == "true");
+        override_precisions(split(value, ','));
+      } else if (flag.variable.empty()) {
+        continue;
+      } else if (truth && !deepspeed && flag.group != FlagGroup::kFsdp) {
+        put(flag.name, capital(value == "true"));
+      } else if (flag.kind == FlagKind::kTruthOrChoice || (deepspeed && !flag.choices.empty())) {
+        put(flag.name, to_lower(value));
       } else {
-        put_python(flag);
+        put(flag.name, std::move(value));
       }
     }
   }
 
-  // As Python's str() writes the value.
-  void put_python(const Flag& flag) {
-    const bool truth = flag.kind == FlagKind::kTruth || flag.kind == FlagKind::kSwitch;
-    put(flag.name, truth ? capital(set_.truth(flag.name)) : text(flag.name));
+  void override_precisions(const std::vector<std::string>& words) {
+    variables_["ACCELERATE_FP8_OVERRIDE_FPROP"] = capital(words[0] == "true");
+    variables_["ACCELERATE_FP8_OVERRIDE_DGRAD"] = capital(words[1] == "true");
+    variables_["ACCELERATE_FP8_OVERRIDE_WGRAD"] = capital(words[2] == "true");
   }
 
   void dynamo() {
@@ -115,11 +126,8 @@ class Writer {
   bool spans_hosts() const {
     if (run_.outer == OuterJob::kSlurmTasks) return true;
     if (run_.outer != OuterJob::kMpi) return false;
-    const auto size =
-        outer_.integer({"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}, 1);
-    const auto local = outer_.integer(
-        {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"}, size);
-    return local < size;
+    const auto size = mpi_size(outer_, 1);
+    return mpi_local_size(outer_, size) < size;
   }
 
   void meeting_point() {
@@ -134,15 +142,6 @@ class Writer {
 
   void deepspeed() {
     variables_["ACCELERATE_CONFIG_DS_FIELDS"] = run_.deepspeed_fields;
-    for (const auto* name : {"zero_stage", "gradient_accumulation_steps", "deepspeed_config_file",
-                             "deepspeed_moe_layer_cls_names", "offload_optimizer_nvme_path",
-                             "offload_param_nvme_path"}) {
-      put_if_set(name);
-    }
-    for (const auto* name : {"gradient_clipping", "offload_optimizer_device",
-                             "offload_param_device", "zero3_init_flag", "zero3_save_16bit_model"}) {
-      put_lower_if_set(name);
-    }
     const std::string path = outer_.get("PYTHONPATH").value_or("");
     std::vector<std::string> folders;
     for (const auto& folder : split(path, ':')) {
@@ -150,41 +149,6 @@ class Writer {
     }
     folders.push_back(facts_.working_directory);
     variables_["PYTHONPATH"] = join(folders, ":");
-  }
-
-  void fsdp() {
-    for (const auto* name : {"fsdp_version", "fsdp_sharding_strategy", "fsdp_min_num_params"}) {
-      put(name);
-    }
-    for (const auto* name :
-         {"fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_backward_prefetch",
-          "fsdp_state_dict_type", "fsdp_ignored_modules"}) {
-      put_if_set(name);
-    }
-    for (const auto* name :
-         {"fsdp_reshard_after_forward", "fsdp_offload_params", "fsdp_forward_prefetch",
-          "fsdp_use_orig_params", "fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states",
-          "fsdp_activation_checkpointing"}) {
-      put_lower_if_set(name);
-    }
-  }
-
-  void megatron() {
-    for (const Flag& flag : engine_flags()) {
-      if (flag.group == FlagGroup::kMegatron && set_.has(flag.name)) put_python(flag);
-    }
-  }
-
-  void parallelism() {
-    for (const Flag& flag : engine_flags()) {
-      if (flag.group != FlagGroup::kParallelism || !set_.has(flag.name)) continue;
-      const bool of_context = flag.name == "parallelism_config_cp_comm_strategy";
-      const bool of_sequence = flag.name.starts_with("parallelism_config_sp_seq") ||
-                               flag.name == "parallelism_config_sp_attn_implementation";
-      if (of_context && set_.integer("parallelism_config_cp_size").value_or(1) <= 1) continue;
-      if (of_sequence && set_.integer("parallelism_config_sp_size").value_or(1) <= 1) continue;
-      put_python(flag);
-    }
   }
 
   void peer_access(std::vector<std::string>& warnings) {

@@ -31,6 +31,15 @@ World slurm_world(const Environment& environment) {
 
 }  // namespace
 
+std::int64_t mpi_size(const Environment& environment, std::int64_t fallback) {
+  return environment.integer({"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}, fallback);
+}
+
+std::int64_t mpi_local_size(const Environment& environment, std::int64_t fallback) {
+  return environment.integer(
+      {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"}, fallback);
+}
+
 OuterJob outer_job(const Environment& environment, World& world) {
   // WORLD_SIZE alone is no job: containers carry it around.
   if (several(environment, "WORLD_SIZE") && environment.contains("RANK")) {

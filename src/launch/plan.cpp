@@ -1,18 +1,19 @@
 #include "launch/plan.h"
 
 #include <algorithm>
-#include <charconv>
 #include <csignal>
 #include <utility>
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "core/files.h"
+#include "core/numbers.h"
 #include "core/ports.h"
 #include "core/subprocess.h"
 #include "core/text.h"
 #include "launch/arguments.h"
 #include "launch/machine_facts.h"
+#include "launch/messages.h"
 #include "launch/mode_variables.h"
 #include "launch/rendezvous_conf.h"
 #include "launch/resolve.h"
@@ -77,14 +78,12 @@ std::vector<int> local_ranks(const Settings& settings) {
   const std::string text = settings.text("local_ranks_filter").value_or("");
   if (trim(text).empty()) return ranks;
   for (const auto& part : split(text, ',')) {
-    const auto word = trim(part);
-    int rank = -1;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), rank);
-    if (error != std::errc() || end != word.data() + word.size() || rank < 0) {
+    const auto rank = parse_number<int>(trim(part));
+    if (!rank || *rank < 0) {
       throw ConfigError(str(settings.who("local_ranks_filter"), " is '", text,
                             "', expected local ranks with commas between them: 0,1."));
     }
-    ranks.push_back(rank);
+    ranks.push_back(*rank);
   }
   return ranks;
 }
@@ -254,6 +253,21 @@ LaunchPlan make_plan(const LaunchArguments& arguments, const std::optional<Confi
     plan.settings.push_back(setting);
   }
   return plan;
+}
+
+WorkerPlace worker_place(const LaunchConfig& agent, const LaunchRound& round, int local_rank) {
+  return {.local_rank = local_rank,
+          .local_world_size = agent.nproc_per_node,
+          .rank = round.first_rank + local_rank,
+          .world_size = round.world_size,
+          .group_rank = round.node_rank,
+          .group_world_size = round.nodes,
+          .master_addr = agent.master_addr,
+          .master_port = agent.master_port,
+          .restart_count = round.restart_count,
+          .max_restarts = agent.max_restarts,
+          .run_id = agent.run_id,
+          .role = agent.role};
 }
 
 std::map<std::string, std::string> worker_variables(const WorkerPlace& place,

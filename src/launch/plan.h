@@ -87,6 +87,11 @@ struct WorkerPlace {
   std::string error_file = {};
 };
 
+struct LaunchRound;
+/// The place of one worker of this machine in a round; the agent's address and port.
+[[nodiscard]] WorkerPlace worker_place(const LaunchConfig& agent, const LaunchRound& round,
+                                       int local_rank);
+
 /// RANK, WORLD_SIZE, ... TORCHELASTIC_*: the variables by which a worker knows its place. `outer`
 /// is the launcher's environment: TORCH_NCCL_ASYNC_ERROR_HANDLING stays as it is there.
 [[nodiscard]] std::map<std::string, std::string> worker_variables(const WorkerPlace& place,

@@ -1,15 +1,21 @@
 #include "launch/program.h"
 
-#include <fcntl.h>
+#include <link.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
+#include <climits>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <limits>
+#include <fstream>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -18,8 +24,6 @@
 #include "accelerate/errors.h"
 #include "core/subprocess.h"
 #include "core/text.h"
-#include "launch/binfmt.h"
-#include "launch/elf.h"
 
 namespace accelerate::detail {
 namespace {
@@ -30,37 +34,6 @@ namespace fs = std::filesystem;
 constexpr auto kLoaderLimit = std::chrono::seconds(20);
 // A folder with more files than this is not searched for a similar name.
 constexpr std::size_t kMostCandidates = 20'000;
-
-class OpenFile {
- public:
-  explicit OpenFile(const std::string& path)
-      : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
-  ~OpenFile() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-
-  [[nodiscard]] bool is_open() const { return fd_ >= 0; }
-
-  [[nodiscard]] std::string read(std::uint64_t offset, std::size_t count) const {
-    if (offset > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) return {};
-    std::string bytes(count, '\0');
-    std::size_t filled = 0;
-    while (filled < count) {
-      const ssize_t got =
-          ::pread(fd_, bytes.data() + filled, count - filled, static_cast<off_t>(offset + filled));
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) break;
-      filled += static_cast<std::size_t>(got);
-    }
-    bytes.resize(filled);
-    return bytes;
-  }
-
- private:
-  int fd_;
-};
 
 [[noreturn]] void refuse(const std::string& path, std::string_view reason,
                          std::string_view remedy) {
@@ -75,21 +48,6 @@ bool is_file(const std::string& path) {
 
 bool can_execute(const std::string& path) {
   return is_file(path) && ::access(path.c_str(), X_OK) == 0;
-}
-
-std::vector<std::string> folders_of_path(const Environment& environment) {
-  auto folders = split(environment.get("PATH").value_or("/usr/local/bin:/usr/bin:/bin"), ':');
-  for (auto& folder : folders) {
-    if (folder.empty()) folder = ".";  // as execvp reads it
-  }
-  return folders;
-}
-
-std::optional<std::string> find_in_path(const std::string& name, const Environment& environment) {
-  for (const auto& folder : folders_of_path(environment)) {
-    if (const auto candidate = folder + "/" + name; can_execute(candidate)) return candidate;
-  }
-  return std::nullopt;
 }
 
 // A similar name among the files that `usable` takes.
@@ -123,7 +81,7 @@ std::string similar_name(const std::string& name, const std::vector<std::string>
     refuse(name, "is in the current folder, which PATH does not contain",
            str("Write ./", name, " instead."));
   }
-  const auto similar = similar_name(name, folders_of_path(environment), can_execute);
+  const auto similar = similar_name(name, path_folders(environment), can_execute);
   refuse(name, "is in no folder of PATH",
          similar.empty() ? "Give its path, such as build/train."
                          : str("Did you mean '", similar, "'?"));
@@ -187,9 +145,11 @@ std::optional<std::string> program_of_env(const std::vector<std::string>& words)
   return plain ? std::optional(words[1]) : std::nullopt;
 }
 
-void check_script(const std::string& path, const std::string& head,
-                  const Environment& environment) {
-  const std::string line = head.substr(2, head.find('\n') - 2);
+// Checks the interpreter of a script; does nothing for other files.
+void check_script(const std::string& path, const Environment& environment) {
+  std::ifstream file(path, std::ios::binary);
+  std::string line;
+  if (file.get() != '#' || file.get() != '!' || !std::getline(file, line)) return;
   if (line.ends_with('\r')) {
     refuse(path, "has Windows line ends, which the system takes for a part of the #! line",
            str("Run sed -i 's/\\r$//' ", path, "."));
@@ -204,7 +164,7 @@ void check_script(const std::string& path, const std::string& head,
            "Install it or correct the line.");
   }
   const auto asked = program_of_env(words);
-  if (asked && !find_in_path(*asked, environment)) {
+  if (asked && find_in_path(*asked, environment).empty()) {
     refuse(path, str("asks for '", *asked, "' in its first line, which is in no folder of PATH"),
            "Install it, extend PATH or correct the line.");
   }
@@ -212,126 +172,112 @@ void check_script(const std::string& path, const std::string& head,
 
 // ---- binaries -----------------------------------------------------------------------------------
 
-struct Libraries {
-  std::vector<std::string> missing;
-  /// "libstdc++.so.6 has no version GLIBCXX_3.4.99"
-  std::vector<std::string> too_old;
-  bool accelerate = false;
-};
-
-// "/lib/libstdc++.so.6: version `GLIBCXX_3.4.99' not found (required by ./train)"
-std::optional<std::string> version_complaint(const std::string& line) {
-  constexpr std::string_view kVersion = ": version `";
-  const auto at = line.find(kVersion);
-  if (at == std::string::npos || line.find("not found") == std::string::npos) return std::nullopt;
-  const std::string before = line.substr(0, at);
-  const fs::path library = before.substr(before.rfind(' ') + 1);  // npos + 1 is 0
-  const std::string version = split(line.substr(at + kVersion.size()), '\'').front();
-  return str(library.filename().string(), " has no version ", version);
+// The loader that a binary of this machine's word size names (PT_INTERP); "" if there is none.
+std::string loader_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const auto read_at = [&](std::uint64_t offset, char* bytes, std::size_t count) {
+    file.seekg(static_cast<std::streamoff>(offset));
+    return static_cast<bool>(file.read(bytes, static_cast<std::streamsize>(count)));
+  };
+  ElfW(Ehdr) header = {};
+  if (!read_at(0, reinterpret_cast<char*>(&header), sizeof header)) return "";
+  constexpr int kClass = sizeof(void*) == 8 ? ELFCLASS64 : ELFCLASS32;
+  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != kClass) {
+    return "";
+  }
+  for (std::uint64_t i = 0; i < header.e_phnum; ++i) {
+    ElfW(Phdr) segment = {};
+    const auto offset = header.e_phoff + i * header.e_phentsize;
+    if (!read_at(offset, reinterpret_cast<char*>(&segment), sizeof segment)) return "";
+    if (segment.p_type != PT_INTERP || segment.p_filesz > PATH_MAX) continue;
+    std::string loader(segment.p_filesz, '\0');
+    return read_at(segment.p_offset, loader.data(), loader.size()) ? loader.c_str() : "";
+  }
+  return "";
 }
 
-void read_loader_line(std::string_view text, Libraries& libraries) {
-  const std::string line(trim(text));
-  if (auto complaint = version_complaint(line)) {
-    if (std::ranges::find(libraries.too_old, *complaint) == libraries.too_old.end()) {
-      libraries.too_old.push_back(std::move(*complaint));
+// Throws if execve() refuses the file. A traced child stops before its first instruction and is
+// killed there. Where tracing is not allowed, the start itself reports the error.
+void require_accepted_by_kernel(const std::string& path) {
+  std::string program = path;
+  std::array<char*, 2> argv = {program.data(), nullptr};
+  char* no_variables = nullptr;
+  const pid_t child = ::fork();
+  if (child < 0) return;
+  if (child == 0) {
+    if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(0);
+    ::execve(program.c_str(), argv.data(), &no_variables);
+    ::_exit(errno);
+  }
+  int status = 0;
+  const auto wait = [&] {
+    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
     }
-    return;
+  };
+  wait();
+  if (WIFSTOPPED(status)) {
+    const int signal = WSTOPSIG(status);
+    ::kill(child, SIGKILL);
+    wait();
+    if (signal == SIGTRAP) return;
+    refuse(path, "is damaged or cut off", "Build or copy it again.");
   }
-  const auto arrow = line.find(" => ");
-  if (arrow == std::string::npos) return;
-  const std::string name = line.substr(0, arrow);
-  const std::string found = line.substr(arrow + 4);
-  if (found.starts_with("not found")) {
-    libraries.missing.push_back(name);
-  } else if (fs::path(name).filename().string().starts_with("libaccelerate.so")) {
-    libraries.accelerate = true;
+  const int error = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+  if (error == ENOEXEC) {
+    utsname machine = {};
+    ::uname(&machine);
+    refuse(path, str("is neither a binary for ", machine.machine, " nor a script with a #! line"),
+           "Build it on this machine, or begin a script with a line such as #!/bin/sh.");
   }
+  if (error == ENOENT) {
+    refuse(path, str("needs the loader '", loader_of(path), "', which is not on this machine"),
+           "Build it here, or run it in the container it was built for.");
+  }
+  if (error != 0) refuse(path, str("cannot be executed: ", std::strerror(error)), "");
 }
 
-// Asks the loader which libraries it would load, as ldd does. That executes nothing of the program.
-//
-// Nothing when the loader is none that we know: one without this switch would run the program.
-std::optional<Libraries> list_libraries(const std::string& path, const std::string& loader,
-                                        const Environment& environment) {
+// Asks the loader, as ldd does, whether a binary loads libaccelerate.so. Executes nothing of the
+// program. Throws with the loader's words if a library or a version of one is missing.
+bool loads_accelerate(const std::string& path, const Environment& environment) {
+  const std::string loader = loader_of(path);
   const auto name = fs::path(loader).filename().string();
-  if (!name.starts_with("ld-linux") && !name.starts_with("ld64.so")) return std::nullopt;
+  // A loader without LD_TRACE_LOADED_OBJECTS (musl's) would run the program.
+  if (!name.starts_with("ld-linux") && !name.starts_with("ld64.so")) return false;
 
   auto variables = environment.variables();
   // Switches that would change the answer.
-  for (const auto* name : {"LD_DEBUG", "LD_VERBOSE", "LD_WARN", "LD_SHOW_AUXV"}) {
-    variables.erase(name);
+  for (const auto* variable : {"LD_DEBUG", "LD_VERBOSE", "LD_WARN", "LD_SHOW_AUXV"}) {
+    variables.erase(variable);
   }
   variables["LD_TRACE_LOADED_OBJECTS"] = "1";
   variables["LC_ALL"] = "C";
   std::vector<std::string> settings;
   for (const auto& [variable, value] : variables) settings.push_back(variable + "=" + value);
-  // $ORIGIN counts from where the file is, not from a link to it.
+  // $ORIGIN is the folder of the file, not of a link to it.
   std::error_code failed;
   const auto real_path = fs::canonical(path, failed);
-  if (failed) return std::nullopt;
+  if (failed) return false;
 
-  Libraries libraries;
-  ProcessSet processes([&](std::size_t, ProcessSet::Stream, std::string_view line) {
-    read_loader_line(line, libraries);
+  bool found = false;
+  std::set<std::string> missing;
+  ProcessSet processes([&](std::size_t, ProcessSet::Stream, std::string_view text) {
+    const auto line = trim(text);
+    if (line.find("not found") != std::string_view::npos ||
+        line.find("error while loading") != std::string_view::npos) {
+      missing.emplace(line);
+    } else if (line.starts_with("libaccelerate.so")) {
+      found = true;
+    }
   });
   processes.spawn({.argv = {loader, real_path.string()},
                    .environment = settings,
                    .output = StreamTarget::kPipe,
                    .error = StreamTarget::kWithOutput});
-  if (!processes.wait_all(ProcessSet::Clock::now() + kLoaderLimit)) return std::nullopt;
-  return libraries;
-}
-
-void refuse_incomplete(const std::string& path, const Libraries& libraries) {
-  if (!libraries.missing.empty()) {
-    const bool one = libraries.missing.size() == 1;
-    refuse(path,
-           str("needs ", one ? "the library " : "libraries ", join(libraries.missing),
-               one ? ", which is not found" : ", which are not found"),
-           str("Add the folder that holds ", one ? "it" : "them",
-               " to LD_LIBRARY_PATH, or build the program with an RPATH."));
-  }
-  if (!libraries.too_old.empty()) {
-    refuse(path, str("needs newer libraries than this machine has: ", join(libraries.too_old)),
-           "Build it on this machine, or set LD_LIBRARY_PATH to the libraries it was built with.");
-  }
-}
-
-// Whether the program loads libaccelerate.so.
-bool check_binary(const std::string& path, const OpenFile& file, const std::string& head,
-                  const Environment& environment) {
-  const auto read = [&](std::uint64_t offset, std::size_t count) {
-    return file.read(offset, count);
-  };
-  const auto elf = read_elf(read);
-  std::error_code failed;
-  const auto size = fs::file_size(path, failed);
-  if (!elf || (!failed && size < elf->needed_bytes)) {
-    refuse(
-        path,
-        elf ? str("is cut off: it should have ", elf->needed_bytes, " bytes or more and has ", size)
-            : "is damaged or cut off",
-        "Build or copy it again.");
-  }
-  if (elf->kind == ElfKind::kObject || elf->kind == ElfKind::kLibrary) {
-    refuse(path, elf->kind == ElfKind::kObject ? "is an object file" : "is a library",
-           "Name the program that was linked from it.");
-  }
-  if (!machine_runs_here(elf->machine)) {
-    if (runs_by_binfmt(path, head)) return false;
-    refuse(path, str("was built for ", machine_name(elf->machine), ", not for this machine"),
-           "Build it here.");
-  }
-  if (elf->loader.empty()) return false;
-  if (!can_execute(elf->loader)) {
-    refuse(path, str("needs the loader '", elf->loader, "', which is not on this machine"),
-           "Build it here, or run it in the container it was built for.");
-  }
-  const auto libraries = list_libraries(path, elf->loader, environment);
-  if (!libraries) return false;
-  refuse_incomplete(path, *libraries);
-  return libraries->accelerate;
+  if (!processes.wait_all(ProcessSet::Clock::now() + kLoaderLimit)) return false;
+  if (missing.empty()) return found;
+  refuse(path, str("cannot load its libraries: ", join(missing, "; ")),
+         "Add their folders to LD_LIBRARY_PATH, build the program with an RPATH, or build it on "
+         "this machine.");
 }
 
 // ---- Python -------------------------------------------------------------------------------------
@@ -384,29 +330,14 @@ ProgramFacts inspect_program(const std::vector<std::string>& argv, const Environ
   if (argv.empty() || argv[0].empty()) throw ConfigError("There is no program to start.");
   ProgramFacts facts{.path = argv[0]};
   if (argv[0].find('/') == std::string::npos) {
-    const auto found = find_in_path(argv[0], environment);
-    if (!found) refuse_missing_in_path(argv[0], environment);
-    facts.path = *found;
+    facts.path = find_in_path(argv[0], environment);
+    if (facts.path.empty()) refuse_missing_in_path(argv[0], environment);
   }
   require_executable_file(facts.path);
+  check_script(facts.path, environment);
+  require_accepted_by_kernel(facts.path);
+  facts.takes_listen_fd = loads_accelerate(facts.path, environment);
   facts.is_python = is_python_interpreter(facts.path);
-
-  // What may be executed but not read, the kernel has to judge.
-  if (const OpenFile file(facts.path); file.is_open()) {
-    const std::string head = file.read(0, kBinfmtHead);
-    if (head.empty()) refuse(facts.path, "is an empty file", "Build or copy it again.");
-    const auto read = [&](std::uint64_t offset, std::size_t count) {
-      return file.read(offset, count);
-    };
-    if (is_elf(read)) {
-      facts.takes_listen_fd = check_binary(facts.path, file, head, environment);
-    } else if (head.starts_with("#!")) {
-      check_script(facts.path, head, environment);
-    } else if (!runs_by_binfmt(facts.path, head)) {
-      refuse(facts.path, "is neither a binary nor a script with a #! line",
-             "Begin a script with a line such as #!/bin/sh.");
-    }
-  }
   if (facts.is_python) {
     if (const auto script = python_script(argv)) check_python_script(*script);
   }

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
+#include "core/numbers.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
@@ -18,21 +18,17 @@ namespace {
 
 std::chrono::milliseconds seconds(const std::string& key, const std::string& value) {
   constexpr double kMost = 1e7;  // 115 days
-  double number = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  const bool valid = error == std::errc() && end == value.data() + value.size();
-  if (!valid || !std::isfinite(number) || number <= 0 || number > kMost) {
+  const auto number = parse_number<double>(value);
+  if (!number || !std::isfinite(*number) || *number <= 0 || *number > kMost) {
     refuse(key, value, "a positive number of seconds");
   }
-  return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(number * 1000)));
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(*number * 1000)));
 }
 
 int port(const std::string& key, const std::string& value) {
-  int number = -1;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  const bool valid = error == std::errc() && end == value.data() + value.size();
-  if (!valid || number < 0 || number > 65535) refuse(key, value, "a port from 0 to 65535");
-  return number;
+  const auto number = parse_number<std::uint16_t>(value);
+  if (!number) refuse(key, value, "a port from 0 to 65535");
+  return *number;
 }
 
 bool truth(const std::string& key, const std::string& value) {

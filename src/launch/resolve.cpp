@@ -9,31 +9,9 @@
 #include "core/ports.h"
 #include "core/text.h"
 #include "launch/checks.h"
-#include "launch/idle_flags.h"
 
 namespace accelerate::detail {
 namespace {
-
-AcceleratorKind kind_of(DistributedType type) {
-  switch (type) {
-    case DistributedType::kMultiXpu:
-      return AcceleratorKind::kXpu;
-    case DistributedType::kMultiMlu:
-      return AcceleratorKind::kMlu;
-    case DistributedType::kMultiSdaa:
-      return AcceleratorKind::kSdaa;
-    case DistributedType::kMultiMusa:
-      return AcceleratorKind::kMusa;
-    case DistributedType::kMultiNpu:
-      return AcceleratorKind::kNpu;
-    case DistributedType::kMultiHpu:
-      return AcceleratorKind::kHpu;
-    case DistributedType::kMultiNeuron:
-      return AcceleratorKind::kNeuron;
-    default:
-      return AcceleratorKind::kNone;
-  }
-}
 
 class Resolver {
  public:
@@ -107,7 +85,7 @@ class Resolver {
     run_.cpu = set_.truth("cpu");
     run_.accelerator = facts_.accelerator;
     if (run_.accelerator == AcceleratorKind::kNone && cluster() != nullptr) {
-      run_.accelerator = kind_of(cluster()->distributed_type);
+      run_.accelerator = accelerator_of(cluster()->distributed_type);
     }
   }
 
@@ -290,9 +268,7 @@ class Resolver {
   void notice_job_size() {
     if (!in_sized_job() || !arguments_.typed("num_processes")) return;
     const bool mpi = run_.outer == OuterJob::kMpi;
-    const auto size =
-        mpi ? environment_.integer({"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}, 1)
-            : environment_.integer({"WORLD_SIZE"}, 1);
+    const auto size = mpi ? mpi_size(environment_, 1) : environment_.integer({"WORLD_SIZE"}, 1);
     if (size == run_.num_processes) return;
     run_.warnings.push_back(str("--num_processes ", run_.num_processes,
                                 " starts no more processes here: this launcher is one of ", size,
@@ -303,10 +279,7 @@ class Resolver {
   // Whoever started several of us on this machine wants each to become one worker.
   bool one_worker_per_launcher() const {
     if (run_.outer == OuterJob::kSlurmTasks) return true;
-    if (run_.outer != OuterJob::kMpi) return false;
-    return environment_.integer(
-               {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"}, 1) >
-           1;
+    return run_.outer == OuterJob::kMpi && mpi_local_size(environment_, 1) > 1;
   }
 
   bool in_sized_job() const {
@@ -355,9 +328,7 @@ class Resolver {
     if (!set_.has(name)) {
       int count = 1;
       if (run_.cpu) {
-        const auto local = environment_.integer(
-            {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"},
-            std::max(run_.processes_per_machine, 1));
+        const auto local = mpi_local_size(environment_, std::max(run_.processes_per_machine, 1));
         count = threads_per_process(facts_.physical_cores(), std::max<int>(1, int(local)));
         if (count > 1) assumed_.push_back(str("--", name, " ", count, " (cores shared out)"));
       }

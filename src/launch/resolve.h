@@ -72,6 +72,10 @@ struct ResolvedLaunch {
 /// Whether the program is run with Python: a script by its name, or a module.
 [[nodiscard]] bool is_python_program(const LaunchArguments& arguments);
 
+/// The processes of the MPI job around this launcher: all of them, and those of this machine.
+[[nodiscard]] std::int64_t mpi_size(const Environment& environment, std::int64_t fallback);
+[[nodiscard]] std::int64_t mpi_local_size(const Environment& environment, std::int64_t fallback);
+
 /// The job around this launcher. With `kSlurmNodes`, `world` is filled as well.
 [[nodiscard]] OuterJob outer_job(const Environment& environment, World& world);
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <filesystem>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "core/config.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "core/numbers.h"
 #include "core/python_text.h"
 #include "core/text.h"
 #include "core/yaml.h"
@@ -180,10 +180,7 @@ bool Settings::truth(std::string_view name) const { return text(name) == "true";
 std::optional<std::int64_t> Settings::integer(std::string_view name) const {
   const auto value = text(name);
   if (!value) return std::nullopt;
-  std::int64_t number = 0;
-  const auto result = std::from_chars(value->data(), value->data() + value->size(), number);
-  if (result.ec != std::errc()) return std::nullopt;
-  return number;
+  return parse_number<std::int64_t>(*value);
 }
 
 std::optional<double> Settings::number(std::string_view name) const {

@@ -14,16 +14,9 @@ std::string find_helper() {
   constexpr const char* kName = "accelerate-torch";
   std::error_code error;
   const auto own = std::filesystem::read_symlink("/proc/self/exe", error);
-  std::vector<std::filesystem::path> folders;
-  if (!error) folders.push_back(own.parent_path());
-  for (const auto& folder : split(parse_choice_from_env("PATH", ""), ':')) {
-    if (!folder.empty()) folders.emplace_back(folder);
-  }
-  for (const auto& folder : folders) {
-    const auto candidate = folder / kName;
-    if (::access(candidate.c_str(), X_OK) == 0) return candidate.string();
-  }
-  return {};
+  const auto beside = own.parent_path() / kName;
+  if (!error && ::access(beside.c_str(), X_OK) == 0) return beside.string();
+  return find_in_path(kName, Environment::process());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/python_text.h"
 #include "core/text.h"
 
 namespace accelerate::detail {
@@ -9,23 +10,6 @@ namespace {
 
 constexpr char kEscape = '\x1b';
 constexpr char kBell = '\x07';
-
-bool is_continuation(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
-
-// The bytes of the character at the start of `text`; 0 when they are no UTF-8.
-std::size_t character_length(std::string_view text) {
-  const auto first = static_cast<unsigned char>(text[0]);
-  std::size_t length = 0;
-  if (first < 0x80) length = 1;
-  if (first >= 0xc2 && first < 0xe0) length = 2;
-  if (first >= 0xe0 && first < 0xf0) length = 3;
-  if (first >= 0xf0 && first < 0xf5) length = 4;
-  if (length > text.size()) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if (!is_continuation(text[i])) return 0;
-  }
-  return length;
-}
 
 // How many bytes the control sequence at the start of `text` has, its ESC included.
 std::size_t sequence_length(std::string_view text) {
@@ -46,16 +30,12 @@ std::size_t sequence_length(std::string_view text) {
   return 2;
 }
 
-bool is_control(std::string_view character) {
-  const auto first = static_cast<unsigned char>(character[0]);
-  if (first < 0x20 || first == 0x7f) return first != '\t';
-  // U+0080 to U+009F
-  return first == 0xc2 && static_cast<unsigned char>(character[1]) < 0xa0;
-}
+bool is_control(char32_t c) { return (c < 0x20 && c != '\t') || (c >= 0x7f && c < 0xa0); }
 
 std::size_t width_of(std::string_view text) {
+  // Every byte but the continuations of UTF-8 (10xxxxxx).
   return static_cast<std::size_t>(
-      std::ranges::count_if(text, [](char byte) { return !is_continuation(byte); }));
+      std::ranges::count_if(text, [](char byte) { return (byte & 0xc0) != 0x80; }));
 }
 
 }  // namespace
@@ -71,10 +51,10 @@ std::string printable_line(std::string_view line) {
       line.remove_prefix(sequence_length(line));
       continue;
     }
-    const std::size_t length = character_length(line);
-    const bool shows = length > 0 && !is_control(line.substr(0, length));
-    result += shows ? line.substr(0, length) : "?";
-    line.remove_prefix(std::max<std::size_t>(length, 1));
+    const CodePoint point = next_code_point(line, 0);
+    const bool shows = point.valid && !is_control(point.value);
+    result += shows ? line.substr(0, point.length) : "?";
+    line.remove_prefix(point.length);
   }
   return result;
 }

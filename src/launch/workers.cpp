@@ -11,7 +11,7 @@
 #include "core/launch_children.h"
 #include "core/text.h"
 #include "core/world.h"
-#include "launch/coordinator.h"
+#include "launch/messages.h"
 
 namespace accelerate::detail {
 namespace {
@@ -65,7 +65,7 @@ Workers::~Workers() {
   console_.clear();
 }
 
-void Workers::start(const Round& round, const StoreFacts& store) {
+void Workers::start(const LaunchRound& round, const StoreFacts& store) {
   for (int local_rank = 0; local_rank < plan_.agent.nproc_per_node; ++local_rank) {
     spawn(round, store, local_rank);
   }
@@ -94,7 +94,8 @@ std::string Workers::prefix(int rank, int local_rank) const {
   return fill_prefix_template(pattern, plan_.agent.role, rank, local_rank);
 }
 
-void Workers::route(SpawnOptions& options, const Round& round, Place& place, std::size_t index) {
+void Workers::route(SpawnOptions& options, const LaunchRound& round, Place& place,
+                    std::size_t index) {
   const auto& specs = plan_.agent.logs;
   const auto tee = specs.tee.of(place.local_rank);
   const auto redirect = specs.redirects.of(place.local_rank);
@@ -134,8 +135,7 @@ void Workers::route(SpawnOptions& options, const Round& round, Place& place, std
   console_.attach(index, routes[0], routes[1]);
 }
 
-void Workers::spawn(const Round& round, const StoreFacts& store, int local_rank) {
-  const auto& agent = plan_.agent;
+void Workers::spawn(const LaunchRound& round, const StoreFacts& store, int local_rank) {
   const int rank = round.first_rank + local_rank;
   Place place{.rank = rank, .local_rank = local_rank};
   place.error_file = logs_.of_worker(round.restart_count, local_rank) / "error.json";
@@ -148,21 +148,11 @@ void Workers::spawn(const Round& round, const StoreFacts& store, int local_rank)
 
   SpawnOptions options;
   options.argv = worker_arguments(plan_.argv, local_rank);
-  options.environment = environment_of({.local_rank = local_rank,
-                                        .local_world_size = agent.nproc_per_node,
-                                        .rank = rank,
-                                        .world_size = round.world_size,
-                                        .group_rank = round.node_rank,
-                                        .group_world_size = round.nodes,
-                                        .master_addr = agent.master_addr,
-                                        .master_port = store.port,
-                                        .restart_count = round.restart_count,
-                                        .max_restarts = agent.max_restarts,
-                                        .run_id = agent.run_id,
-                                        .role = agent.role,
-                                        .agent_store = store.agent_store,
-                                        .error_file = place.error_file.string()},
-                                       store);
+  WorkerPlace known = worker_place(plan_.agent, round, local_rank);
+  known.master_port = store.port;
+  known.agent_store = store.agent_store;
+  known.error_file = place.error_file.string();
+  options.environment = environment_of(known, store);
   options.new_session = true;
   // A terminal belongs to the foreground; reading from it elsewhere would stop the worker.
   options.no_input = rank != 0 || ::isatty(STDIN_FILENO) == 1;

@@ -19,7 +19,7 @@
 
 namespace accelerate::detail {
 
-struct Round;
+struct LaunchRound;
 
 /// What the workers of a round are told about the store.
 struct StoreFacts {
@@ -40,7 +40,7 @@ class Workers {
   Workers& operator=(const Workers&) = delete;
 
   /// Starts all. Throws `Error` when a program cannot be executed; then none is left.
-  void start(const Round& round, const StoreFacts& store);
+  void start(const LaunchRound& round, const StoreFacts& store);
 
   /// Passes output on until a worker ends, `also` has something, or the time is over. Returns the
   /// failures that are new.
@@ -65,10 +65,10 @@ class Workers {
     std::filesystem::path error_only_in = {};
   };
 
-  void spawn(const Round& round, const StoreFacts& store, int local_rank);
+  void spawn(const LaunchRound& round, const StoreFacts& store, int local_rank);
   [[nodiscard]] std::vector<std::string> environment_of(const WorkerPlace& place,
                                                         const StoreFacts& store) const;
-  void route(SpawnOptions& options, const Round& round, Place& place, std::size_t index);
+  void route(SpawnOptions& options, const LaunchRound& round, Place& place, std::size_t index);
   [[nodiscard]] std::string prefix(int rank, int local_rank) const;
   [[nodiscard]] std::optional<WorkerFailure> failure_of(std::size_t index);
   [[nodiscard]] std::vector<std::string> last_lines(std::size_t index) const;

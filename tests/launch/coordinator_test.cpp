@@ -9,7 +9,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using Order = Coordinator::Order;
-using Kind = Order::Kind;
+using Kind = AgentMessage::Kind;
 using Orders = std::vector<Order>;
 
 constexpr Coordinator::Clock::time_point kStartOfTime{};
@@ -44,10 +44,10 @@ CoordinatorRules elastic(int least, int most, int restarts = 0) {
 std::string shown(const Orders& orders) {
   std::string text;
   for (const auto& order : orders) {
-    if (order.kind == Kind::kNotice) continue;
-    const char* name = order.kind == Kind::kStart  ? "start"
-                       : order.kind == Kind::kStop ? "stop"
-                                                   : "end";
+    if (order.message.kind == Kind::kNotice) continue;
+    const char* name = order.message.kind == Kind::kStart  ? "start"
+                       : order.message.kind == Kind::kStop ? "stop"
+                                                           : "end";
     text += (text.empty() ? "" : ", ") + std::to_string(order.to) + " " + name;
   }
   return text;
@@ -68,8 +68,9 @@ TEST(Coordinator, StartsWhenAllMachinesAreHereAndNumbersTheirRanks) {
   EXPECT_EQ(shown(coordinator.join(0, machine(1), kStartOfTime)), "");
   const auto orders = coordinator.join(1, machine(0), kStartOfTime);
   ASSERT_EQ(shown(orders), "1 start, 0 start");
-  EXPECT_EQ(orders[0].round, (Round{.nodes = 2, .first_rank = 0, .world_size = 4}));
-  EXPECT_EQ(orders[1].round, (Round{.node_rank = 1, .nodes = 2, .first_rank = 2, .world_size = 4}));
+  EXPECT_EQ(orders[0].message.round, (LaunchRound{.nodes = 2, .first_rank = 0, .world_size = 4}));
+  EXPECT_EQ(orders[1].message.round,
+            (LaunchRound{.node_rank = 1, .nodes = 2, .first_rank = 2, .world_size = 4}));
 }
 
 TEST(Coordinator, EndsWellWhenAllMachinesAreDone) {
@@ -77,7 +78,7 @@ TEST(Coordinator, EndsWellWhenAllMachinesAreDone) {
   EXPECT_EQ(shown(coordinator.succeeded(0, kStartOfTime)), "");
   const auto orders = coordinator.succeeded(1, kStartOfTime);
   EXPECT_EQ(shown(orders), "0 end, 1 end");
-  EXPECT_EQ(orders[0].verdict.exit_code, 0);
+  EXPECT_EQ(orders[0].message.verdict.exit_code, 0);
 }
 
 TEST(Coordinator, NamesBothMachinesThatSayTheyAreTheSameOne) {
@@ -86,9 +87,9 @@ TEST(Coordinator, NamesBothMachinesThatSayTheyAreTheSameOne) {
   (void)coordinator.join(1, machine(1, "red"), kStartOfTime);
   const auto orders = coordinator.join(2, machine(1, "blue"), kStartOfTime);
   ASSERT_EQ(shown(orders), "0 end, 1 end, 2 end");
-  EXPECT_EQ(orders[0].verdict.exit_code, 2);
+  EXPECT_EQ(orders[0].message.verdict.exit_code, 2);
   EXPECT_EQ(
-      orders[0].verdict.reason,
+      orders[0].message.verdict.reason,
       "two machines say that they are number 1: red (10.0.0.2) and blue (10.0.0.2). Give each "
       "machine its own --machine_rank, from 0 to 2.");
 }
@@ -98,7 +99,8 @@ TEST(Coordinator, RefusesAMachineThatWasToldSomethingElse) {
   (void)coordinator.join(0, machine(0), kStartOfTime);
   const auto orders = coordinator.join(1, machine(1, "", "--num_machines 3"), kStartOfTime);
   ASSERT_EQ(shown(orders), "1 end");
-  EXPECT_NE(orders[0].verdict.reason.find("started with --num_machines 3"), std::string::npos);
+  EXPECT_NE(orders[0].message.verdict.reason.find("started with --num_machines 3"),
+            std::string::npos);
   EXPECT_TRUE(coordinator.gathering());
 }
 
@@ -106,7 +108,7 @@ TEST(Coordinator, RefusesARankThatTheJobDoesNotHave) {
   Coordinator coordinator(fixed(2), kStartOfTime);
   const auto orders = coordinator.join(0, machine(2), kStartOfTime);
   ASSERT_EQ(shown(orders), "0 end");
-  EXPECT_NE(orders[0].verdict.reason.find("--machine_rank is 2"), std::string::npos);
+  EXPECT_NE(orders[0].message.verdict.reason.find("--machine_rank is 2"), std::string::npos);
 }
 
 TEST(Coordinator, NamesTheMachinesThatNeverCome) {
@@ -116,10 +118,10 @@ TEST(Coordinator, NamesTheMachinesThatNeverCome) {
   EXPECT_EQ(shown(coordinator.tick(kStartOfTime + 899s)), "");
   const auto orders = coordinator.tick(kStartOfTime + 900s);
   ASSERT_EQ(shown(orders), "0 end");
-  EXPECT_NE(orders[0].verdict.reason.find(
+  EXPECT_NE(orders[0].message.verdict.reason.find(
                 "1 of 3 machines arrived within 900 s; missing: machine 1, machine 2"),
             std::string::npos);
-  EXPECT_EQ(orders[0].verdict.exit_code, 1);
+  EXPECT_EQ(orders[0].message.verdict.exit_code, 1);
 }
 
 TEST(Coordinator, SaysHowLongItWaitedToTheFraction) {
@@ -129,7 +131,7 @@ TEST(Coordinator, SaysHowLongItWaitedToTheFraction) {
   (void)coordinator.join(0, machine(0), kStartOfTime);
   const auto orders = coordinator.tick(kStartOfTime + 400ms);
   ASSERT_EQ(shown(orders), "0 end");
-  EXPECT_NE(orders[0].verdict.reason.find("arrived within 0.4 s"), std::string::npos);
+  EXPECT_NE(orders[0].message.verdict.reason.find("arrived within 0.4 s"), std::string::npos);
 }
 
 TEST(Coordinator, StopsAllAndPassesOnTheCodeOfTheWorkerThatFailed) {
@@ -141,10 +143,10 @@ TEST(Coordinator, StopsAllAndPassesOnTheCodeOfTheWorkerThatFailed) {
   EXPECT_EQ(shown(coordinator.stopped(0, {ended_by_us}, kStartOfTime)), "");
   const auto orders = coordinator.stopped(1, {}, kStartOfTime);
   ASSERT_EQ(shown(orders), "0 end, 1 end");
-  EXPECT_EQ(orders[0].verdict.exit_code, 9);
-  ASSERT_EQ(orders[0].verdict.failures.size(), 2U);
-  EXPECT_EQ(orders[0].verdict.failures[0].rank, 3);
-  EXPECT_TRUE(orders[0].verdict.failures[1].terminated_by_launcher);
+  EXPECT_EQ(orders[0].message.verdict.exit_code, 9);
+  ASSERT_EQ(orders[0].message.verdict.failures.size(), 2U);
+  EXPECT_EQ(orders[0].message.verdict.failures[0].rank, 3);
+  EXPECT_TRUE(orders[0].message.verdict.failures[1].terminated_by_launcher);
 }
 
 TEST(Coordinator, WaitsForTheCulpritWhenAWorkerHasOnlyLostItsPeers) {
@@ -153,7 +155,7 @@ TEST(Coordinator, WaitsForTheCulpritWhenAWorkerHasOnlyLostItsPeers) {
   EXPECT_EQ(coordinator.next_event(), kStartOfTime + 2s);
   EXPECT_EQ(shown(coordinator.failed(1, failure(2, 5), kStartOfTime + 1s)), "0 stop, 1 stop");
   (void)coordinator.stopped(0, {}, kStartOfTime + 1s);
-  EXPECT_EQ(coordinator.stopped(1, {}, kStartOfTime + 1s).front().verdict.exit_code, 5);
+  EXPECT_EQ(coordinator.stopped(1, {}, kStartOfTime + 1s).front().message.verdict.exit_code, 5);
 }
 
 TEST(Coordinator, BlamesTheOneThatLostItsPeersWhenNobodyElseFails) {
@@ -168,14 +170,14 @@ TEST(Coordinator, RestartsTheWholeGroupAsOftenAsAllowed) {
   (void)coordinator.stopped(0, {}, kStartOfTime);
   const auto again = coordinator.stopped(1, {}, kStartOfTime);
   ASSERT_EQ(shown(again), "0 start, 1 start");
-  EXPECT_EQ(again[0].round.restart_count, 1);
-  EXPECT_EQ(again[0].round.number, 1);
+  EXPECT_EQ(again[0].message.round.restart_count, 1);
+  EXPECT_EQ(again[0].message.round.number, 1);
   (void)coordinator.failed(0, failure(0, 4), kStartOfTime);
   (void)coordinator.stopped(0, {}, kStartOfTime);
   const auto end = coordinator.stopped(1, {}, kStartOfTime);
   ASSERT_EQ(shown(end), "0 end, 1 end");
-  EXPECT_EQ(end[0].verdict.exit_code, 4);
-  EXPECT_EQ(end[0].verdict.failures.size(), 1U) << "failures of earlier rounds are history";
+  EXPECT_EQ(end[0].message.verdict.exit_code, 4);
+  EXPECT_EQ(end[0].message.verdict.failures.size(), 1U) << "failures of earlier rounds are history";
 }
 
 TEST(Coordinator, EndsTheJobWhenAFixedMachineIsGone) {
@@ -184,8 +186,8 @@ TEST(Coordinator, EndsTheJobWhenAFixedMachineIsGone) {
   EXPECT_EQ(shown(coordinator.lost(1, "is gone", kStartOfTime)), "0 stop");
   const auto orders = coordinator.stopped(0, {}, kStartOfTime);
   ASSERT_EQ(shown(orders), "0 end");
-  EXPECT_EQ(orders[0].verdict.exit_code, 70);
-  EXPECT_EQ(orders[0].verdict.reason, "machine 1 (host1, 10.0.0.2) is gone");
+  EXPECT_EQ(orders[0].message.verdict.exit_code, 70);
+  EXPECT_EQ(orders[0].message.verdict.reason, "machine 1 (host1, 10.0.0.2) is gone");
 }
 
 TEST(Coordinator, LetsAFixedMachineComeBackWhileRestartsAreLeft) {
@@ -201,8 +203,8 @@ TEST(Coordinator, EndsTheJobWithTheSignalThatEndsOneFixedMachine) {
   EXPECT_EQ(shown(coordinator.leaves(1, 15, kStartOfTime)), "0 stop");
   const auto orders = coordinator.stopped(0, {}, kStartOfTime);
   ASSERT_EQ(shown(orders), "0 end");
-  EXPECT_EQ(orders[0].verdict.exit_code, 143);
-  EXPECT_NE(orders[0].verdict.reason.find("told to end by SIGTERM"), std::string::npos);
+  EXPECT_EQ(orders[0].message.verdict.exit_code, 143);
+  EXPECT_NE(orders[0].message.verdict.reason.find("told to end by SIGTERM"), std::string::npos);
 }
 
 TEST(ElasticCoordinator, StartsAtOnceWithTheMostAndAfterTheLastCallWithEnough) {
@@ -235,15 +237,15 @@ TEST(ElasticCoordinator, BeginsANewRoundWhenAMachineLeavesOrJoinsWithoutUsingARe
   EXPECT_EQ(shown(coordinator.stopped(0, {}, kStartOfTime)), "");
   auto alone = coordinator.tick(kStartOfTime + 30s);
   ASSERT_EQ(shown(alone), "0 start");
-  EXPECT_EQ(alone[0].round.world_size, 2);
-  EXPECT_EQ(alone[0].round.restart_count, 0);
+  EXPECT_EQ(alone[0].message.round.world_size, 2);
+  EXPECT_EQ(alone[0].message.round.restart_count, 0);
 
   EXPECT_EQ(shown(coordinator.join(5, machine(1), kStartOfTime + 40s)), "0 stop");
   EXPECT_EQ(shown(coordinator.stopped(0, {}, kStartOfTime + 40s)), "");
   auto both = coordinator.tick(kStartOfTime + 70s);
   ASSERT_EQ(shown(both), "0 start, 5 start");
-  EXPECT_EQ(both[0].round.world_size, 4);
-  EXPECT_EQ(both[0].round.number, 2);
+  EXPECT_EQ(both[0].message.round.world_size, 4);
+  EXPECT_EQ(both[0].message.round.number, 2);
 }
 
 TEST(ElasticCoordinator, TakesLostPeersForTheConsequenceOfAMachineThatLeft) {
@@ -269,7 +271,8 @@ TEST(ElasticCoordinator, FailsWhenTooFewAreLeftForTooLong) {
   EXPECT_TRUE(coordinator.gathering());
   const auto orders = coordinator.tick(kStartOfTime + 900s);
   ASSERT_EQ(shown(orders), "0 end");
-  EXPECT_NE(orders[0].verdict.reason.find("1 of at least 2 machines are here"), std::string::npos);
+  EXPECT_NE(orders[0].message.verdict.reason.find("1 of at least 2 machines are here"),
+            std::string::npos);
 }
 
 TEST(ElasticCoordinator, EndsWhenOthersAreDoneAndOneIsGoneBeforeItWas) {
@@ -278,7 +281,7 @@ TEST(ElasticCoordinator, EndsWhenOthersAreDoneAndOneIsGoneBeforeItWas) {
   EXPECT_EQ(shown(coordinator.lost(1, "is gone", kStartOfTime)), "0 stop");
   const auto orders = coordinator.stopped(0, {}, kStartOfTime);
   ASSERT_EQ(shown(orders), "0 end");
-  EXPECT_EQ(orders[0].verdict.exit_code, 70);
+  EXPECT_EQ(orders[0].message.verdict.exit_code, 70);
 }
 
 }  // namespace

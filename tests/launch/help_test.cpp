@@ -9,7 +9,6 @@
 
 #include "core/subprocess.h"
 #include "core/text.h"
-#include "launch/completion.h"
 #include "launch/flags.h"
 #include "launch/planning.h"
 

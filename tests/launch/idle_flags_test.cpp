@@ -1,4 +1,4 @@
-#include "launch/idle_flags.h"
+#include "launch/checks.h"
 
 #include <gtest/gtest.h>
 

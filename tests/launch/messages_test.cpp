@@ -10,16 +10,16 @@ namespace accelerate::detail {
 namespace {
 
 using namespace std::chrono_literals;
-using Kind = Message::Kind;
+using Kind = AgentMessage::Kind;
 
-Message sent_and_read(const Message& message) {
+AgentMessage sent_and_read(const AgentMessage& message) {
   const auto result = from_line(to_line(message));
   EXPECT_TRUE(result.has_value());
-  return result.value_or(Message{});
+  return result.value_or(AgentMessage{});
 }
 
 TEST(Messages, CarryWhatTheyAreAbout) {
-  Message hello{.kind = Kind::kHello};
+  AgentMessage hello{.kind = Kind::kHello};
   hello.member = {.machine_rank = 3, .nproc = 2, .host = "h", .address = "::1", .terms = "t"};
   EXPECT_EQ(sent_and_read(hello).member.address, "::1");
   EXPECT_TRUE(to_line(hello).starts_with("ACCELERATE-LAUNCH 1 {"));
@@ -31,21 +31,22 @@ TEST(Messages, CarryWhatTheyAreAbout) {
   const auto failed = sent_and_read({.kind = Kind::kFailed, .failures = {failure}});
   ASSERT_EQ(failed.failures.size(), 1U);
   EXPECT_EQ(failed.failures[0].status, failure.status);
+  EXPECT_EQ(failed.failures[0].last_lines[0], "not \xef\xbf\xbd utf-8");
   EXPECT_EQ(failed.failures[0].last_lines[1], "two\nlines");
 
-  const Round round{.number = 2,
-                    .restart_count = 1,
-                    .node_rank = 1,
-                    .nodes = 3,
-                    .first_rank = 4,
-                    .world_size = 6};
+  const LaunchRound round{.number = 2,
+                          .restart_count = 1,
+                          .node_rank = 1,
+                          .nodes = 3,
+                          .first_rank = 4,
+                          .world_size = 6};
   const auto start = sent_and_read(
       {.kind = Kind::kStart, .round = round, .master_port = 29500, .agent_store = true});
   EXPECT_EQ(start.round, round);
   EXPECT_EQ(start.master_port, 29500);
   EXPECT_TRUE(start.agent_store);
 
-  Message end{.kind = Kind::kEnd};
+  AgentMessage end{.kind = Kind::kEnd};
   end.verdict = {.exit_code = 7, .reason = "why", .failures = {failure}};
   EXPECT_EQ(sent_and_read(end).verdict.exit_code, 7);
   EXPECT_EQ(sent_and_read(end).verdict.failures.size(), 1U);

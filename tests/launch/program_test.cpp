@@ -3,6 +3,7 @@
 #include <elf.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -13,9 +14,6 @@
 #include <vector>
 
 #include "accelerate/errors.h"
-#include "core/text.h"
-#include "launch/binfmt.h"
-#include "launch/elf.h"
 #include "support/message_of.h"
 
 namespace accelerate::detail {
@@ -24,12 +22,6 @@ namespace {
 namespace fs = std::filesystem;
 
 using test::message_of;
-
-ReadAt over(const std::string& bytes) {
-  return [&bytes](std::uint64_t offset, std::size_t count) {
-    return offset >= bytes.size() ? std::string() : bytes.substr(offset, count);
-  };
-}
 
 // What was built beside this test.
 std::string fixture(const std::string& name) {
@@ -155,15 +147,25 @@ TEST_F(InspectProgram, TellsHowToMakeAFileExecutable) {
             "--no_python.");
 }
 
-TEST_F(InspectProgram, RefusesAnEmptyFileAndAScriptWithoutAnInterpreter) {
+TEST_F(InspectProgram, RefusesWhatTheKernelCannotExecute) {
+  const std::string binary = read("/proc/self/exe");
+  std::string foreign = binary;
+  foreign[offsetof(Elf64_Ehdr, e_machine)] = static_cast<char>(EM_S390);
+  std::string object = binary;
+  object[offsetof(Elf64_Ehdr, e_type)] = ET_REL;
   write("empty", "");
   write("script", "echo hello\n");
-  EXPECT_EQ(refusal({"./empty"}),
-            "The program './empty' is an empty file. Build or copy it again.");
-  EXPECT_EQ(
-      refusal({"./script"}),
-      "The program './script' is neither a binary nor a script with a #! line. Begin a script "
-      "with a line such as #!/bin/sh.");
+  write("foreign", foreign);
+  write("object", object);
+  write("head", binary.substr(0, 80));
+  utsname machine = {};
+  ::uname(&machine);
+  for (const std::string name : {"./empty", "./script", "./foreign", "./object", "./head"}) {
+    EXPECT_EQ(refusal({name}), "The program '" + name + "' is neither a binary for " +
+                                   machine.machine +
+                                   " nor a script with a #! line. Build it on this machine, or "
+                                   "begin a script with a line such as #!/bin/sh.");
+  }
 }
 
 TEST_F(InspectProgram, RefusesAScriptWhoseInterpreterIsNotThere) {
@@ -197,20 +199,22 @@ TEST_F(InspectProgram, TakesScriptsAndNeverRunsThem) {
 
 // ---- binaries -----------------------------------------------------------------------------------
 
+constexpr const char* kLibraryRemedy =
+    ". Add their folders to LD_LIBRARY_PATH, build the program with an RPATH, or build it on this "
+    "machine.";
+
 TEST_F(InspectProgram, NamesALibraryThatIsNotFound) {
   EXPECT_EQ(refusal({fixture("needy")}),
             "The program '" + fixture("needy") +
-                "' needs the library libaccelerate.so.0, which is not found. Add the folder that "
-                "holds it to LD_LIBRARY_PATH, or build the program with an RPATH.");
+                "' cannot load its libraries: libaccelerate.so.0 => not found" + kLibraryRemedy);
 }
 
 TEST_F(InspectProgram, NamesTheVersionThatAnOldLibraryLacks) {
   variables_["LD_LIBRARY_PATH"] = fixture("old");
-  EXPECT_EQ(refusal({fixture("needy")}),
-            "The program '" + fixture("needy") +
-                "' needs newer libraries than this machine has: libaccelerate.so.0 has no version "
-                "FIXTURE_2. Build it on this machine, or set LD_LIBRARY_PATH to the libraries it "
-                "was built with.");
+  const std::string text = refusal({fixture("needy")});
+  EXPECT_NE(text.find("/libaccelerate.so.0: version `FIXTURE_2' not found"), std::string::npos)
+      << text;
+  EXPECT_TRUE(text.ends_with(kLibraryRemedy)) << text;
 }
 
 TEST_F(InspectProgram, SeesThatAProgramLoadsTheLibraryAndCanTakeASocket) {
@@ -245,22 +249,10 @@ TEST_F(InspectProgram, LooksForLibrariesBesideTheFileAndNotBesideALinkToIt) {
 
 TEST_F(InspectProgram, RefusesABinaryThatIsCutOff) {
   const std::string binary = read("/proc/self/exe");
-  const auto needed = read_elf(over(binary))->needed_bytes;
-  write("part", binary.substr(0, needed - 1));
-  write("head", binary.substr(0, 80));
-  EXPECT_EQ(refusal({"./part"}),
-            str("The program './part' is cut off: it should have ", needed,
-                " bytes or more and has ", needed - 1, ". Build or copy it again."));
-  EXPECT_EQ(refusal({"./head"}),
-            "The program './head' is damaged or cut off. Build or copy it again.");
-}
-
-TEST_F(InspectProgram, RefusesABinaryOfAnotherMachine) {
-  std::string binary = read("/proc/self/exe");
-  binary[offsetof(Elf64_Ehdr, e_machine)] = static_cast<char>(EM_S390);
-  write("train", binary);
-  EXPECT_EQ(refusal({"./train"}),
-            "The program './train' was built for s390, not for this machine. Build it here.");
+  write("part", binary.substr(0, binary.size() / 8));
+  const std::string text = refusal({"./part"});
+  EXPECT_TRUE(text.starts_with("The program './part' ")) << text;
+  EXPECT_TRUE(text.ends_with("Build or copy it again.")) << text;
 }
 
 TEST_F(InspectProgram, RefusesABinaryWhoseLoaderIsNotThere) {
@@ -272,17 +264,6 @@ TEST_F(InspectProgram, RefusesABinaryWhoseLoaderIsNotThere) {
   const std::string text = refusal({"./train"});
   EXPECT_NE(text.find("needs the loader '"), std::string::npos) << text;
   EXPECT_NE(text.find("which is not on this machine"), std::string::npos) << text;
-}
-
-TEST_F(InspectProgram, RefusesAnObjectFileAndALibrary) {
-  std::string binary = read("/proc/self/exe");
-  binary[offsetof(Elf64_Ehdr, e_type)] = ET_REL;
-  write("train.o", binary);
-  EXPECT_EQ(refusal({"./train.o"}),
-            "The program './train.o' is an object file. Name the program that was linked from it.");
-  const std::string library = fixture("new") + "/libaccelerate.so.0";
-  EXPECT_EQ(refusal({library}), "The program '" + library +
-                                    "' is a library. Name the program that was linked from it.");
 }
 
 // ---- Python -------------------------------------------------------------------------------------
@@ -331,50 +312,6 @@ TEST_F(InspectPython, KnowsAnInterpreterByItsName) {
     write(name, "#!/bin/sh\n");
     EXPECT_FALSE(inspect({name, "missing.py"}).is_python) << name;
   }
-}
-
-// ---- headers ------------------------------------------------------------------------------------
-
-TEST(ReadElf, ReadsBothWidthsAndBothByteOrders) {
-  std::string big(sizeof(Elf32_Ehdr), '\0');
-  big.replace(0, 6, std::string(ELFMAG) + '\x01' + '\x02');
-  big[offsetof(Elf32_Ehdr, e_type) + 1] = ET_EXEC;
-  big[offsetof(Elf32_Ehdr, e_machine) + 1] = EM_SPARC;
-  const auto facts = read_elf(over(big));
-  ASSERT_TRUE(facts.has_value());
-  EXPECT_EQ(facts->machine, EM_SPARC);
-  EXPECT_EQ(facts->kind, ElfKind::kProgram);
-  EXPECT_EQ(facts->loader, "");
-  EXPECT_EQ(machine_name(EM_SPARC), "architecture 2");
-}
-
-TEST(ReadElf, BelievesNoNumberBeyondTheFile) {
-  std::string bytes(sizeof(Elf64_Ehdr), '\0');
-  bytes.replace(0, 6, std::string(ELFMAG) + '\x02' + '\x01');
-  bytes[offsetof(Elf64_Ehdr, e_type)] = ET_EXEC;
-  ASSERT_TRUE(read_elf(over(bytes)).has_value());
-  bytes.replace(offsetof(Elf64_Ehdr, e_phoff), 8, std::string(8, '\xff'));
-  bytes.replace(offsetof(Elf64_Ehdr, e_phnum), 2, std::string(2, '\xff'));
-  bytes[offsetof(Elf64_Ehdr, e_phentsize)] = sizeof(Elf64_Phdr);
-  EXPECT_FALSE(read_elf(over(bytes)).has_value());
-  EXPECT_FALSE(read_elf(over(bytes.substr(0, 20))).has_value());
-  EXPECT_FALSE(read_elf(over("")).has_value());
-}
-
-TEST(FitsBinfmtRule, ComparesTheFirstBytesUnderTheMask) {
-  const std::string rule =
-      "enabled\ninterpreter /usr/bin/emulator\nflags: OC\noffset 1\nmagic 4142ff\nmask ffff00\n";
-  EXPECT_TRUE(fits_binfmt_rule(rule, "train", "_ABx..."));
-  EXPECT_FALSE(fits_binfmt_rule(rule, "train", "_AXx..."));
-  EXPECT_FALSE(fits_binfmt_rule(rule, "train", "_AB"));
-  EXPECT_FALSE(fits_binfmt_rule("disabled" + rule.substr(7), "train", "_ABx..."));
-  EXPECT_FALSE(fits_binfmt_rule("enabled\nmagic 4g\n", "train", "A"));
-}
-
-TEST(FitsBinfmtRule, ComparesTheEndOfTheName) {
-  const std::string rule = "enabled\ninterpreter /usr/bin/jexec\nflags: \nextension .jar\n";
-  EXPECT_TRUE(fits_binfmt_rule(rule, "train.jar", "PK"));
-  EXPECT_FALSE(fits_binfmt_rule(rule, "train", "PK"));
 }
 
 }  // namespace
