@@ -23,7 +23,8 @@ if(TARGET accelerate_cuda)
   add_dependencies(accelerate_installed accelerate_cuda)
   install(TARGETS accelerate_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/accelerate DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/accelerate ${PROJECT_BINARY_DIR}/include/accelerate
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
 install(EXPORT accelerate_targets NAMESPACE accelerate:: DESTINATION ${package_dir})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/accelerateConfig.cmake.in

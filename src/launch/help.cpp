@@ -106,7 +106,9 @@ std::string main_help() {
     if (command.instead.empty()) continue;
     out += str("  ", command.name, std::string(18 - command.name.size(), ' '), command.help, "\n");
   }
-  out += "\n`accelerate <command> --help` tells more.\n";
+  out +=
+      "\n`accelerate <command> --help` explains a command, `accelerate --version` prints the "
+      "version.\n";
   return out;
 }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "accelerate/errors.h"
-#include "accelerate/modeling.h"
 #include "accelerate/optimizer_state.h"
 #include "accelerate/prepared_model.h"
 #include "core/call_site.h"
