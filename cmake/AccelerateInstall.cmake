@@ -1,4 +1,4 @@
-# Installation: commands, headers, libraries and a package file for find_package(accelerate).
+# Installation: commands, headers, libraries and package files, for find_package(accelerate) and pkg-config.
 include_guard(GLOBAL)
 
 # What `make install` has to build.
@@ -36,3 +36,10 @@ install(FILES
   ${PROJECT_BINARY_DIR}/accelerateConfigVersion.cmake
   ${PROJECT_SOURCE_DIR}/cmake/AccelerateTorch.cmake
   DESTINATION ${package_dir})
+
+# For other build systems. It finds its prefix from where it lies, so the prefix can be moved.
+set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH pc_to_prefix ${CMAKE_INSTALL_PREFIX}/${pc_dir} ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" pc_to_prefix "${pc_to_prefix}")
+configure_file(${PROJECT_SOURCE_DIR}/cmake/accelerate.pc.in ${PROJECT_BINARY_DIR}/accelerate.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/accelerate.pc DESTINATION ${pc_dir})

@@ -42,8 +42,8 @@ function define(with_body,    i, brackets) {
   if (token[i] == "requires") {  # a constraint: the class follows it
     brackets = 0
     for (; i <= count; i++) {
-      if (token[i] == "(" || token[i] == "<") brackets++
-      if (token[i] == ")" || token[i] == ">") brackets--
+      if (token[i] == "(") brackets++
+      if (token[i] == ")") brackets--
       if (brackets == 0 && token[i] ~ /^(class|struct|union)$/) break
     }
   }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # tools/lint.sh [check...]: formatting, layers, lengths, type names, Markdown, the code in guides, and clang-tidy on
 # changed files. Without arguments all of them. `tools/lint.sh --format` formats instead of complaining.
+# shellcheck disable=SC2317  # checks are called by their names
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -52,6 +53,7 @@ check_types() {
 
 # Prose has at most 120 columns; tables, code and words that cannot be wrapped (links) may be longer.
 check_markdown() {
+  # shellcheck disable=SC2016  # awk's own
   complain_about_each_line < <(git ls-files --cached --others --exclude-standard -- '*.md' | LC_ALL=C xargs awk '
     FNR == 1 { code = 0 }
     /^ *```/ { code = !code; next }
@@ -83,6 +85,7 @@ GUIDES
 
 check_tidy() { tools/tidy.sh --changed || status=1; }
 
+# shellcheck disable=SC2048  # words
 for check in ${*:-$all_checks}; do
   case " $all_checks " in
     *" $check "*) "check_$check" ;;
