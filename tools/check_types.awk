@@ -51,6 +51,7 @@ function define(with_body,    i, brackets) {
   for (i++; i <= count; i++) {
     if (token[i] ~ /^(class|struct)$/ || token[i] ~ /^[A-Z][A-Z0-9_]*_API$/) continue
     if (token[i] == "[" || token[i] == "alignas") {  # attributes
+      if (token[i] == "alignas") i++
       brackets = 0
       do {
         if (token[i] ~ /^[\[(]$/) brackets++
