@@ -40,7 +40,9 @@ if(ACCELERATE_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHE
     CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 CCACHE_PCH_EXTSUM=1
     ${ACCELERATE_CCACHE})
   if(ACCELERATE_PCH)
-    target_compile_options(accelerate_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+    target_compile_options(accelerate_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>
+      # A precompiled header from the cache is older than the headers of this clone.
+      "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
   endif()
 endif()
 if(ACCELERATE_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT ACCELERATE_SANITIZE)

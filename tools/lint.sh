@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # tools/lint.sh [check...]: formatting, layers, lengths, type names, Markdown, the code in guides, and clang-tidy on
-# changed files. Without arguments all of them. `tools/lint.sh --format` formats instead of complaining.
+# changed files. Without arguments all of them (but see pending_checks). `tools/lint.sh --format` formats instead of complaining.
 # shellcheck disable=SC2317  # checks are called by their names
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 all_checks="format layers lengths types markdown guides tidy"
+# Run only if they are named, until the tree passes them.
+pending_checks="types markdown"
 clang_format=clang-format-19  # the newest of Debian 12; other versions format differently
 
 sources() { git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu' | while read -r f; do [ -e "$f" ] && echo "$f"; done; }
@@ -85,12 +87,15 @@ GUIDES
 
 check_tidy() { tools/tidy.sh --changed || status=1; }
 
-# shellcheck disable=SC2048  # words
-for check in ${*:-$all_checks}; do
+checks=$*
+if [ -z "$checks" ]; then
+  for check in $all_checks; do [[ " $pending_checks " == *" $check "* ]] || checks+=" $check"; done
+fi
+for check in $checks; do
   case " $all_checks " in
     *" $check "*) "check_$check" ;;
     *) echo "lint: there is no check '$check'. Choose of: $all_checks" >&2; exit 2 ;;
   esac
 done
-[ $status -ne 0 ] || echo "lint: ${*:-$all_checks} in order"
+[ $status -ne 0 ] || echo "lint: in order (${checks# })"
 exit $status
