@@ -44,6 +44,7 @@ mkdir -p "$folder"
 cmake --preset no-pch -B "$folder" -DACCELERATE_TORCH_DIR="$torch" >"$folder/configure.log" 2>&1 || { cat "$folder/configure.log" >&2; exit 1; }
 # What this machine does not build (cuda/ without CUDA headers) is not checked.
 mapfile -t files < <(for f in "${files[@]}"; do grep -qF "\"$PWD/$f\"" "$folder/compile_commands.json" && echo "$f"; done)
+[ ${#files[@]} -ne 0 ] || exit 0
 
 cores=$(nproc)
 printf '%s\n' "${files[@]}" | xargs -n 1 -P "${JOBS:-$cores}" "$clang_tidy" -p "$folder" --quiet --warnings-as-errors='*' \

@@ -5,7 +5,7 @@ repository=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/tools"
-cp "$repository"/tools/{lint.sh,check_layers.awk,check_types.awk} "$work/tools"
+cp "$repository"/tools/{lint.sh,tidy.sh,check_layers.awk,check_types.awk} "$work/tools"
 cd "$work"
 git init -q .
 
@@ -150,6 +150,38 @@ case_of "a check that there is not"
 lint layer
 [ "$status" -eq 2 ] || wrong "ends with $status, not 2"
 grep -qF "there is no check 'layer'" out || wrong "does not name it"
+
+# clang-tidy: a path with the few commands that it needs, and programs that only write down what they were asked to do.
+bin=$work/bin calls=$work/calls
+mkdir -p "$bin"
+for command in bash cat dirname env git grep mkdir nproc sort xargs; do ln -s "$(command -v $command)" "$bin/$command"; done
+stub() { { printf '#!/bin/bash\necho "%s $*" >>"%s"\n' "${1##*/}" "$calls"; cat; } >"$1" && chmod +x "$1"; }  # path; the body comes from the input
+# shellcheck disable=SC2016  # expands in the stub
+stub tools/setup.sh <<<'[ "$1" != --where ] || echo /libtorch'
+stub "$bin/cmake" <<<"while [ \"\$1\" != -B ]; do shift; done; echo '[{\"file\": \"$work/src/core/new.cpp\"}]' >\"\$2/compile_commands.json\""
+tidy() { status=0; : >"$calls"; PATH=$bin tools/tidy.sh "$@" >out 2>&1 || status=$?; }
+commit() { git add -A && git -c user.name=a -c user.email=a@localhost commit -qm "$1"; }
+prints() { [ "$status" -eq "$1" ] || wrong "ends with $status, not $1"; grep -qF -- "$2" out || wrong "does not print '$2'"; }
+
+case_of "make lint does not run clang-tidy where nothing has changed"
+file src/core/old.cpp <<<'int old;'
+commit base
+tidy --changed
+if [ "$status" -ne 0 ] || [ -s out ]; then wrong "ends with $status, or says something"; fi
+case_of "where clang-tidy is missing, make lint says so"
+file src/core/old.cpp <<<'int old;'
+file src/core/new.cpp <<<'int a;'
+tidy --changed
+prints 0 "clang-tidy-19 is not installed: 1 changed files are not checked"
+what="clang-tidy sees changed files, and fails the check when it complains"
+stub "$bin/clang-tidy-19" <<<'true'
+tidy --changed
+prints 0 "tidy: 1 files in order"
+grep -q "^clang-tidy-19 .*src/core/new.cpp$" "$calls" || wrong "does not run it"
+grep -q "old.cpp" "$calls" && wrong "looks at a file that has not changed"
+stub "$bin/clang-tidy-19" <<<'exit 1'
+tidy --changed
+prints 1 "clang-tidy complains"
 
 [ "$failures" -eq 0 ] || exit 1
 echo "lint finds what it is for"
