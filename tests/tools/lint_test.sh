@@ -146,6 +146,14 @@ case_of "a long file"
 yes 'int a;' | head -n 701 | file src/a.cpp || true
 complains lengths "src/a.cpp has 701 lines; 700 is the limit"
 
+case_of "a long public header, and too many of them"
+yes 'int a;' | head -n 251 | file include/accelerate/a.h || true
+yes 'int a;' | head -n 350 | file include/accelerate/accelerator.h || true
+complains headers "include/accelerate/a.h has 251 lines; 250 is the limit"
+grep -q accelerator.h out && wrong "does not give accelerator.h its 350 lines"
+for i in {1..51}; do file "include/accelerate/$i.h" <<<'#pragma once'; file "include/accelerate/detail/core/$i.h" <<<'#pragma once'; done
+complains headers "include/accelerate has 53 headers at its top; 50 is the limit"
+
 case_of "a check that there is not"
 lint layer
 [ "$status" -eq 2 ] || wrong "ends with $status, not 2"
