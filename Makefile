@@ -18,11 +18,11 @@ folder = build/$(1)$(if $(TORCH),-torch-$(TORCH))
 # Two places per core: cmake/AccelerateTests.cmake says which test takes how many.
 ctest  = ctest --test-dir $(call folder,$(1)) -j $$(($(shell nproc) * 2)) --output-on-failure --no-tests=error
 
-.PHONY: setup build test demo interop bench bench-gpu fuzz asan tsan docs install format lint clean help
+.PHONY: setup build test demo interop bench bench-gpu fuzz asan tsan docs install format lint tidy clean help
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "Settings: PRESET=dev|release|asan|tsan|cpu-only|no-pch TORCH=2.15.0 CUDA=1 PREFIX=/usr/local AREA=comm JOBS=2"
+	@echo "Settings: PRESET=dev|release|clang|asan|tsan|cpu-only|no-pch TORCH=2.15.0 CUDA=1 PREFIX=/usr/local AREA=comm JOBS=2"
 
 setup:  ## install system packages and LibTorch (each target installs what it needs by itself)
 	@tools/setup.sh
@@ -77,8 +77,11 @@ install:  ## build the release preset and install it to PREFIX
 format:  ## format all sources
 	@tools/lint.sh --format
 
-lint:  ## check formatting, layers, lengths and the code in guides (headers alone: the build does it)
+lint:  ## check format, layers, lengths, type names, Markdown and guides; clang-tidy on changed files
 	@tools/lint.sh
+
+tidy:  ## clang-tidy on all sources (a minute per file that includes LibTorch)
+	@tools/tidy.sh
 
 clean:  ## remove what was built (LibTorch stays in the cache)
 	@rm -rf build

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "accelerate/errors.h"
+#include "accelerate/version.h"
 #include "cli/commands.h"
 #include "core/subprocess.h"
 #include "core/text.h"
@@ -65,6 +66,10 @@ int run(std::span<const std::string> words) {
   }
   if (words[1] == "--help" || words[1] == "-h" || words[1] == "help") {
     print(detail::main_help());
+    return kOk;
+  }
+  if (words[1] == "--version") {
+    print(detail::str("accelerate ", kVersion, "\n"));
     return kOk;
   }
   return dispatch(words[1], words.subspan(2));

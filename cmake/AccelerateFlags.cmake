@@ -6,6 +6,9 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE RelWithDebInfo)
 endif()
 
+# The one header that CMake writes; the others are in include/.
+configure_file(${PROJECT_SOURCE_DIR}/cmake/version.h.in ${PROJECT_BINARY_DIR}/include/accelerate/version.h @ONLY)
+
 add_library(accelerate_flags INTERFACE)
 target_compile_features(accelerate_flags INTERFACE cxx_std_20)
 target_compile_options(accelerate_flags INTERFACE
@@ -14,7 +17,7 @@ target_compile_options(accelerate_flags INTERFACE
   -ffile-prefix-map=${PROJECT_SOURCE_DIR}=. -ffile-prefix-map=${PROJECT_BINARY_DIR}=build)
 target_compile_definitions(accelerate_flags INTERFACE NDEBUG)
 target_include_directories(accelerate_flags INTERFACE
-  ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 if(ACCELERATE_WERROR)
   target_compile_options(accelerate_flags INTERFACE -Werror)
 endif()
@@ -36,7 +39,11 @@ if(ACCELERATE_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHE
     CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
     CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 CCACHE_PCH_EXTSUM=1
     ${ACCELERATE_CCACHE})
-  target_compile_options(accelerate_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+  if(ACCELERATE_PCH)
+    target_compile_options(accelerate_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>
+      # A precompiled header from the cache is older than the headers of this clone.
+      "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
+  endif()
 endif()
 if(ACCELERATE_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT ACCELERATE_SANITIZE)
   target_link_options(accelerate_flags INTERFACE -fuse-ld=mold)

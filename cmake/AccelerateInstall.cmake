@@ -1,4 +1,4 @@
-# Installation: commands, headers, libraries and a package file for find_package(accelerate).
+# Installation: commands, headers, libraries and package files, for find_package(accelerate) and pkg-config.
 include_guard(GLOBAL)
 
 # What `make install` has to build.
@@ -23,7 +23,8 @@ if(TARGET accelerate_cuda)
   add_dependencies(accelerate_installed accelerate_cuda)
   install(TARGETS accelerate_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/accelerate DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/accelerate ${PROJECT_BINARY_DIR}/include/accelerate
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
 install(EXPORT accelerate_targets NAMESPACE accelerate:: DESTINATION ${package_dir})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/accelerateConfig.cmake.in
@@ -35,3 +36,10 @@ install(FILES
   ${PROJECT_BINARY_DIR}/accelerateConfigVersion.cmake
   ${PROJECT_SOURCE_DIR}/cmake/AccelerateTorch.cmake
   DESTINATION ${package_dir})
+
+# For other build systems. It finds its prefix from where it lies, so the prefix can be moved.
+set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH pc_to_prefix ${CMAKE_INSTALL_PREFIX}/${pc_dir} ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" pc_to_prefix "${pc_to_prefix}")
+configure_file(${PROJECT_SOURCE_DIR}/cmake/accelerate.pc.in ${PROJECT_BINARY_DIR}/accelerate.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/accelerate.pc DESTINATION ${pc_dir})

@@ -1,5 +1,6 @@
 # Every public header compiles alone: one tiny translation unit each, without the precompiled header.
 file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/accelerate/*.h)
+list(APPEND headers ${PROJECT_BINARY_DIR}/include/accelerate/version.h)
 set(units "")
 foreach(header IN LISTS headers)
   get_filename_component(name ${header} NAME)

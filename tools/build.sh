@@ -5,6 +5,11 @@ cd "$(dirname "$0")/.."
 preset=$1 folder=$2
 shift 2
 
+# Compilers that only some presets need.
+case $preset in
+  clang) tools/setup.sh --packages clang-16 ;;
+  fuzz) tools/setup.sh --packages clang-16 libclang-rt-16-dev ;;
+esac
 torch=$(tools/setup.sh --where)
 configured=$(sed -n 's/^ACCELERATE_TORCH_DIR:[A-Z]*=//p' "$folder/CMakeCache.txt" 2>/dev/null || true)
 if [ ! -e "$folder/build.ninja" ] || [ "$configured" != "$torch" ]; then

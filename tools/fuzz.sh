@@ -3,7 +3,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$1
-tools/setup.sh --packages clang-16 libclang-rt-16-dev
 tools/build.sh fuzz "$folder" accelerate_fuzz
 for target in "$folder"/fuzz/*_fuzz; do
   name=$(basename "$target")

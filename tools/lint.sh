@@ -1,66 +1,113 @@
 #!/usr/bin/env bash
-# Formatting, layers, lengths of files and the code in guides. `tools/lint.sh --format` formats instead of complaining.
+# tools/lint.sh [check...]: formatting, layers, lengths, type names, Markdown, the code in guides, and clang-tidy on
+# changed files. Without arguments all of them (but see pending_checks). `tools/lint.sh --format` formats instead of complaining.
+# shellcheck disable=SC2317  # checks are called by their names
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-find_formatter() { command -v clang-format-14 || command -v clang-format; }
-find_formatter >/dev/null || tools/setup.sh --packages clang-format-14
-formatter=$(find_formatter) || { echo "lint: clang-format-14 is missing; install it" >&2; exit 1; }
+all_checks="format layers lengths headers types markdown guides tidy"
+# Run only if they are named, until the tree passes them.
+pending_checks="headers types markdown"
+clang_format=clang-format-19  # the newest of Debian 12; other versions format differently
+
 sources() { git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu' | while read -r f; do [ -e "$f" ] && echo "$f"; done; }
 
+find_formatter() {
+  command -v "$clang_format" && return 0
+  case $(clang-format --version 2>/dev/null) in *" version ${clang_format##*-}."*) command -v clang-format ;; *) return 1 ;; esac
+}
+need_formatter() {
+  find_formatter >/dev/null || tools/setup.sh --packages "$clang_format"
+  formatter=$(find_formatter) || { echo "lint: $clang_format is missing; install it" >&2; exit 1; }
+}
+
 if [ "${1:-}" = --format ]; then
+  need_formatter
   sources | xargs "$formatter" -i
   exit 0
 fi
 
 status=0
 complain() { printf 'lint: %s\n' "$*" >&2; status=1; }
+complain_about_each_line() { while IFS= read -r hit; do complain "$hit"; done; }
 
-unformatted=$(sources | xargs "$formatter" --dry-run 2>&1 | sed -n 's/^\([^:]*\):[0-9]*:.*clang-format-violations.*/\1/p' | sort -u)
-[ -z "$unformatted" ] || complain "not formatted (make format mends it): $(tr '\n' ' ' <<<"$unformatted")"
+check_format() {
+  local unformatted
+  need_formatter
+  unformatted=$(sources | xargs "$formatter" --dry-run 2>&1 | sed -n 's/^\([^:]*\):[0-9]*:.*clang-format-violations.*/\1/p' | sort -u)
+  [ -z "$unformatted" ] || complain "not formatted (make format mends it): $(tr '\n' ' ' <<<"$unformatted")"
+}
 
-# Each area includes itself and what layers.txt allows; public headers include public headers only.
-areas=$(sed -n 's/^\([a-z]*\):.*/\1/p' tools/layers.txt)
-pattern=$(paste -sd '|' <<<"$areas")
-for area in $areas; do
-  folder=src/$area
-  [ -d "$folder" ] || folder=$area
-  [ -d "$folder" ] || continue
-  allowed=$(sed -n "s/^$area://p" tools/layers.txt)
-  while IFS=: read -r file line text; do
-    used=$(sed -E "s,.*\"($pattern)/.*,\1," <<<"$text")
-    case " $area $allowed " in
-      *" $used "*) ;;
-      *) complain "$file:$line: $area may not include $used (tools/layers.txt)" ;;
-    esac
-  done < <(grep -rnE "^#include \"($pattern)/" "$folder" --include='*.h' --include='*.cpp' || true)
-done
-for known in src/*/; do
-  grep -q "^$(basename "$known"):" tools/layers.txt || complain "$known has no line in tools/layers.txt"
-done
-while IFS= read -r hit; do complain "$hit: core and launch have no Torch"; done < <(
-  grep -rnE '^#include <(torch|ATen|c10)/' src/core src/launch || true)
-while IFS= read -r hit; do complain "$hit: a public header may include public headers only"; done < <(
-  grep -rnE "^#include \"" include | grep -v '"accelerate/' || true)
-while IFS= read -r hit; do complain "$hit: <torch/torch.h> costs 20 s; only accelerate.h may"; done < <(
-  grep -rn '#include <torch/torch.h>' include | grep -v '^include/accelerate/accelerate.h' || true)
-while read -r lines file; do
-  [ "$file" = total ] || [ "$lines" -le 700 ] || complain "$file has $lines lines; 700 is the limit"
-done < <(sources | xargs wc -l)
+# Each area, with its public headers, includes itself and what layers.txt allows.
+check_layers() {
+  complain_about_each_line < <(sources | grep -E '^(src|include|cuda|cli)/' | xargs awk -f tools/check_layers.awk tools/layers.txt)
+}
+
+check_lengths() {
+  while read -r lines file; do
+    [ "$file" = total ] || [ "$lines" -le 700 ] || complain "$file has $lines lines; 700 is the limit"
+  done < <(sources | xargs wc -l)
+}
+
+# The top of include/accelerate has entry points only, and a public header is read in five minutes.
+check_headers() {
+  local lines file limit count
+  while read -r lines file; do
+    limit=250
+    [ "$file" != include/accelerate/accelerator.h ] || limit=350
+    [ "$file" = total ] || [ "$lines" -le $limit ] || complain "$file has $lines lines; $limit is the limit of a public header"
+  done < <(sources | grep '^include/' | xargs wc -l)
+  count=$(sources | grep -cE '^include/accelerate/[^/]*$' || true)
+  [ "$count" -le 50 ] || complain "include/accelerate has $count headers at its top; 50 is the limit: parts belong into folders, internals into detail/"
+}
+
+check_types() {
+  complain_about_each_line < <(sources | grep -E '^(src|include)/' | xargs awk -f tools/check_types.awk)
+}
+
+# Prose has at most 120 columns; tables, code and words that cannot be wrapped (links) may be longer.
+check_markdown() {
+  # shellcheck disable=SC2016  # awk's own
+  complain_about_each_line < <(git ls-files --cached --others --exclude-standard -- '*.md' | LC_ALL=C xargs awk '
+    FNR == 1 { code = 0 }
+    /^ *```/ { code = !code; next }
+    code || /^ *\|/ { next }
+    {
+      text = $0
+      gsub(/[\200-\277]/, "", text)  # the further bytes of a character
+      sub(/^ *([-*] |[0-9]+\. )? */, "", $0)
+      if (length(text) > 120 && $0 ~ / /) print FILENAME ":" FNR ": " length(text) " columns; 120 is the limit"
+    }')
+}
+
 # The code in a guide is that of programs which are compiled and run.
-while read -r guide programs; do
-  while IFS= read -r hit; do complain "$hit"; done < <(
-    # shellcheck disable=SC2086  # several files, or a pattern of them
-    awk -v guide="$guide" -v programs="$programs" '
-      FILENAME != guide { sub(/^ +/, ""); program = program $0 "\n"; next }
-      /^```cpp$/ { inside = 1; first = FNR; block = ""; next }
-      /^```$/ && inside { inside = 0; if (!index(program, block)) print FILENAME ":" first ": not in " programs }
-      inside { sub(/^ +/, ""); block = block $0 "\n" }' $programs "$guide")
-done <<'GUIDES'
+check_guides() {
+  while read -r guide programs; do
+    complain_about_each_line < <(
+      # shellcheck disable=SC2086  # several files, or a pattern of them
+      awk -v guide="$guide" -v programs="$programs" '
+        FILENAME != guide { sub(/^ +/, ""); program = program $0 "\n"; next }
+        /^```cpp$/ { inside = 1; first = FNR; block = ""; next }
+        /^```$/ && inside { inside = 0; if (!index(program, block)) print FILENAME ":" first ": not in " programs }
+        inside { sub(/^ +/, ""); block = block $0 "\n" }' $programs "$guide")
+  done <<'GUIDES'
 docs/data.md examples/data_loading.cpp
 docs/migrating.md examples/migrated.cpp
 docs/training.md examples/basic.cpp examples/complete.cpp examples/migrated.cpp examples/by_feature/*.cpp
 GUIDES
+}
 
-[ $status -ne 0 ] || echo "lint: formatting and layers are in order"
+check_tidy() { tools/tidy.sh --changed || status=1; }
+
+checks=$*
+if [ -z "$checks" ]; then
+  for check in $all_checks; do [[ " $pending_checks " == *" $check "* ]] || checks+=" $check"; done
+fi
+for check in $checks; do
+  case " $all_checks " in
+    *" $check "*) "check_$check" ;;
+    *) echo "lint: there is no check '$check'. Choose of: $all_checks" >&2; exit 2 ;;
+  esac
+done
+[ $status -ne 0 ] || echo "lint: in order (${checks# })"
 exit $status

@@ -32,3 +32,4 @@
 #include "accelerate/state.h"
 #include "accelerate/tree.h"
 #include "accelerate/value.h"
+#include "accelerate/version.h"

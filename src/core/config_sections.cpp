@@ -9,7 +9,7 @@ namespace {
 using Sections = std::map<std::string, std::vector<std::string>, std::less<>>;
 
 // The flags of the launcher that have no top-level key, and what the questionnaire writes.
-const Sections& sections() {
+const Sections& sections() {  // NOLINT(readability-function-size): a table
   static const Sections kSections{
       {"deepspeed_config",
        {"deepspeed_config_file", "deepspeed_exclusion_filter", "deepspeed_hostfile",

@@ -1,10 +1,10 @@
 #include "accelerate/progress.h"
 
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <ctime>
 #include <mutex>
 #include <set>
 #include <utility>

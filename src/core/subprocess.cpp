@@ -347,7 +347,7 @@ void PipePair::close_read() noexcept { close_fd(read_); }
 void PipePair::close_write() noexcept { close_fd(write_); }
 int PipePair::release_read() noexcept { return std::exchange(read_, -1); }
 
-std::string PipePair::read_available() {
+std::string PipePair::read_available() const {
   set_nonblocking(read_);
   std::string result;
   std::array<char, 4096> bytes;

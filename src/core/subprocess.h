@@ -196,7 +196,7 @@ class PipePair {
   [[nodiscard]] int release_read() noexcept;
 
   /// What is in the pipe now; does not wait for more.
-  [[nodiscard]] std::string read_available();
+  [[nodiscard]] std::string read_available() const;
 
  private:
   int read_ = -1;

@@ -337,8 +337,8 @@ Value* ValueDict::get(const ValueKeyView& key) noexcept {
 }
 
 Value ValueDict::get(const ValueKeyView& key, Value fallback) const {
-  const Value* found = get(key);
-  return found != nullptr ? *found : std::move(fallback);
+  if (const Value* found = get(key)) return *found;
+  return fallback;
 }
 
 const Value& ValueDict::at(const ValueKeyView& key) const {

@@ -211,7 +211,7 @@ class Detector {
       throw ConfigError(str("SLURM_STEP_NODELIST is missing beside SLURM_PROCID=", world.rank,
                             ": it tells where rank 0 is. Start with srun, or set MASTER_ADDR."));
     }
-    const std::string host = expand_hostlist(*list).front();
+    std::string host = expand_hostlist(*list).front();
     if (lookups_.resolves && lookups_.resolves(host)) return host;
     if (lookups_.node_address) {
       if (const auto address = lookups_.node_address(host)) return *address;

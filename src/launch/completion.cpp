@@ -29,7 +29,7 @@ std::string words_for(const Flag& flag) {
   return std::string(flag.choices.empty() ? flag.suggestions : flag.choices);
 }
 
-std::string without(std::string text, std::string_view unwanted) {
+std::string without(std::string_view text, std::string_view unwanted) {
   std::string result;
   for (const char c : text) {
     if (unwanted.find(c) == std::string_view::npos) result += c;
@@ -37,7 +37,7 @@ std::string without(std::string text, std::string_view unwanted) {
   return result;
 }
 
-std::string bash_script() {
+std::string bash_script() {  // NOLINT(readability-function-size): the script is one text
   std::vector<std::string> flags;
   std::vector<std::string> valued;
   std::string values;
@@ -111,7 +111,7 @@ std::string zsh_action(const Flag& flag) {
 std::string zsh_script() {
   std::string specs;
   for_each_shown_flag([&](const Flag& flag) {
-    const std::string help = str("[", without(std::string(flag.help), "[]':`\"$\\"), "]");
+    const std::string help = str("[", without(flag.help, "[]':`\"$\\"), "]");
     const std::string repeat = flag.kind == FlagKind::kTexts ? "*" : "";
     std::string tail;
     if (flag.takes_value()) tail = zsh_action(flag);
@@ -157,7 +157,7 @@ std::string fish_script() {
   for (const auto& command : subcommands()) {
     if (!command.instead.empty()) continue;
     out += str("complete -c accelerate -n __fish_use_subcommand -a ", command.name, " -d '",
-               without(std::string(command.help), "'\\"), "'\n");
+               without(command.help, "'\\"), "'\n");
   }
   out +=
       "complete -c accelerate -f -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'\n";
@@ -170,7 +170,7 @@ std::string fish_script() {
       if (flag.takes_value() && !words.empty()) out += str(" -x -a '", words, "'");
       const bool file = flag.value_name == "FILE" || flag.value_name == "DIR";
       if (flag.takes_value() && words.empty()) out += file ? " -r -F" : " -x";
-      out += str(" -d '", without(std::string(flag.help), "'\\"), "'\n");
+      out += str(" -d '", without(flag.help, "'\\"), "'\n");
     });
   }
   return out;

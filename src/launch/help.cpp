@@ -92,7 +92,8 @@ std::string main_help() {
   }
   return str("usage: accelerate <command> [flags]\n\nCommands:\n", available,
              "\nNot available yet:\n", planned,
-             "\n`accelerate <command> --help` shows the flags of a command.\n");
+             "\n`accelerate <command> --help` explains a command, `accelerate --version` prints the "
+             "version.\n");
 }
 
 std::string launch_help(std::size_t width) {

@@ -165,8 +165,10 @@ std::optional<ConfigFile> read_launch_config(const LaunchArguments& arguments,
 
 void Settings::set(std::string_view name, std::string value, SettingSource source,
                    std::string origin) {
-  values_[std::string(name)] = Setting{
-      .name = std::string(name), .value = std::move(value), .source = source, .origin = origin};
+  values_[std::string(name)] = Setting{.name = std::string(name),
+                                       .value = std::move(value),
+                                       .source = source,
+                                       .origin = std::move(origin)};
 }
 
 std::optional<std::string> Settings::text(std::string_view name) const {

@@ -12,6 +12,7 @@
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
+#include "accelerate/version.h"
 #include "core/log.h"
 #include "core/nvml.h"
 #include "core/system.h"
@@ -244,7 +245,7 @@ std::optional<std::string> nccl_version() {
 
 std::string version_of_library(std::string_view library) {
   if (library == "torch") return torch_version();
-  if (library == "accelerate") return ACCELERATE_VERSION;
+  if (library == "accelerate") return std::string(kVersion);
   std::optional<std::string> version;
   if (library == "cuda") {
     version = cuda_version();

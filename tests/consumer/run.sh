@@ -66,6 +66,21 @@ export OMP_NUM_THREADS=1
 "$work/build/consumer"
 "$work"/prefix/bin/accelerate launch --cpu --num_processes 2 "$work/build/consumer" >"$work/out" 2>&1 || { cat "$work/out"; exit 1; }
 grep '^2 processes' "$work/out"
+# Without CMake: pkg-config tells a compiler all that it needs, and the program finds its libraries.
+if [ "${1:-}" = --with-torch ]; then
+  :
+elif command -v pkg-config >/dev/null; then
+  export PKG_CONFIG_PATH=$work/prefix/lib/pkgconfig
+  compiler=(c++)
+  command -v ccache >/dev/null && compiler=(ccache c++)
+  # shellcheck disable=SC2046  # one word per flag
+  "${compiler[@]}" $(pkg-config --cflags accelerate) -c "$source/pkg_config.cpp" -o "$work/pkg_config.o"
+  # shellcheck disable=SC2046
+  c++ "$work/pkg_config.o" $(pkg-config --libs accelerate) -o "$work/pkg_config"
+  env -u LD_LIBRARY_PATH "$work/pkg_config" "$(pkg-config --modversion accelerate)"
+else
+  echo "pkg-config is not installed: accelerate.pc is not tested"
+fi
 if [ -x "$work/build/consumer_of_both" ]; then
   # Linking all of LibTorch brings in CUDA libraries, which a LibTorch set up for the CPU does not have.
   missing=$(ldd "$work/build/consumer_of_both" | sed -n 's/^[[:space:]]*\(.*\) => not found/\1/p' | sort -u | paste -sd ' ')

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "accelerate/version.h"
 #include "core/subprocess.h"
 #include "core/text.h"
 #include "launch/flags.h"
@@ -111,6 +112,13 @@ TEST(CommandLine, ShowsHelpAndFailsWithoutACommand) {
   EXPECT_EQ(ran({kAccelerate, "--help"}).code, 0);
   EXPECT_EQ(ran({kAccelerate, "launch", "--help"}).code, 0);
   EXPECT_EQ(ran({kAccelerate, "launch", "-h"}).out, launch_help());
+}
+
+TEST(CommandLine, PrintsTheVersion) {
+  const auto answer = ran({kAccelerate, "--version"});
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_EQ(answer.out, str("accelerate ", kVersion, "\n"));
+  EXPECT_EQ(answer.err, "");
 }
 
 TEST(CommandLine, GuessesAWrongCommand) {

@@ -197,13 +197,13 @@ cp "$repository/tools/lint.sh" "$work/clone/tools/lint.sh"
 cat >"$work/clone/tools/setup.sh" <<END
 #!/bin/bash
 echo "setup \$*" >>"$calls"
-printf '#!/bin/bash\n' >"$bin/clang-format-14"
-chmod +x "$bin/clang-format-14"
+printf '#!/bin/bash\n' >"$bin/clang-format-19"
+chmod +x "$bin/clang-format-19"
 END
 case_of "make lint and make format install their tool"
 status=0
 PATH=$bin "$work/clone/tools/lint.sh" --format >"$work/out" 2>&1 || status=$?
-ends_with 0 && runs "setup --packages clang-format-14" && runs "xargs $bin/clang-format-14 -i"
+ends_with 0 && runs "setup --packages clang-format-19" && runs "xargs $bin/clang-format-19 -i"
 
 [ "$failures" -eq 0 ] || exit 1
 echo "set-up does what it says"

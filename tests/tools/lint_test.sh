@@ -1,0 +1,195 @@
+#!/usr/bin/env bash
+# lint_test.sh <repository>: the checks of tools/lint.sh on a small tree that goes against each of them.
+set -euo pipefail
+repository=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/tools"
+cp "$repository"/tools/{lint.sh,tidy.sh,check_layers.awk,check_types.awk} "$work/tools"
+cd "$work"
+git init -q .
+
+what="" status=0 failures=0
+file() { mkdir -p "$(dirname "$1")" && cat >"$1"; }  # path; the content comes from the input
+case_of() {  # what is tested, in an empty tree with these layers
+  what=$1
+  rm -rf src include docs ./*.md
+  file tools/layers.txt <<'END'
+core:
+state: core
+comm: core state
+headers core: errors value data/
+headers comm: operations  # a remark
+END
+}
+lint() { status=0; tools/lint.sh "$@" >out 2>&1 || status=$?; }
+wrong() {
+  printf 'FAILED: %s: %s\n' "$what" "$*"
+  sed 's/^/  printed: /' out
+  failures=$((failures + 1))
+}
+passes() { lint "$1"; [ "$status" -eq 0 ] || wrong "$1 complains"; }
+complains() {  # check, then texts
+  lint "$1"
+  [ "$status" -eq 1 ] || wrong "$1 ends with $status, not 1"
+  shift
+  for text; do grep -qF -- "$text" out || wrong "does not print '$text'"; done
+}
+
+case_of "a higher area includes a lower one and public headers of it"
+file src/comm/a.cpp <<<$'#include <torch/torch.h>\n#include "accelerate/data/part.h"\n#include "core/b.h"\n#include "comm/own.h"'
+file include/accelerate/operations.h <<<'#include "accelerate/value.h"'
+file include/accelerate/value.h <<<'#include "accelerate/data/part.h"'
+file include/accelerate/data/part.h <<<'#include "accelerate/detail/core/inside.h"'
+file include/accelerate/detail/core/inside.h <<<'#include "accelerate/errors.h"'
+passes layers
+
+case_of "a lower area includes a higher one"
+file src/core/a.cpp <<<$'#include <string>\n#include "comm/b.h"'
+file src/state/a.cpp <<<'#include "accelerate/operations.h"'
+complains layers "src/core/a.cpp:2: core may not include comm (tools/layers.txt)" \
+  "src/state/a.cpp:1: state may not include comm (tools/layers.txt)"
+
+case_of "public headers keep the layers as well"
+file include/accelerate/errors.h <<<'#include "accelerate/operations.h"'
+file include/accelerate/data/part.h <<<'#include "accelerate/detail/state/x.h"'
+file include/accelerate/detail/state/x.h <<<'#include "accelerate/detail/comm/y.h"'
+file include/accelerate/detail/comm/y.h <<<'#include "accelerate/errors.h"'
+complains layers "include/accelerate/errors.h:1: core may not include comm" \
+  "include/accelerate/data/part.h:1: core may not include state" \
+  "include/accelerate/detail/state/x.h:1: state may not include comm"
+
+case_of "a header or area without a line is named"
+file include/accelerate/new.h <<<'#pragma once'
+file include/accelerate/other/new.h <<<'#pragma once'
+file src/magic/a.cpp <<<'int a;'
+complains layers "include/accelerate/new.h: has no area" "include/accelerate/other/new.h: has no area" \
+  "src/magic/a.cpp: has no area"
+
+case_of "public headers include no header of src and not all of Torch; core has no Torch"
+file include/accelerate/operations.h <<<$'#include <torch/torch.h>\n#include "core/text.h"'
+file src/core/a.cpp <<<'#include <ATen/ATen.h>'
+complains layers "operations.h:1: <torch/torch.h> costs 20 s" "operations.h:2: a public header may include public headers only" \
+  "src/core/a.cpp:1: core has no Torch"
+
+case_of "one type per name and namespace"
+file src/a.h <<'END'
+namespace accelerate::detail {
+class Forward;
+template <class T> struct Special;
+template <> struct Special<int> { int x = 0; };
+template <> struct Special<long> {};
+struct [[nodiscard]] Once final : public std::vector<int> {
+  struct Inner { int x = 0; };
+  Once() : x{1} {}
+};
+namespace { struct Local {}; }
+}
+namespace accelerate::other { enum class Round { kA }; }
+END
+file src/b.h <<'END'
+namespace accelerate::detail {
+class Forward;
+// struct Once {};
+/* struct Once {}; */
+const char* text = "struct Once {";
+struct Holder { struct Inner {}; };
+enum class Round : int { kA };
+namespace { struct Local {}; }
+}
+END
+passes types
+
+case_of "a type name twice in a namespace"
+file src/a.h <<'END'
+namespace accelerate {
+namespace detail {
+struct Message {};
+template <class T>
+  requires(std::is_class_v<T> || sizeof(T) > 4)
+class ACCELERATE_API Reader {};
+using Name = int;
+template <class T> concept Fits = requires { typename T::type; };
+}  // namespace detail
+}
+END
+file include/accelerate/b.h <<'END'
+namespace accelerate::detail {
+enum class Message
+{
+  kA
+};
+struct alignas(64) [[nodiscard]] Reader : Base<int> {};
+template <class T> using Name = T;
+template <class T> concept Fits = true;
+}
+END
+complains types "accelerate::detail::Message is also defined in" "accelerate::detail::Reader is also defined in" \
+  "accelerate::detail::Name is also defined in" "accelerate::detail::Fits is also defined in"
+
+case_of "an inner name that hides one around it"
+file src/a.h <<<'namespace accelerate::detail::comm { enum class Reduction { kSum }; }'
+file include/accelerate/b.h <<<'namespace accelerate { enum class Reduction { kSum }; }'
+complains types "src/a.h:1: accelerate::detail::comm::Reduction hides accelerate::Reduction, defined in include/accelerate/b.h:1"
+
+long=$(printf 'word %.0s' {1..25})
+case_of "Markdown has 120 columns, except tables, code and what has no space"
+# shellcheck disable=SC2016  # no expression
+{ printf '%.119s…\n' "$long"; printf '| %s |\n' "$long"; printf '```\n%s\n```\n' "$long"
+  printf -- '- https://example.com/%0120d\n' 1; } | file docs/a.md
+sed -i '1s/.*/'"$(printf '…%.0s' {1..120})"'/' docs/a.md
+passes markdown
+printf 'short\n%s\n' "$long" | file README.md
+complains markdown "README.md:2: 125 columns; 120 is the limit"
+
+case_of "a long file"
+yes 'int a;' | head -n 701 | file src/a.cpp || true
+complains lengths "src/a.cpp has 701 lines; 700 is the limit"
+
+case_of "a long public header, and too many of them"
+yes 'int a;' | head -n 251 | file include/accelerate/a.h || true
+yes 'int a;' | head -n 350 | file include/accelerate/accelerator.h || true
+complains headers "include/accelerate/a.h has 251 lines; 250 is the limit"
+grep -q accelerator.h out && wrong "does not give accelerator.h its 350 lines"
+for i in {1..51}; do file "include/accelerate/$i.h" <<<'#pragma once'; file "include/accelerate/detail/core/$i.h" <<<'#pragma once'; done
+complains headers "include/accelerate has 53 headers at its top; 50 is the limit"
+
+case_of "a check that there is not"
+lint layer
+[ "$status" -eq 2 ] || wrong "ends with $status, not 2"
+grep -qF "there is no check 'layer'" out || wrong "does not name it"
+
+# clang-tidy: a path with the few commands that it needs, and programs that only write down what they were asked to do.
+bin=$work/bin calls=$work/calls
+mkdir -p "$bin"
+for command in bash cat dirname env git grep mkdir nproc sort xargs; do ln -s "$(command -v $command)" "$bin/$command"; done
+stub() { { printf '#!/bin/bash\necho "%s $*" >>"%s"\n' "${1##*/}" "$calls"; cat; } >"$1" && chmod +x "$1"; }  # path; the body comes from the input
+# shellcheck disable=SC2016  # expands in the stub
+stub tools/setup.sh <<<'[ "$1" != --where ] || echo /libtorch'
+stub "$bin/cmake" <<<"while [ \"\$1\" != -B ]; do shift; done; echo '[{\"file\": \"$work/src/core/new.cpp\"}]' >\"\$2/compile_commands.json\""
+tidy() { status=0; : >"$calls"; PATH=$bin tools/tidy.sh "$@" >out 2>&1 || status=$?; }
+commit() { git add -A && git -c user.name=a -c user.email=a@localhost commit -qm "$1"; }
+prints() { [ "$status" -eq "$1" ] || wrong "ends with $status, not $1"; grep -qF -- "$2" out || wrong "does not print '$2'"; }
+
+case_of "make lint does not run clang-tidy where nothing has changed"
+file src/core/old.cpp <<<'int old;'
+commit base
+tidy --changed
+if [ "$status" -ne 0 ] || [ -s out ]; then wrong "ends with $status, or says something"; fi
+case_of "where clang-tidy is missing, make lint says so"
+file src/core/old.cpp <<<'int old;'
+file src/core/new.cpp <<<'int a;'
+tidy --changed
+prints 0 "clang-tidy-19 is not installed: 1 changed files are not checked"
+what="clang-tidy sees changed files, and fails the check when it complains"
+stub "$bin/clang-tidy-19" <<<'true'
+tidy --changed
+prints 0 "tidy: 1 files in order"
+grep -q "^clang-tidy-19 .*src/core/new.cpp$" "$calls" || wrong "does not run it"
+grep -q "old.cpp" "$calls" && wrong "looks at a file that has not changed"
+stub "$bin/clang-tidy-19" <<<'exit 1'
+tidy --changed
+prints 1 "clang-tidy complains"
+
+[ "$failures" -eq 0 ] || exit 1
+echo "lint finds what it is for"

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# tools/tidy.sh [--changed | files...]: clang-tidy with the checks of .clang-tidy.
+#
+#   tools/tidy.sh               all sources of src/, cuda/ and cli/ (with LibTorch: up to a minute per file)
+#   tools/tidy.sh src/core/*    these
+#   tools/tidy.sh --changed     what differs from the branch it will be merged into, or is not committed yet; skipped
+#                               where no clang-tidy is installed. TIDY_BASE=<commit> compares with another one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+clang_tidy=clang-tidy-19  # the newest of Debian 12
+
+tidied() { grep -E '^(src|cuda|cli)/.*\.cpp$' | while read -r f; do [ ! -e "$f" ] || echo "$f"; done; }
+
+changed_files() {
+  local base=${TIDY_BASE:-} candidate
+  for candidate in origin/HEAD origin/main main HEAD; do
+    [ -z "$base" ] || break
+    base=$(git merge-base HEAD "$candidate" 2>/dev/null) || base=""
+  done
+  { git diff --name-only "$base"; git ls-files --others --exclude-standard; } | sort -u | tidied
+}
+
+case "${1:-}" in
+  --changed)
+    mapfile -t files < <(changed_files)
+    [ ${#files[@]} -ne 0 ] || exit 0
+    command -v "$clang_tidy" >/dev/null || {
+      echo "lint: $clang_tidy is not installed: ${#files[@]} changed files are not checked by it (make tidy installs it)"
+      exit 0
+    }
+    ;;
+  "")
+    tools/setup.sh --packages "$clang_tidy"
+    mapfile -t files < <(git ls-files | tidied)
+    ;;
+  *) mapfile -t files < <(printf '%s\n' "$@" | tidied) ;;
+esac
+[ ${#files[@]} -ne 0 ] || { echo "tidy: no file of src/, cuda/ or cli/ among the given ones" >&2; exit 2; }
+
+# How files are compiled, for a compiler that cannot read GCC's precompiled header. Configured only, nothing is built.
+torch=$(tools/setup.sh --where 2>/dev/null) || { echo "lint: no LibTorch yet, so nothing is checked by $clang_tidy (make setup)"; exit 0; }
+folder=build/tidy${TORCH:+-torch-$TORCH}
+mkdir -p "$folder"
+cmake --preset no-pch -B "$folder" -DACCELERATE_TORCH_DIR="$torch" >"$folder/configure.log" 2>&1 || { cat "$folder/configure.log" >&2; exit 1; }
+# What this machine does not build (cuda/ without CUDA headers) is not checked.
+mapfile -t files < <(for f in "${files[@]}"; do grep -qF "\"$PWD/$f\"" "$folder/compile_commands.json" && echo "$f"; done)
+[ ${#files[@]} -ne 0 ] || exit 0
+
+cores=$(nproc)
+printf '%s\n' "${files[@]}" | xargs -n 1 -P "${JOBS:-$cores}" "$clang_tidy" -p "$folder" --quiet --warnings-as-errors='*' \
+  2> >(grep -vE '^[0-9]+ warnings? (treated|generated)|^Suppressed|^Use -header-filter|^$' >&2) ||
+  { echo "tidy: clang-tidy complains (above)" >&2; exit 1; }
+echo "tidy: ${#files[@]} files in order"
