@@ -65,7 +65,7 @@ void install_end_handlers() {
 }  // namespace
 
 GroupGuard::GroupGuard(const WatchOptions& options, const Blackboard& blackboard)
-    : rank_(options.rank) {
+    : rank_(options.rank), global_ranks_(options.global_ranks) {
   install_end_handlers();
   watch_ = std::make_shared<Watch>(
       options, blackboard, [this](const Finding&) { cancel_all(); },
@@ -143,7 +143,12 @@ CommError GroupGuard::error_of(const Ticket& ticket) const {
 
 CommError GroupGuard::error_in(const std::string& own_call) const {
   const auto finding = watch_->finding(std::chrono::milliseconds(0)).value_or(Finding{});
-  return CommError(str(finding.text, "\n  this is rank ", rank_, ", in ", own_call), finding.rank);
+  return CommError(str(finding.text, "\n  this is rank ", rank_, ", in ", own_call),
+                   in_run(finding.rank));
+}
+
+int GroupGuard::in_run(int rank) const {
+  return rank < 0 || global_ranks_.empty() ? rank : global_ranks_.at(rank);
 }
 
 std::exception_ptr GroupGuard::verdict(const Ticket& ticket) const {
@@ -155,7 +160,7 @@ std::exception_ptr GroupGuard::explain(const Ticket& ticket, const std::string& 
   if (watch_->finding(kTimeForTheJury)) return verdict(ticket);
   const auto own = watch_->log().tell(ticket.sequence);
   return std::make_exception_ptr(
-      CommError(str(own.text, " failed on rank ", rank_, ": ", message), rank));
+      CommError(str(own.text, " failed on rank ", rank_, ": ", message), in_run(rank)));
 }
 
 void GroupGuard::fail(const Ticket& ticket, const std::string& suspicion, int rank) {
@@ -169,7 +174,7 @@ std::exception_ptr GroupGuard::failure_of(const std::string& message, const std:
   program_is_told();
   return std::make_exception_ptr(
       found ? error_in(message)
-            : CommError(str(message, " failed on rank ", rank_, ": ", suspicion), rank));
+            : CommError(str(message, " failed on rank ", rank_, ": ", suspicion), in_run(rank)));
 }
 
 void GroupGuard::program_is_told() {

@@ -68,7 +68,11 @@ class GroupGuard : public DeviceCallGuard {
   /// Throws to the program.
   [[noreturn]] void tell(const std::exception_ptr& error);
 
+  /// A rank of the group as a rank of the run.
+  [[nodiscard]] int in_run(int rank) const;
+
   int rank_;
+  std::vector<int> global_ranks_;
   std::mutex mutex_;
   std::map<std::uint64_t, std::function<void()>> under_way_;
   std::vector<std::function<void()>> when_failed_;

@@ -39,6 +39,7 @@ std::shared_ptr<GroupGuard> make_guard(const Roll& roll, const GroupOptions& opt
       .get = [&](const auto& key) { return roll.hear(key, 0); }};
   return std::make_shared<GroupGuard>(WatchOptions{.rank = options.rank,
                                                    .size = options.world_size,
+                                                   .global_ranks = options.global_ranks,
                                                    .address = options.address,
                                                    .times = {.timeout = options.timeout},
                                                    .stall = stall,

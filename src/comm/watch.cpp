@@ -22,6 +22,12 @@
 #include "core/world.h"
 
 namespace accelerate::detail {
+
+std::string WatchOptions::place_of(int of_rank) const {
+  if (global_ranks.empty()) return "";
+  return str(", rank ", global_ranks.at(static_cast<std::size_t>(of_rank)), " of the run");
+}
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -114,7 +120,7 @@ class Watch::Loop {
     if (words.size() != 7) throw CommError("the watch of rank 0 gave no address.", 0);
     hub_is_here_ = words[3] == host_identity();
     hub_pid_ = std::stoi(words[4]);
-    hub_name_ = str("rank 0 (", words[5], ")");
+    hub_name_ = str("rank 0 (", words[5], options_.place_of(0), ")");
     if (hub_is_here_) hub_page_ = open_page(words[6]);
     link_.emplace(reach(words[0], std::stoi(words[1])), now);
     say_hello(words[2]);
@@ -140,7 +146,7 @@ class Watch::Loop {
                .rank = options_.rank,
                .pid = ::getpid(),
                .host = host_identity(),
-               .name = this_host_name(),
+               .name = str(this_host_name(), options_.place_of(options_.rank)),
                .page = page_.path(),
                .text = password};
     link_->send(to_line(hello));
@@ -303,7 +309,8 @@ class Watch::Loop {
   }
 
   [[nodiscard]] std::string own_name() const {
-    return str("rank ", options_.rank, " (", this_host_name(), ")");
+    return str("rank ", options_.rank, " (", this_host_name(), options_.place_of(options_.rank),
+               ")");
   }
 
   /// Exact on the host of rank 0. Elsewhere it is what rank 0 said with its last beat, or the last

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <ostream>
+#include <tuple>
 
 #include "core/json.h"
 #include "core/record.h"
@@ -17,17 +18,21 @@ using Sizes = std::vector<std::pair<std::string, std::int64_t>>;
 
 /// In the order of the mesh: the last has neighbouring ranks.
 Sizes sizes_of(const ParallelismConfig& config) {
-  return {{"dp_replicate", config.dp_replicate_size.value_or(1)},
+  return {{"pp", config.pp_size.value_or(1)},
+          {"dp_replicate", config.dp_replicate_size.value_or(1)},
           {"dp_shard", config.dp_shard_size.value_or(1)},
           {"cp", config.cp_size.value_or(1)},
           {"sp", config.sp_size.value_or(1)},
           {"tp", config.tp_size.value_or(1)}};
 }
 
-/// "dp_replicate_size 1, dp_shard_size 2, ...", for messages.
+/// "dp_replicate_size 1, dp_shard_size 2, ...", for messages. Python has no pipeline: it is shown
+/// if it is used.
 std::string factors_of(const ParallelismConfig& config) {
   std::vector<std::string> factors;
-  for (const auto& [name, size] : sizes_of(config)) factors.push_back(str(name, "_size ", size));
+  for (const auto& [name, size] : sizes_of(config)) {
+    if (name != "pp" || size > 1) factors.push_back(str(name, "_size ", size));
+  }
   return join(factors);
 }
 
@@ -42,7 +47,7 @@ std::optional<std::int64_t> product_of(const ParallelismConfig& config,
   return product;
 }
 
-const std::vector<std::string> kAllNames = {"dp_replicate", "dp_shard", "cp", "sp", "tp"};
+const std::vector<std::string> kAllNames = {"pp", "dp_replicate", "dp_shard", "cp", "sp", "tp"};
 
 std::int64_t size_of(const ParallelismConfig& config, const std::vector<std::string>& names) {
   if (const auto product = product_of(config, names)) return *product;
@@ -159,7 +164,8 @@ struct RecordTraits<ParallelismConfig> {
         field("sp_backend", &T::sp_backend, prefix + "SP_BACKEND", "deepspeed"),
         field("tp_handler", &T::tp_handler),
         field("cp_handler", &T::cp_handler),
-        field("sp_handler", &T::sp_handler)};
+        field("sp_handler", &T::sp_handler),
+        field("pp_size", &T::pp_size, prefix + "PP_SIZE", 1)};
   }
 
   static void finish(T& config, const T&, const Environment& environment, Warnings& warnings) {
@@ -170,6 +176,7 @@ struct RecordTraits<ParallelismConfig> {
     require_one_of({"torch"}, "cp_backend", *config.cp_backend);
     require_at_least(1, "sp_size", *config.sp_size);
     require_one_of({"deepspeed"}, "sp_backend", *config.sp_backend);
+    require_at_least(1, "pp_size", *config.pp_size);
     static_cast<void>(config.total_size());  // says so if there is none
     if (config.cp_enabled() && config.sp_enabled()) {
       throw ConfigError(str("cp_size is ", *config.cp_size, " and sp_size is ", *config.sp_size,
@@ -236,6 +243,7 @@ ParallelismConfig config_from(const Value::Dict& dict) {
   take(dict, "cp_backend", config.cp_backend);
   take(dict, "sp_size", config.sp_size);
   take(dict, "sp_backend", config.sp_backend);
+  take(dict, "pp_size", config.pp_size);
   if (const auto* handler = handler_entry<TorchTensorParallelConfig>(dict, "tp_handler")) {
     std::optional<bool> asynchronous;
     take(*handler, "enable_async_tp", asynchronous);
@@ -262,6 +270,15 @@ ACCELERATE_RECORD(TorchContextParallelConfig);
 ACCELERATE_RECORD(DeepSpeedSequenceParallelConfig);
 ACCELERATE_RECORD(ParallelismConfig);
 
+bool ParallelismConfig::operator==(const ParallelismConfig& other) const {
+  const auto fields = [](const ParallelismConfig& config) {
+    return std::tie(config.dp_replicate_size, config.dp_shard_size, config.tp_size, config.cp_size,
+                    config.cp_backend, config.sp_size, config.sp_backend, config.tp_handler,
+                    config.cp_handler, config.sp_handler, config.pp_size);
+  };
+  return fields(*this) == fields(other);
+}
+
 std::int64_t ParallelismConfig::total_size() const {
   return detail::size_of(*this, detail::kAllNames);
 }
@@ -271,7 +288,7 @@ std::int64_t ParallelismConfig::data_parallel_size() const {
 }
 
 std::int64_t ParallelismConfig::non_data_parallel_size() const {
-  return detail::size_of(*this, {"tp", "cp", "sp"});
+  return detail::size_of(*this, {"tp", "cp", "sp", "pp"});
 }
 
 std::vector<std::string> ParallelismConfig::dp_dim_names() const {
@@ -279,7 +296,7 @@ std::vector<std::string> ParallelismConfig::dp_dim_names() const {
 }
 
 std::vector<std::string> ParallelismConfig::non_dp_dim_names() const {
-  return detail::enabled(*this, {"tp", "cp", "sp"});
+  return detail::enabled(*this, {"tp", "cp", "sp", "pp"});
 }
 
 std::vector<std::string> ParallelismConfig::dp_shard_cp_dim_names() const {
@@ -297,7 +314,7 @@ std::vector<std::string> ParallelismConfig::fsdp_dim_names() const {
 }
 
 std::vector<std::string> ParallelismConfig::active_mesh_dims() const {
-  return detail::enabled(*this, {"dp_replicate", "dp_shard", "tp", "cp", "sp"});
+  return detail::enabled(*this, {"dp_replicate", "dp_shard", "tp", "cp", "sp", "pp"});
 }
 
 std::optional<MeshLayout> ParallelismConfig::mesh() const {
