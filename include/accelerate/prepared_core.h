@@ -17,6 +17,7 @@
 #include "accelerate/prepare_options.h"
 #include "accelerate/random.h"
 #include "accelerate/samplers.h"
+#include "accelerate/stateful.h"
 
 namespace accelerate::detail {
 
@@ -41,11 +42,9 @@ class ObservedPass final : public Pass<Batch> {
   GradientState gradient_state_ = {};
 };
 
-/// A prepared loader without the type of its batches.
-class AnyPreparedLoader {
+/// A prepared loader without the type of its batches. Its state is that of `DataLoaderState`.
+class AnyPreparedLoader : public Stateful {
  public:
-  virtual ~AnyPreparedLoader() = default;
-
   /// Whether the passes to come end with repeated samples; returns what was so before. Nothing
   /// happens, and nothing is returned, where samples are not dealt out by index.
   virtual std::optional<bool> exchange_even_batches(bool even) = 0;
@@ -62,6 +61,10 @@ class PreparedCore : public LoaderCore<Batch>, public AnyPreparedLoader {
   [[nodiscard]] std::optional<std::int64_t> total_samples() const override {
     return preparation_.already_sharded ? preparation_.total_samples
                                         : LoaderCore<Batch>::total_samples();
+  }
+  [[nodiscard]] Value state_dict() override { return Value(this->position().state()); }
+  void load_state_dict(const Value& state) override {
+    this->position().load(from_value<DataLoaderState>(state));
   }
   std::optional<bool> exchange_even_batches(bool even) override {
     if (preparation_.sharing != Sharing::kDeal || !this->recipe()->batch_sampler) {

@@ -13,6 +13,7 @@
 
 namespace accelerate::detail {
 
+class Engine;
 class LossScaling;
 
 struct OptimizerCore {
@@ -22,10 +23,16 @@ struct OptimizerCore {
   std::shared_ptr<LossScaling> scaling = nullptr;
   GradientState gradient_state = {};
   bool step_was_skipped = false;
+  /// The engines that are attached to it.
+  std::vector<std::weak_ptr<Engine>> engines = {};
   /// Of an optimizer that has `train` and `eval`.
   std::function<void(torch::optim::Optimizer&, bool training)> modes = {};
 
   [[nodiscard]] bool has_gradients() const;
+  /// Lets an engine replace parameters in the groups, once.
+  void attach(const std::shared_ptr<Engine>& engine);
+  /// Tells the engines of a step that was carried out.
+  void tell_engines() const;
 };
 
 /// The factor on the loss, for all optimizers of an accelerator: it changes when all of them that
