@@ -1,6 +1,5 @@
 // Steps of data-parallel training: alone, as a prepared model takes them, and with c10d's Reducer
 // over Gloo as they come with LibTorch; ddp.py does the same with Python's DistributedDataParallel.
-#include <accelerate/data_parallel.h>
 #include <torch/torch.h>
 
 #include <memory>
@@ -9,6 +8,7 @@
 
 #include "mlp.h"
 #include "support.h"
+#include "training/data_parallel.h"
 
 namespace {
 
@@ -56,7 +56,7 @@ class Training {
     const auto loss = torch::nn::functional::cross_entropy(net_->forward(input_), target_);
     if (parallel_) {
       reached_.walk(loss);
-      parallel_->before_backward(loss, reached_);
+      parallel_->before_backward({loss, reached_});
     }
     if (reducer_) {
       reducer_->rebuild_buckets();

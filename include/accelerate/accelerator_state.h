@@ -17,6 +17,7 @@
 
 namespace accelerate {
 
+class DeviceMesh;
 struct DeepSpeedPlugin;
 struct FullyShardedDataParallelPlugin;
 struct MegatronLMPlugin;
@@ -87,6 +88,8 @@ class ACCELERATE_API AcceleratorState : public PartialState {
   [[nodiscard]] std::shared_ptr<TorchTensorParallelPlugin> torch_tp_plugin() const;
   [[nodiscard]] std::shared_ptr<MegatronLMPlugin> megatron_lm_plugin() const;
   [[nodiscard]] std::shared_ptr<ParallelismConfig> parallelism_config() const;
+  /// The mesh that an `Accelerator` has made for the parallelism_config; null without one.
+  [[nodiscard]] std::shared_ptr<DeviceMesh> device_mesh() const;
 
   /// The active plugin; null unless the type is `kDeepspeed`.
   [[nodiscard]] std::shared_ptr<DeepSpeedPlugin> deepspeed_plugin() const;

@@ -102,8 +102,5 @@ class ACCELERATE_API LoaderPass {
   AnyBatch batch_ = {};
 };
 
-// The name under which `Accelerator` keeps prepared loaders.
-using AnyPreparedLoader = LoaderCore;
-
 }  // namespace detail
 }  // namespace accelerate

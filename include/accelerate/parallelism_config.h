@@ -4,10 +4,13 @@
 //     config.total_size();                                  // 8
 //     auto mesh = config.mesh();                            // 4 x 2: dp_shard, tp
 //     mesh->members("tp", /*rank=*/5);                      // {4, 5}
+//
+// `get_device_mesh` (accelerate/device_mesh.h) makes the process groups of a mesh.
 #pragma once
 
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -92,6 +95,10 @@ struct ACCELERATE_API ParallelismConfig {
   std::optional<TorchTensorParallelConfig> tp_handler = std::nullopt;
   std::optional<TorchContextParallelConfig> cp_handler = std::nullopt;
   std::optional<DeepSpeedSequenceParallelConfig> sp_handler = std::nullopt;
+  /// Ours. The stages of a pipeline: the outermost dimension.
+  std::optional<std::int64_t> pp_size = std::nullopt;
+  /// What `get_device_mesh` has made. Copies share it; it does not count when configs are compared.
+  std::shared_ptr<DeviceMesh> device_mesh = nullptr;
 
   // A size that is unset counts as 1 in all of these. Throw `ConfigError` beyond 64 bits.
   [[nodiscard]] std::int64_t total_size() const;
@@ -102,6 +109,7 @@ struct ACCELERATE_API ParallelismConfig {
   [[nodiscard]] bool tp_enabled() const { return tp_size.value_or(1) > 1; }
   [[nodiscard]] bool cp_enabled() const { return cp_size.value_or(1) > 1; }
   [[nodiscard]] bool sp_enabled() const { return sp_size.value_or(1) > 1; }
+  [[nodiscard]] bool pp_enabled() const { return pp_size.value_or(1) > 1; }
 
   /// The enabled dimensions over which data is divided.
   [[nodiscard]] std::vector<std::string> dp_dim_names() const;
@@ -115,16 +123,24 @@ struct ACCELERATE_API ParallelismConfig {
   [[nodiscard]] std::vector<std::string> fsdp_dim_names() const;
   [[nodiscard]] std::vector<std::string> active_mesh_dims() const;
 
-  /// The mesh of the enabled dimensions in the order dp_replicate, dp_shard, cp, sp, tp, with the
-  /// flattened "dp", "dp_shard_cp" and "dp_cp" where they have a member. Unset when no dimension
-  /// is enabled.
+  /// The mesh of the enabled dimensions in the order pp, dp_replicate, dp_shard, cp, sp, tp, with
+  /// the flattened "dp", "dp_shard_cp" and "dp_cp" where they have a member. nullopt if no
+  /// dimension is enabled.
   [[nodiscard]] std::optional<MeshLayout> mesh() const;
+  /// Collective. Makes the process groups of `mesh()`, also with sequence parallelism, for which
+  /// Python makes none. Null if no dimension is enabled. Throws `ArgumentError` if the sizes do not
+  /// multiply to the number of processes of the run.
+  [[nodiscard]] std::shared_ptr<DeviceMesh> build_device_mesh(std::string_view device_type) const;
+  /// Collective if there is no `device_mesh` yet: builds it. Throws `ArgumentError` if it was built
+  /// for another device type, and if there is neither a mesh nor a device type.
+  [[nodiscard]] std::shared_ptr<DeviceMesh> get_device_mesh(
+      std::optional<std::string_view> device_type = std::nullopt);
 
   /// JSON that `from_json` reads again. That throws `ConfigError` for a key that is not known.
   [[nodiscard]] std::string to_json() const;
   [[nodiscard]] static ParallelismConfig from_json(std::string_view text);
 
-  bool operator==(const ParallelismConfig&) const = default;
+  bool operator==(const ParallelismConfig& other) const;
 };
 
 /// The resolved config as a run has it: a total of 1 in a distributed run replicates the model over

@@ -45,7 +45,7 @@ struct PrepareDataLoaderOptions {
   bool non_blocking = false;
   /// Kept for ported programs: the position of a loader of ours can always be saved.
   bool use_stateful_dataloader = false;
-  /// Ranks along "tp" and "cp" are given the same data.
+  /// Ranks along "tp", "cp", "sp" and "pp" are given the same data.
   std::optional<MeshLayout> device_mesh = std::nullopt;
   /// Ours: the dataset of each process already holds its part alone. Nothing is dealt out, and
   /// `split_batches` and `dispatch_batches` are refused.

@@ -10,122 +10,34 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
-#include <atomic>
-#include <concepts>
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <source_location>
-#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include "accelerate/api.h"
-#include "accelerate/autocast.h"
-#include "accelerate/data_parallel.h"
-#include "accelerate/kwargs.h"
+#include "accelerate/model_core.h"
 #include "accelerate/state_dict.h"
 #include "accelerate/tensor_operations.h"
 
 namespace accelerate {
-
-/// What becomes of the optimizer's state when the values of a parameter are replaced.
-enum class ReplacedState : std::uint8_t {
-  /// The next step begins anew.
-  kDrop,
-  /// It stays: the shape must be the same.
-  kKeep
-};
-
-/// The new state tensor (`name` as in Python: "exp_avg", ...) in place of an old one, which has the
-/// shape that the parameter had. Counters are kept.
-using CarryState = std::function<at::Tensor(const std::string& name, const at::Tensor& old_state)>;
-
-struct ReplaceParameterOptions {
-  std::variant<ReplacedState, CarryState> state = ReplacedState::kDrop;
-};
-
-namespace detail {
-
-struct OptimizerCore;
-class GradientWatch;
-
-/// How the forward pass of a model is cast.
-struct CastSettings {
-  c10::DeviceType device_type = c10::DeviceType::CPU;
-  at::ScalarType dtype = at::kFloat;
-  AutocastKwargs kwargs = {};
-};
-
-/// What the copies of a prepared model and its accelerator share.
-struct ACCELERATE_API ModelCore {
-  std::shared_ptr<torch::nn::Module> module;
-  c10::Device device = c10::Device(c10::kCPU);
-  std::optional<CastSettings> cast = std::nullopt;
-  /// Whether arguments are sent to the device, as Python's DistributedDataParallel does.
-  bool moves_inputs = false;
-  /// Null where nothing is averaged: one process, evaluation, no trainable parameter.
-  std::unique_ptr<DataParallel> parallel = nullptr;
-  /// Whether backward averages; off under `no_sync`.
-  bool averages = true;
-  /// An error ended a backward in the middle of averaging.
-  bool unfinished = false;
-  /// Got gradients that stay with the process, and nobody asked for that; see `watch`.
-  std::atomic<bool> strayed = false;
-  std::shared_ptr<GradientWatch> watch = nullptr;
-  /// The optimizers of the accelerator, for parameters that are replaced.
-  std::function<std::vector<std::shared_ptr<OptimizerCore>>()> optimizers = {};
-
-  /// Collective.
-  void replace_parameter(std::string_view name, const at::Tensor& tensor,
-                         const ReplaceParameterOptions& options, std::source_location where);
-};
-
-/// The module that a holder or a smart pointer leads to.
-template <class Holder>
-struct ModuleOf;
-template <class Holder>
-requires torch::detail::is_module_holder<Holder>::value struct ModuleOf<Holder> {
-  using type = typename Holder::ContainedType;
-  static const std::shared_ptr<type>& pointer(const Holder& holder) { return holder.ptr(); }
-};
-template <std::derived_from<torch::nn::Module> M>
-struct ModuleOf<std::shared_ptr<M>> {
-  using type = M;
-  static const std::shared_ptr<M>& pointer(const std::shared_ptr<M>& holder) { return holder; }
-};
-
-template <class T>
-concept ModelHolder = requires {
-  typename ModuleOf<T>::type;
-};
-
-/// Throws `StateError`.
-[[noreturn]] ACCELERATE_API void refuse_empty_model();
-
-}  // namespace detail
 
 template <class Holder>
 class PreparedModel {
  public:
   using Module = typename detail::ModuleOf<Holder>::type;
 
-  /// The module, under autocast until the end of the full expression.
+  /// The module, in its forward until the end of the full expression.
   class Scope {
    public:
-    Scope(const detail::ModelCore& core, Module* module) : module_(module) {
-      if (core.cast) scope_.emplace(core.cast->device_type, core.cast->dtype, core.cast->kwargs);
-    }
+    Scope(const detail::ModelCore& core, Module* module) : forward_(core), module_(module) {}
     Module* operator->() const { return module_; }
 
    private:
-    std::optional<AutocastScope> scope_ = std::nullopt;
+    detail::ForwardScope forward_;
     Module* module_;
   };
 
@@ -171,8 +83,14 @@ class PreparedModel {
   [[nodiscard]] auto named_buffers(bool recurse = true) const {
     return module_of().named_buffers(recurse);
   }
-  /// Parameters and buffers by name, in Python's order. They are the model's own, not copies.
-  [[nodiscard]] StateDict state_dict() const { return accelerate::state_dict(module_of()); }
+  /// Collective if parameters are sharded. Whole parameters and buffers by name, in Python's order.
+  /// A model that is not sharded returns its own tensors, not copies.
+  [[nodiscard]] StateDict state_dict() const { return checked().state_dict(); }
+  /// Collective if parameters are sharded. Copies the values of `state_dict` back. Throws
+  /// `StateDictMismatch` as `accelerate::load_state_dict`.
+  void load_state_dict(const StateDict& state, bool strict = true) const {
+    checked().load_state_dict(state, strict);
+  }
   void train(bool on = true) const { module_of().train(on); }
   void eval() const { module_of().eval(); }
   [[nodiscard]] bool is_training() const { return module_of().is_training(); }

@@ -18,4 +18,10 @@ using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 /// children. A tensor that is registered twice has both names. The tensors are the module's own.
 [[nodiscard]] ACCELERATE_API StateDict state_dict(const torch::nn::Module& module);
 
+/// Python's `module.load_state_dict(state, strict)`: copies the tensors into those of the module.
+/// Throws `StateDictMismatch` that names tensors of another shape and, if `strict`, names that are
+/// missing in `state` or unknown to the module; the module has not changed then.
+ACCELERATE_API void load_state_dict(torch::nn::Module& module, const StateDict& state,
+                                    bool strict = true);
+
 }  // namespace accelerate

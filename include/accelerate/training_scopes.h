@@ -13,24 +13,24 @@
 
 namespace accelerate {
 
-/// What `accumulate`, `no_sync` and `trigger_sync_in_backward` return: until it ends the gradients
-/// of some models are averaged or not. Scopes nest, and restore what they found.
+/// What `accumulate`, `no_sync` and `trigger_sync_in_backward` return: until it ends, backward
+/// synchronizes the gradients of some models or not. Scopes nest, and restore what they found.
 template <std::size_t N>
 class [[nodiscard]] GradientSyncScope {
  public:
   using Models = std::array<std::shared_ptr<detail::ModelCore>, N>;
 
-  /// Nothing changes where `averages` is unset.
-  GradientSyncScope(std::optional<bool> averages, Models models) {
-    if (!averages) return;
+  /// nullopt keeps the current setting; false keeps gradients local.
+  GradientSyncScope(std::optional<bool> synchronizes, Models models) {
+    if (!synchronizes) return;
     models_ = std::move(models);
     for (std::size_t i = 0; i < N; ++i) {
-      if (models_[i]) before_[i] = std::exchange(models_[i]->averages, *averages);
+      if (models_[i]) before_[i] = std::exchange(models_[i]->synchronizes, *synchronizes);
     }
   }
   ~GradientSyncScope() {
     for (std::size_t i = N; i-- > 0;) {
-      if (models_[i]) models_[i]->averages = before_[i];
+      if (models_[i]) models_[i]->synchronizes = before_[i];
     }
   }
   GradientSyncScope(const GradientSyncScope&) = delete;
@@ -52,7 +52,7 @@ inline constexpr bool kIsPreparedModel = false;
 template <class Holder>
 inline constexpr bool kIsPreparedModel<PreparedModel<Holder>> = true;
 
-/// A prepared model, or one that is not: then there is nothing to average.
+/// A prepared model, or a holder of one that is not prepared.
 template <class T>
 concept AnyModel = kIsPreparedModel<std::remove_cvref_t<T>> || ModelHolder<std::remove_cvref_t<T>>;
 

@@ -5,21 +5,15 @@
 #include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "accelerate/accelerator_options.h"
+#include "accelerate/device_mesh.h"
 #include "accelerate/loader_core.h"
-#include "accelerate/prepared_model.h"
 #include "accelerate/state.h"
-#include "training/optimizer_core.h"
-#include "training/scheduler_core.h"
+#include "accelerator/registry.h"
+#include "training/backward_plan.h"
 
 namespace accelerate::detail {
-
-class JoinScope;
-
-/// Which tensor the gradient of a parameter is, and its version.
-using GradientMark = std::pair<const void*, std::uint32_t>;
 
 struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   AcceleratorCore(const AcceleratorOptions& given, AcceleratorState made)
@@ -30,29 +24,19 @@ struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   GradientState gradient_state = {};
   ProjectConfiguration project = {};
   DistributedDataParallelKwargs ddp = {};
-  /// Nothing where all is computed in full precision.
+  /// Where engines get their process groups from; null with one process. Without a
+  /// parallelism_config all processes are in "dp_replicate".
+  std::shared_ptr<DeviceMesh> mesh = nullptr;
+  /// nullopt if all is computed in full precision.
   std::optional<CastSettings> cast = std::nullopt;
-  /// With float16 on an accelerator.
-  std::shared_ptr<LossScaling> scaling = nullptr;
 
-  // In the order of preparation, which numbers the files of a checkpoint.
-  std::vector<std::shared_ptr<ModelCore>> models = {};
-  std::vector<std::shared_ptr<OptimizerCore>> optimizers = {};
-  std::vector<std::shared_ptr<SchedulerCore>> schedulers = {};
-  std::vector<std::shared_ptr<AnyPreparedLoader>> loaders = {};
+  ObjectRegistry registry = {};
 
   /// Batches that `accumulate` has counted.
   std::int64_t step = 0;
-  /// While uneven inputs are joined.
+  /// The scope of `join_uneven_inputs` while it runs, else null.
   JoinScope* join = nullptr;
-  // Of a backward, kept for their memory.
-  std::vector<std::shared_ptr<ModelCore>> living = {};
-  std::vector<ModelCore*> candidates = {};
-  std::vector<ModelCore*> reached = {};
-  std::vector<DataParallel*> averaged = {};
-  ReachedLeaves leaves = {};
-  /// Parameters of models that a loss is not seen to reach, and their gradients before it.
-  std::vector<std::pair<at::Tensor, GradientMark>> unseen = {};
+  BackwardPlan backward = {};
 };
 
 /// Collective. Makes the state of the run, or attaches to it.

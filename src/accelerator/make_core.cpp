@@ -10,6 +10,7 @@
 #include "core/supported.h"
 #include "core/text.h"
 #include "state/partial_facts.h"
+#include "state/random_states.h"
 
 namespace accelerate::detail {
 namespace {
@@ -91,20 +92,6 @@ std::optional<ParallelismConfig> parallelism_config(const AcceleratorOptions& op
   return std::nullopt;
 }
 
-/// Of all dimensions only the replication of whole models is there.
-void require_replication_alone(const ParallelismConfig& config) {
-  const auto refuse = [](const char* name, std::optional<std::int64_t> size) {
-    if (size.value_or(1) <= 1) return;
-    throw UnsupportedError(str(name, " of parallelism_config is ", *size,
-                               ", but this version has no such parallelism yet. Set it to 1; "
-                               "dp_replicate_size is there."));
-  };
-  refuse("dp_shard_size", config.dp_shard_size);
-  refuse("tp_size", config.tp_size);
-  refuse("cp_size", config.cp_size);
-  refuse("sp_size", config.sp_size);
-}
-
 AcceleratorStateOptions state_options(const AcceleratorOptions& options,
                                       const Environment& environment) {
   AcceleratorStateOptions wanted;
@@ -128,7 +115,6 @@ AcceleratorStateOptions state_options(const AcceleratorOptions& options,
   if (auto config = parallelism_config(options, environment)) {
     auto filled = resolved(*config, environment);
     require_supported(filled);
-    require_replication_alone(filled);
     wanted.parallelism_config = std::make_shared<ParallelismConfig>(std::move(filled));
   }
   if (const auto* init = find_handler<InitProcessGroupKwargs>(options.kwargs_handlers)) {
@@ -200,7 +186,7 @@ void set_precision(AcceleratorCore& core) {
       core.cast = CastSettings{device.type(), at::kHalf, kwargs};
       GradScalerKwargs scaler;
       if (const auto* given = find_handler<GradScalerKwargs>(handlers)) scaler = *given;
-      core.scaling = std::make_shared<LossScaling>(scaler);
+      core.registry.scaling = std::make_shared<LossScaling>(scaler);
       return;
     }
     case PrecisionType::kBf16:
@@ -213,6 +199,15 @@ void set_precision(AcceleratorCore& core) {
     default:
       return;
   }
+}
+
+/// Collective if the run has a parallelism_config and no mesh yet.
+std::shared_ptr<DeviceMesh> mesh_of(const AcceleratorState& state) {
+  const auto device = c10::DeviceTypeName(state.device().type(), /*lower_case=*/true);
+  if (const auto config = state.parallelism_config()) return config->get_device_mesh(device);
+  if (!state.use_distributed()) return nullptr;
+  return std::make_shared<DeviceMesh>(device,
+                                      MeshLayout({"dp_replicate"}, {state.num_processes()}));
 }
 
 /// Which states of the process there were before a construction.
@@ -258,6 +253,8 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
         std::make_shared<AcceleratorCore>(options, AcceleratorState(wanted, FromAccelerator{}));
     core->project = project;
     core->ddp = ddp;
+    core->mesh = mesh_of(core->state);
+    core->registry.random_states = std::make_shared<RandomStates>(core->step);
     set_precision(*core);
     set_accumulation(options.gradient_accumulation_plugin, steps);
     if (core->state.is_main_process()) check_os_kernel();

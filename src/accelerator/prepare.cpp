@@ -10,16 +10,18 @@
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
-#include "training/gradient_watch.h"
-#include "training/living_models.h"
+#include "training/data_parallel.h"
 #include "training/optimizer_state.h"
 
 namespace accelerate::detail {
 namespace {
 
+/// Returns true if it is new.
 template <class T>
-void add_once(std::vector<std::shared_ptr<T>>& all, const std::shared_ptr<T>& one) {
-  if (std::ranges::find(all, one) == all.end()) all.push_back(one);
+bool add_once(std::vector<std::shared_ptr<T>>& all, const std::shared_ptr<T>& one) {
+  if (std::ranges::find(all, one) != all.end()) return false;
+  all.push_back(one);
+  return true;
 }
 
 bool places(const AcceleratorCore& core, std::optional<bool> placement) {
@@ -35,11 +37,12 @@ bool has_trained_parameter(const torch::nn::Module& module) {
 std::shared_ptr<OptimizerCore> optimizer_of(const AcceleratorCore& core,
                                             const LRScheduler& scheduler) {
   const torch::optim::Optimizer* const address = &scheduler.optimizer();
-  for (const auto& one : core.optimizers) {
+  for (const auto& one : core.registry.optimizers) {
     if (one->optimizer.get() == address) return one;
   }
   // The latest first: an address can be used again.
-  for (auto one = core.optimizers.rbegin(); one != core.optimizers.rend(); ++one) {
+  for (auto one = core.registry.optimizers.rbegin(); one != core.registry.optimizers.rend();
+       ++one) {
     if ((*one)->moved_from == address) return *one;
   }
   return nullptr;
@@ -63,7 +66,7 @@ CalledFrom::CalledFrom(const std::source_location& where)
 
 CalledFrom::~CalledFrom() = default;
 
-void check_prepare(const DevicePlacement* placement, std::size_t objects) {
+void Preparer::check(const DevicePlacement* placement, std::size_t objects) {
   if (!AcceleratorState::initialized() || !PartialState::initialized()) {
     throw StateError(
         "prepare: the state of the run was reset after this accelerator was made. Make a new "
@@ -75,14 +78,37 @@ void check_prepare(const DevicePlacement* placement, std::size_t objects) {
   }
 }
 
-std::shared_ptr<ModelCore> prepare_module(AcceleratorCore& core,
-                                          std::shared_ptr<torch::nn::Module> module,
-                                          std::optional<bool> placement, bool evaluation_mode) {
+namespace {
+
+/// Of all dimensions of a mesh only the replication of whole models has an engine.
+void check_dimensions(const DeviceMesh& mesh) {
+  for (const auto& name : mesh.mesh_dim_names()) {
+    if (name == "dp_replicate") continue;
+    throw UnsupportedError(str("prepare: ", name, "_size of parallelism_config is ",
+                               mesh.size(name),
+                               ", but this version cannot train a model in that way yet. Set it to "
+                               "1 and use dp_replicate_size, or train with the groups of "
+                               "torch_device_mesh() and prepare no model."));
+  }
+}
+
+/// Collective. The engine that trains the module on all processes.
+std::shared_ptr<Engine> make_engine(const AcceleratorCore& core, const torch::nn::Module& module) {
+  check_dimensions(*core.mesh);
+  return std::make_shared<DataParallel>(module, core.mesh->get_group("dp_replicate"), core.ddp);
+}
+
+}  // namespace
+
+std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> module,
+                                           std::optional<bool> placement,
+                                           bool evaluation_mode) const {
+  const auto& core = core_;
   if (!module) throw ArgumentError("There is no model to prepare: the holder is empty.");
-  const bool parallel =
+  const bool shared =
       core.state.use_distributed() && !evaluation_mode && has_trained_parameter(*module);
-  for (const auto& known : core.models) {
-    if (known->module == module && (known->parallel != nullptr) == parallel) return known;
+  for (const auto& known : core.registry.models) {
+    if (known->module == module && (known->engine != nullptr) == shared) return known;
   }
   auto model = std::make_shared<ModelCore>();
   model->module = std::move(module);
@@ -93,38 +119,37 @@ std::shared_ptr<ModelCore> prepare_module(AcceleratorCore& core,
   } else if (const auto parameters = model->module->parameters(); !parameters.empty()) {
     model->device = parameters.front().device();
   }
-  if (parallel) {
-    model->parallel =
-        std::make_unique<DataParallel>(*model->module, core.state.process_group(), core.ddp);
+  if (shared) {
+    model->use(make_engine(core, *model->module));
     model->moves_inputs = !model->device.is_cpu();
-    model->watch = std::make_shared<GradientWatch>(model);
-    add_living_model(model);
   }
-  register_prepared(core, model);
+  add(model);
   return model;
 }
 
-std::shared_ptr<OptimizerCore> prepare_optimizer_core(
-    AcceleratorCore& core, std::shared_ptr<torch::optim::Optimizer> optimizer,
-    const torch::optim::Optimizer* moved_from, std::optional<bool> placement) {
-  for (const auto& known : core.optimizers) {
+std::shared_ptr<OptimizerCore> Preparer::optimizer(
+    std::shared_ptr<torch::optim::Optimizer> optimizer, const torch::optim::Optimizer* moved_from,
+    std::optional<bool> placement) const {
+  const auto& core = core_;
+  for (const auto& known : core.registry.optimizers) {
     if (known->optimizer.get() == optimizer.get()) return known;
   }
   auto result = make_optimizer_core(std::move(optimizer), moved_from);
   if (places(core, placement)) move_optimizer_state(*result->optimizer, core.state.device());
-  register_prepared(core, result);
+  add(result);
   return result;
 }
 
-std::shared_ptr<SchedulerCore> prepare_scheduler_core(AcceleratorCore& core, SchedulerParts parts) {
+std::shared_ptr<SchedulerCore> Preparer::scheduler(SchedulerParts parts) const {
+  const auto& core = core_;
   if (!parts.keeper && !parts.ours && !parts.step && !parts.step_with_metric) {
     throw ArgumentError("There is no scheduler to prepare: the pointer is empty.");
   }
-  for (const auto& known : core.schedulers) {
+  for (const auto& known : core.registry.schedulers) {
     if (parts.ours != nullptr && known->parts.ours == parts.ours) return known;
   }
   auto scheduler = std::make_shared<SchedulerCore>();
-  scheduler->optimizers = core.optimizers;
+  scheduler->optimizers = core.registry.optimizers;
   if (parts.ours != nullptr) {
     if (const auto own = optimizer_of(core, *parts.ours)) {
       scheduler->optimizers = {own};
@@ -141,42 +166,49 @@ std::shared_ptr<SchedulerCore> prepare_scheduler_core(AcceleratorCore& core, Sch
     const bool follows = scheduler->step_with_optimizer && !scheduler->parts.step_with_metric;
     if (follows && scheduler->steps_per_call > 1) explain_steps(scheduler->steps_per_call);
   }
-  register_prepared(core, scheduler);
+  add(scheduler);
   return scheduler;
 }
 
-void register_prepared(AcceleratorCore& core, std::shared_ptr<ModelCore> model) {
+void Preparer::add(const std::shared_ptr<ModelCore>& model) const {
+  auto& core = core_;
   if (!model->optimizers) {
     model->optimizers = [weak = core.weak_from_this()] {
       const auto owner = weak.lock();
-      return owner ? owner->optimizers : std::vector<std::shared_ptr<OptimizerCore>>();
+      return owner ? owner->registry.optimizers : std::vector<std::shared_ptr<OptimizerCore>>();
     };
   }
-  add_once(core.models, model);
+  if (!add_once(core.registry.models, model) || !model->engine) return;
+  for (const auto& optimizer : core.registry.optimizers) optimizer->attach(model->engine);
 }
 
-void register_prepared(AcceleratorCore& core, std::shared_ptr<OptimizerCore> optimizer) {
-  if (core.scaling && !optimizer->scaling) {
-    optimizer->scaling = core.scaling;
-    core.scaling->add(optimizer);
+void Preparer::add(const std::shared_ptr<OptimizerCore>& optimizer) const {
+  auto& core = core_;
+  if (core.registry.scaling && !optimizer->scaling) {
+    optimizer->scaling = core.registry.scaling;
+    core.registry.scaling->add(optimizer);
   }
-  add_once(core.optimizers, optimizer);
+  if (!add_once(core.registry.optimizers, optimizer)) return;
+  for (const auto& model : core.registry.models) {
+    if (model->engine) optimizer->attach(model->engine);
+  }
 }
 
-void register_prepared(AcceleratorCore& core, std::shared_ptr<SchedulerCore> scheduler) {
-  add_once(core.schedulers, scheduler);
+void Preparer::add(const std::shared_ptr<SchedulerCore>& scheduler) const {
+  add_once(core_.registry.schedulers, scheduler);
 }
 
-void register_prepared(AcceleratorCore& core, std::shared_ptr<AnyPreparedLoader> loader) {
-  add_once(core.loaders, loader);
+void Preparer::add(const std::shared_ptr<LoaderCore>& loader) const {
+  add_once(core_.registry.loaders, loader);
 }
 
-PrepareDataLoaderOptions loader_options(const AcceleratorCore& core,
-                                        std::optional<bool> placement) {
+PrepareDataLoaderOptions Preparer::loader_options(std::optional<bool> placement) const {
+  const auto& core = core_;
   auto options = prepare_options(core.options.dataloader_config);
   options.device = core.state.device();
   options.put_on_device = places(core, placement);
   options.rng_types = core.options.rng_types;
+  if (core.state.parallelism_config() && core.mesh) options.device_mesh = core.mesh->layout();
   return options;
 }
 

@@ -2,8 +2,8 @@
 #include <array>
 #include <string_view>
 
-#include "accelerate/accelerator.h"
 #include "accelerate/errors.h"
+#include "accelerate/refused_members.h"
 #include "core/text.h"
 
 namespace accelerate {
@@ -27,7 +27,6 @@ constexpr auto kRefusals = std::to_array<Refusal>({
     {"wait_for_save_state", kCheckpoints},
     {"save", kCheckpoints},
     {"save_model", kCheckpoints},
-    {"register_for_checkpointing", kCheckpoints},
     {"register_save_state_pre_hook", kCheckpoints},
     {"register_load_state_pre_hook", kCheckpoints},
     {"init_trackers", kTrackers},
@@ -36,7 +35,6 @@ constexpr auto kRefusals = std::to_array<Refusal>({
     {"profile", "this version has no profiler yet. Use torch::autograd::profiler meanwhile."},
     {"capture", "this version does not capture steps yet. Steps run the same without."},
     {"maybe_context_parallel", "this version has no context parallelism yet."},
-    {"pipeline_parallel_rank", "training has no pipeline of processes; Python refuses it too."},
     {"lomo_backward",
      "the LOMO optimizers are a Python package that applies gradients within backward. Use an "
      "optimizer of accelerate/optim.h and backward; Lion and Adafactor keep little state."},
@@ -57,14 +55,15 @@ void refuse_member(const char* name) {
 
 }  // namespace detail
 
-void Accelerator::save_state(const std::filesystem::path&) { detail::refuse_member("save_state"); }
-void Accelerator::load_state(const std::filesystem::path&) { detail::refuse_member("load_state"); }
-void Accelerator::wait_for_save_state() { detail::refuse_member("wait_for_save_state"); }
-void Accelerator::lomo_backward(const at::Tensor&, double) {
-  detail::refuse_member("lomo_backward");
+void RefusedMembers::save_state(const std::filesystem::path&) {
+  detail::refuse_member("save_state");
 }
-std::int64_t Accelerator::pipeline_parallel_rank() const {
-  detail::refuse_member("pipeline_parallel_rank");
+void RefusedMembers::load_state(const std::filesystem::path&) {
+  detail::refuse_member("load_state");
+}
+void RefusedMembers::wait_for_save_state() { detail::refuse_member("wait_for_save_state"); }
+void RefusedMembers::lomo_backward(const at::Tensor&, double) {
+  detail::refuse_member("lomo_backward");
 }
 
 }  // namespace accelerate

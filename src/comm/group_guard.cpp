@@ -66,7 +66,7 @@ void install_end_handlers() {
 }  // namespace
 
 GroupGuard::GroupGuard(const SideChannelOptions& options, const Blackboard& blackboard)
-    : rank_(options.rank) {
+    : rank_(options.rank), global_ranks_(options.global_ranks) {
   install_end_handlers();
   side_channel_ = std::make_shared<SideChannel>(
       options, blackboard, [this](const Finding&) { cancel_all(); },
@@ -144,7 +144,12 @@ CommError GroupGuard::error_of(const Ticket& ticket) const {
 
 CommError GroupGuard::error_in(const std::string& own_call) const {
   const auto finding = side_channel_->finding(std::chrono::milliseconds(0)).value_or(Finding{});
-  return CommError(str(finding.text, "\n  this is rank ", rank_, ", in ", own_call), finding.rank);
+  return CommError(str(finding.text, "\n  this is rank ", rank_, ", in ", own_call),
+                   in_run(finding.rank));
+}
+
+int GroupGuard::in_run(int rank) const {
+  return rank < 0 || global_ranks_.empty() ? rank : global_ranks_.at(rank);
 }
 
 std::exception_ptr GroupGuard::verdict(const Ticket& ticket) const {
@@ -156,7 +161,7 @@ std::exception_ptr GroupGuard::explain(const Ticket& ticket, const std::string& 
   if (side_channel_->finding(kDetectionTime)) return verdict(ticket);
   const auto own = side_channel_->log().report(ticket.sequence);
   return std::make_exception_ptr(
-      CommError(str(own.text, " failed on rank ", rank_, ": ", message), rank));
+      CommError(str(own.text, " failed on rank ", rank_, ": ", message), in_run(rank)));
 }
 
 void GroupGuard::fail(const Ticket& ticket, const std::string& suspicion, int rank) {
@@ -170,7 +175,7 @@ std::exception_ptr GroupGuard::failure_of(const std::string& message, const std:
   notify_before_throw();
   return std::make_exception_ptr(
       found ? error_in(message)
-            : CommError(str(message, " failed on rank ", rank_, ": ", suspicion), rank));
+            : CommError(str(message, " failed on rank ", rank_, ": ", suspicion), in_run(rank)));
 }
 
 void GroupGuard::notify_before_throw() {

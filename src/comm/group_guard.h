@@ -68,7 +68,11 @@ class GroupGuard : public DeviceCallGuard {
   /// Throws `error`, after what `before_throw` has registered.
   [[noreturn]] void throw_to_program(const std::exception_ptr& error);
 
+  /// A rank of the group as a rank of the run.
+  [[nodiscard]] int in_run(int rank) const;
+
   int rank_;
+  std::vector<int> global_ranks_;
   std::mutex mutex_;
   std::map<std::uint64_t, std::function<void()>> under_way_;
   std::vector<std::function<void()>> when_failed_;

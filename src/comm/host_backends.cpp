@@ -40,6 +40,7 @@ std::shared_ptr<GroupGuard> make_guard(
       .get = [&](const auto& key) { return roster.read(key, 0); }};
   return std::make_shared<GroupGuard>(SideChannelOptions{.rank = options.rank,
                                                          .size = options.world_size,
+                                                         .global_ranks = options.global_ranks,
                                                          .address = options.address,
                                                          .times = {.timeout = options.timeout},
                                                          .stall = stall,

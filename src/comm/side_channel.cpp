@@ -22,6 +22,12 @@
 #include "core/world.h"
 
 namespace accelerate::detail {
+
+std::string SideChannelOptions::place_of(int of_rank) const {
+  if (global_ranks.empty()) return "";
+  return str(", rank ", global_ranks.at(static_cast<std::size_t>(of_rank)), " of the run");
+}
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -117,7 +123,7 @@ class SideChannel::Loop {
     if (words.size() != 7) throw CommError("the side channel of rank 0 gave no address.", 0);
     server_is_here_ = words[3] == host_identity();
     server_pid_ = std::stoi(words[4]);
-    server_name_ = str("rank 0 (", words[5], ")");
+    server_name_ = str("rank 0 (", words[5], options_.place_of(0), ")");
     if (server_is_here_) server_page_ = open_page(words[6]);
     link_.emplace(reach(words[0], std::stoi(words[1])), now);
     send_hello(words[2]);
@@ -143,7 +149,7 @@ class SideChannel::Loop {
                              .rank = options_.rank,
                              .pid = ::getpid(),
                              .host = host_identity(),
-                             .name = this_host_name(),
+                             .name = str(this_host_name(), options_.place_of(options_.rank)),
                              .page = page_.path(),
                              .text = password};
     link_->send(to_line(hello));
@@ -308,7 +314,8 @@ class SideChannel::Loop {
   }
 
   [[nodiscard]] std::string own_name() const {
-    return str("rank ", options_.rank, " (", this_host_name(), ")");
+    return str("rank ", options_.rank, " (", this_host_name(), options_.place_of(options_.rank),
+               ")");
   }
 
   /// Exact on the host of rank 0. Elsewhere it is what rank 0 reported with its last heartbeat, or

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/call_log.h"
 #include "comm/desync_detector.h"
@@ -22,6 +23,8 @@ namespace accelerate::detail {
 struct SideChannelOptions {
   int rank = 0;
   int size = 1;
+  /// The ranks of the group in the run; empty for the group of the run itself.
+  std::vector<int> global_ranks = {};
   /// Where other ranks reach this one; the address of rank 0 is published.
   std::string address = "127.0.0.1";
   DetectorTimes times = {};
@@ -29,6 +32,9 @@ struct SideChannelOptions {
   /// A call that has not completed after this is reported to rank 0.
   std::chrono::milliseconds stall = std::chrono::milliseconds(100);
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+
+  /// ", rank 5 of the run" for a rank of a sub-group, else "".
+  [[nodiscard]] std::string place_of(int of_rank) const;
 };
 
 /// Where the ranks of a group exchange addresses before they are connected: a c10d store.

@@ -20,17 +20,21 @@ using Sizes = std::vector<std::pair<std::string, std::int64_t>>;
 
 /// In the order of the mesh: the last has neighbouring ranks.
 Sizes sizes_of(const ParallelismConfig& config) {
-  return {{"dp_replicate", config.dp_replicate_size.value_or(1)},
+  return {{"pp", config.pp_size.value_or(1)},
+          {"dp_replicate", config.dp_replicate_size.value_or(1)},
           {"dp_shard", config.dp_shard_size.value_or(1)},
           {"cp", config.cp_size.value_or(1)},
           {"sp", config.sp_size.value_or(1)},
           {"tp", config.tp_size.value_or(1)}};
 }
 
-/// "dp_replicate_size 1, dp_shard_size 2, ...", for messages.
+/// "dp_replicate_size 1, dp_shard_size 2, ...", for messages. Python has no pipeline: it is shown
+/// if it is used.
 std::string factors_of(const ParallelismConfig& config) {
   std::vector<std::string> factors;
-  for (const auto& [name, size] : sizes_of(config)) factors.push_back(str(name, "_size ", size));
+  for (const auto& [name, size] : sizes_of(config)) {
+    if (name != "pp" || size > 1) factors.push_back(str(name, "_size ", size));
+  }
   return join(factors);
 }
 
@@ -45,7 +49,7 @@ std::optional<std::int64_t> product_of(const ParallelismConfig& config,
   return product;
 }
 
-const std::vector<std::string> kAllNames = {"dp_replicate", "dp_shard", "cp", "sp", "tp"};
+const std::vector<std::string> kAllNames = {"pp", "dp_replicate", "dp_shard", "cp", "sp", "tp"};
 
 std::int64_t size_of(const ParallelismConfig& config, const std::vector<std::string>& names) {
   if (const auto product = product_of(config, names)) return *product;
@@ -148,7 +152,8 @@ static auto value_fields(std::type_identity<ParallelismConfig>) {
       with_variables(kParallelismPrefix,
                      ACCELERATE_FIELDS(ParallelismConfig, dp_replicate_size, dp_shard_size, tp_size,
                                        cp_size, cp_backend, sp_size, sp_backend)),
-      ACCELERATE_FIELDS(ParallelismConfig, tp_handler, cp_handler, sp_handler));
+      ACCELERATE_FIELDS(ParallelismConfig, tp_handler, cp_handler, sp_handler),
+      with_variables(kParallelismPrefix, ACCELERATE_FIELDS(ParallelismConfig, pp_size)));
 }
 static ParallelismConfig option_defaults(std::type_identity<ParallelismConfig>) {
   return {.dp_replicate_size = 1,
@@ -157,7 +162,8 @@ static ParallelismConfig option_defaults(std::type_identity<ParallelismConfig>) 
           .cp_size = 1,
           .cp_backend = "torch",
           .sp_size = 1,
-          .sp_backend = "deepspeed"};
+          .sp_backend = "deepspeed",
+          .pp_size = 1};
 }
 
 static void finish(ParallelismConfig& config, const ParallelismConfig&,
@@ -169,6 +175,7 @@ static void finish(ParallelismConfig& config, const ParallelismConfig&,
   require_one_of({"torch"}, "cp_backend", *config.cp_backend);
   require_at_least(1, "sp_size", *config.sp_size);
   require_one_of({"deepspeed"}, "sp_backend", *config.sp_backend);
+  require_at_least(1, "pp_size", *config.pp_size);
   static_cast<void>(config.total_size());  // throws beyond 64 bits
   if (config.cp_enabled() && config.sp_enabled()) {
     throw ConfigError(str("cp_size is ", *config.cp_size, " and sp_size is ", *config.sp_size,
@@ -222,6 +229,15 @@ ACCELERATE_OPTIONS(TorchContextParallelConfig);
 ACCELERATE_OPTIONS(DeepSpeedSequenceParallelConfig);
 ACCELERATE_OPTIONS(ParallelismConfig);
 
+bool ParallelismConfig::operator==(const ParallelismConfig& other) const {
+  bool equal = true;
+  for_each_field(*this, value_fields(std::type_identity<ParallelismConfig>{}),
+                 [&](const auto& field, const auto& member) {
+                   equal = equal && member == other.*field.member;
+                 });
+  return equal;
+}
+
 std::int64_t ParallelismConfig::total_size() const { return size_of(*this, kAllNames); }
 
 std::int64_t ParallelismConfig::data_parallel_size() const {
@@ -229,7 +245,7 @@ std::int64_t ParallelismConfig::data_parallel_size() const {
 }
 
 std::int64_t ParallelismConfig::non_data_parallel_size() const {
-  return size_of(*this, {"tp", "cp", "sp"});
+  return size_of(*this, {"tp", "cp", "sp", "pp"});
 }
 
 std::vector<std::string> ParallelismConfig::dp_dim_names() const {
@@ -237,7 +253,7 @@ std::vector<std::string> ParallelismConfig::dp_dim_names() const {
 }
 
 std::vector<std::string> ParallelismConfig::non_dp_dim_names() const {
-  return enabled(*this, {"tp", "cp", "sp"});
+  return enabled(*this, {"tp", "cp", "sp", "pp"});
 }
 
 std::vector<std::string> ParallelismConfig::dp_shard_cp_dim_names() const {
@@ -255,7 +271,7 @@ std::vector<std::string> ParallelismConfig::fsdp_dim_names() const {
 }
 
 std::vector<std::string> ParallelismConfig::active_mesh_dims() const {
-  return enabled(*this, {"dp_replicate", "dp_shard", "tp", "cp", "sp"});
+  return enabled(*this, {"dp_replicate", "dp_shard", "tp", "cp", "sp", "pp"});
 }
 
 std::optional<MeshLayout> ParallelismConfig::mesh() const {

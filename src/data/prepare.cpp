@@ -64,11 +64,12 @@ std::int64_t mesh_size(const MeshLayout& mesh, std::string_view name) {
   return mesh.has(name) ? mesh.size(name) : 1;
 }
 
-/// Neighbouring ranks that are given the same data.
+/// The number of neighbouring ranks that are given the same data. Stages of a pipeline are, too,
+/// but they are not neighbours.
 std::int64_t ranks_together(const PrepareDataLoaderOptions& options, const PartialState& state) {
   const bool deepspeed = state.distributed_type() == DistributedType::kDeepspeed;
   const auto& mesh = *options.device_mesh;
-  return mesh_size(mesh, "tp") * (deepspeed ? 1 : mesh_size(mesh, "cp"));
+  return mesh_size(mesh, "tp") * (deepspeed ? 1 : mesh_size(mesh, "cp") * mesh_size(mesh, "sp"));
 }
 
 /// Who shares the data: ranks that are given the same are one process in that.
@@ -82,8 +83,9 @@ void find_place(const PrepareDataLoaderOptions& options, const PartialState& sta
     const auto parallel = deepspeed
                               ? result.num_processes / together
                               : mesh_size(*mesh, "dp_replicate") * mesh_size(*mesh, "dp_shard");
-    result.process_index /= static_cast<int>(together);
     result.num_processes = static_cast<int>(parallel);
+    result.process_index /= static_cast<int>(together);
+    if (mesh->has("pp")) result.process_index %= result.num_processes;
   }
   check_process(result.num_processes, result.process_index);
 }

@@ -426,6 +426,11 @@ std::shared_ptr<TorchTensorParallelPlugin> AcceleratorState::torch_tp_plugin() c
 std::shared_ptr<MegatronLMPlugin> AcceleratorState::megatron_lm_plugin() const {
   return accelerator_facts("megatron_lm_plugin").options.megatron_lm_plugin;
 }
+std::shared_ptr<DeviceMesh> AcceleratorState::device_mesh() const {
+  const auto config = parallelism_config();
+  return config ? config->device_mesh : nullptr;
+}
+
 std::shared_ptr<ParallelismConfig> AcceleratorState::parallelism_config() const {
   return accelerator_facts("parallelism_config").options.parallelism_config;
 }

@@ -121,6 +121,10 @@ class Group : public c10d::ProcessGroup {
     options.rank = static_cast<int>(own - ranks.begin());
     options.world_size = static_cast<int>(ranks.size());
     options.timeout = timeout.value_or(options.timeout);
+    options.global_ranks = ranks;
+    if (!options_.global_ranks.empty()) {
+      for (auto& rank : options.global_ranks) rank = options_.global_ranks.at(rank);
+    }
     // The same ranks may be split off again, each time as a new group.
     const auto place = str("split/", join(ranks), "/", splits_[ranks]++);
     auto group = make_process_group(c10::make_intrusive<c10d::PrefixStore>(place, store_), options);

@@ -12,6 +12,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <vector>
 
 #include "accelerate/fwd.h"
 
@@ -63,6 +64,8 @@ struct GroupOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// The device of this process; NCCL binds to it.
   c10::Device device = c10::Device(c10::kCPU);
+  /// The ranks of the group in the run, for error texts; empty for the group of the run itself.
+  std::vector<int> global_ranks = {};
   /// The address of this host that the peers can reach; "" asks Gloo to choose.
   std::string address = "127.0.0.1";
 };

@@ -10,6 +10,7 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "training/engine.h"
 
 namespace accelerate::detail {
 namespace {
@@ -109,34 +110,86 @@ Tensor get_total_norm(std::span<const Tensor> tensors, double norm_type, bool er
   return norm;
 }
 
+namespace {
+
+/// The gradients of some parameters, by how their norm over all processes is found.
+struct Gradients {
+  struct Sharded {
+    Engine* engine;
+    std::vector<Tensor> shards;
+  };
+  std::vector<Tensor> whole;
+  std::vector<Sharded> sharded;
+};
+
+Gradients gradients_of(std::span<const Tensor> parameters,
+                       std::span<const std::shared_ptr<Engine>> engines) {
+  Gradients result;
+  std::vector<Tensor> rest;
+  for (const auto& engine : engines) {
+    auto shards = engine->shards_of(parameters);
+    if (!shards) continue;
+    if (rest.empty()) rest.assign(parameters.begin(), parameters.end());
+    bool any = false;
+    for (std::size_t i = 0; i < rest.size(); ++i) {
+      if (!shards->sharded[i]) continue;
+      any = true;
+      rest[i] = Tensor();
+    }
+    // Also without a shard on this process: its engine communicates.
+    if (any) result.sharded.push_back({engine.get(), std::move(shards->gradients)});
+  }
+  result.whole = gradients_of(result.sharded.empty() ? parameters : rest);
+  return result;
+}
+
+void scale(Batches& batches, const Tensor& factor) {
+  for (auto& batch : batches) {
+    const auto device = batch[0].device();
+    at::_foreach_mul_(batch,
+                      device == factor.device() ? factor : factor.to(device, factor.scalar_type()));
+  }
+}
+
+}  // namespace
+
 Tensor clip_grad_norm_(std::span<const Tensor> parameters, double max_norm, double norm_type,
-                       bool error_if_nonfinite) {
+                       bool error_if_nonfinite, std::span<const std::shared_ptr<Engine>> engines) {
   const at::NoGradGuard no_grad;
   require_limit("max_norm", max_norm);
   require_norm_type(norm_type);
-  auto gradients = gradients_of(parameters);
-  if (gradients.empty()) return at::zeros({});
-  require_strided(gradients);
-  require_floating(gradients, /*complex_too=*/true);
-  const auto device = gradients.front().device();
-  auto batches = batches_of(std::move(gradients));
-  auto norm = norm_of(batches, device, norm_type);
+  auto [whole, sharded] = gradients_of(parameters, engines);
+  if (whole.empty() && sharded.empty()) return at::zeros({});
+  require_strided(whole);
+  require_floating(whole, /*complex_too=*/true);
+  std::vector<Tensor> norms;
+  Batches batches;
+  if (!whole.empty()) {
+    const auto device = whole.front().device();
+    batches = batches_of(std::move(whole));
+    norms.push_back(norm_of(batches, device, norm_type));
+  }
+  for (auto& [engine, shards] : sharded) {
+    norms.push_back(engine->norm_over_processes(get_total_norm(shards, norm_type), norm_type));
+    for (auto& shard : shards) batch_for(batches, shard).push_back(shard);
+  }
+  for (auto& norm : norms) norm = norm.to(norms[0].device(), norms[0].scalar_type());
+  auto norm = norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms), norm_type);
   if (error_if_nonfinite) require_finite(norm, norm_type);
   // Multiply even if the factor is 1: reading it would wait for the device. The product with
   // max_norm is not in place, which would round max_norm to bfloat16 first.
-  const auto factor = norm.add(1e-6).reciprocal_().mul(max_norm).clamp_max_(1.0);
-  for (auto& batch : batches) {
-    const auto on_device = batch[0].device();
-    at::_foreach_mul_(batch,
-                      on_device == device ? factor : factor.to(on_device, factor.scalar_type()));
-  }
+  scale(batches, norm.add(1e-6).reciprocal_().mul(max_norm).clamp_max_(1.0));
   return norm;
 }
 
-void clip_grad_value_(std::span<const Tensor> parameters, double clip_value) {
+void clip_grad_value_(std::span<const Tensor> parameters, double clip_value,
+                      std::span<const std::shared_ptr<Engine>> engines) {
   const at::NoGradGuard no_grad;
   require_limit("clip_value", clip_value);
-  auto gradients = gradients_of(parameters);
+  auto [gradients, sharded] = gradients_of(parameters, engines);
+  for (auto& [engine, shards] : sharded) {
+    gradients.insert(gradients.end(), shards.begin(), shards.end());
+  }
   require_strided(gradients);
   require_floating(gradients, /*complex_too=*/false);
   for (auto& batch : batches_of(std::move(gradients))) {

@@ -6,11 +6,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <span>
 
 #include "accelerate/api.h"
 
 namespace accelerate::detail {
+
+class Engine;
 
 /// The norm of all `tensors` as one vector: a tensor without dimensions on the device of the first
 /// one; 0 on the CPU if there are none. `norm_type` may be infinite, negative or 0. Waits for the
@@ -20,15 +23,18 @@ namespace accelerate::detail {
                                                        double norm_type = 2.0,
                                                        bool error_if_nonfinite = false);
 
-/// Multiplies the gradients of `parameters` by min(1, max_norm / (norm + 1e-6)) in place and
-/// returns their norm before. Ignores parameters without gradient. Throws like `get_total_norm`,
-/// and `ArgumentError` for a `max_norm` that is negative or NaN; nothing has changed then.
+/// Collective if one of `engines` shards gradients. Multiplies the gradients of `parameters` by
+/// min(1, max_norm / (norm + 1e-6)) in place and returns their norm before, over all processes.
+/// Ignores parameters without gradient. Throws like `get_total_norm`, and `ArgumentError` for a
+/// `max_norm` that is negative or NaN; nothing has changed then.
 ACCELERATE_API at::Tensor clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
-                                          double norm_type = 2.0, bool error_if_nonfinite = false);
+                                          double norm_type = 2.0, bool error_if_nonfinite = false,
+                                          std::span<const std::shared_ptr<Engine>> engines = {});
 
 /// Clamps the gradients of `parameters` to [-clip_value, clip_value] in place. Throws
 /// `ArgumentError` for a `clip_value` that is negative or NaN and for sparse or complex gradients;
 /// nothing has changed then.
-ACCELERATE_API void clip_grad_value_(std::span<const at::Tensor> parameters, double clip_value);
+ACCELERATE_API void clip_grad_value_(std::span<const at::Tensor> parameters, double clip_value,
+                                     std::span<const std::shared_ptr<Engine>> engines = {});
 
 }  // namespace accelerate::detail

@@ -1,8 +1,7 @@
-#include "accelerate/data_parallel.h"
+#include "training/data_parallel.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -12,7 +11,6 @@
 #include <limits>
 #include <numeric>
 #include <tuple>
-#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -29,17 +27,14 @@
 namespace accelerate::detail {
 namespace {
 
-using torch::autograd::AccumulateGrad;
-using torch::autograd::Node;
-
-// Python's: a small first bucket, so that something is under way early.
+// As in Python: a small first bucket, so that the first message leaves early.
 constexpr std::int64_t kFirstBucketBytes = 1 << 20;
 constexpr std::int64_t kDefaultCap = 25;
 constexpr std::size_t kBroadcastBytes = std::size_t{250} << 20;
-// Of many parameters that are missed some are enough to find the cause.
+// Error texts list this many parameters at most.
 constexpr std::size_t kMostNames = 8;
 
-/// Each once, in order.
+/// The parameters in order; shared ones once.
 Parameters parameters_of(const torch::nn::Module& module) {
   Parameters result;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -75,7 +70,7 @@ std::string described(const char* kind, const std::string& name, const at::Tenso
   return detail::str(kind, name, " ", dtype_literal(tensor.scalar_type()), tensor.sizes());
 }
 
-/// All processes throw, or none.
+/// Collective. Throws on all processes if their models differ.
 void check_equal(const Parameters& own, const Parameters& buffers, const GroupHandle& group) {
   std::vector<std::string> texts;
   for (std::size_t i = 0; i < own.size(); ++i) {
@@ -109,7 +104,7 @@ void broadcast(const GroupHandle& group, const std::vector<at::Tensor>& tensors,
   c10d::broadcast_coalesced(group, detached, kBroadcastBytes, from);
 }
 
-/// What remembers the old shape of a parameter that got other data.
+/// Drops the gradient and the accumulator of a parameter if they have its old shape.
 void forget_old_shape(const at::Tensor& parameter) {
   auto& gradient = parameter.mutable_grad();
   if (gradient.defined() && gradient.sizes() != parameter.sizes()) gradient = at::Tensor();
@@ -123,73 +118,6 @@ void forget_old_shape(const at::Tensor& parameter) {
 }
 
 }  // namespace
-
-void AddressSet::clear() {
-  std::ranges::fill(slots_, nullptr);
-  count_ = 0;
-}
-
-namespace {
-
-// The low bits of addresses are alike: multiply, and take the high ones.
-std::size_t slot_of(const void* address, std::size_t slots) {
-  const auto bits = reinterpret_cast<std::uintptr_t>(address) * 0x9E3779B97F4A7C15ULL;
-  return static_cast<std::size_t>(bits >> 20U) & (slots - 1);
-}
-
-}  // namespace
-
-bool AddressSet::insert(const void* address) {
-  if (2 * (count_ + 1) > slots_.size()) grow();
-  for (auto i = slot_of(address, slots_.size());; i = (i + 1) & (slots_.size() - 1)) {
-    if (slots_[i] == address) return false;
-    if (slots_[i] != nullptr) continue;
-    slots_[i] = address;
-    ++count_;
-    return true;
-  }
-}
-
-bool AddressSet::contains(const void* address) const {
-  if (slots_.empty()) return false;
-  for (auto i = slot_of(address, slots_.size());; i = (i + 1) & (slots_.size() - 1)) {
-    if (slots_[i] == address) return true;
-    if (slots_[i] == nullptr) return false;
-  }
-}
-
-void AddressSet::grow() {
-  const auto before =
-      std::exchange(slots_, std::vector<const void*>(std::max<std::size_t>(64, 2 * slots_.size())));
-  count_ = 0;
-  for (const void* address : before) {
-    if (address != nullptr) insert(address);
-  }
-}
-
-void ReachedLeaves::walk(const at::Tensor& output) {
-  leaves_.clear();
-  seen_.clear();
-  open_.clear();
-  const auto meet = [this](Node* node) {
-    if (!seen_.insert(node)) return;
-    if (node->num_outputs() > 0) {
-      open_.push_back(node);
-    } else if (const Node& end = *node; typeid(end) == typeid(AccumulateGrad)) {
-      // Only ends of the graph can be one, and nothing derives from it: no cast has to search.
-      leaves_.insert(static_cast<const AccumulateGrad&>(end).variable.unsafeGetTensorImpl());
-    }
-  };
-  if (const auto& node = output.grad_fn()) meet(node.get());
-  if (output.is_leaf() && output.requires_grad()) leaves_.insert(output.unsafeGetTensorImpl());
-  while (!open_.empty()) {
-    const Node* const node = open_.back();
-    open_.pop_back();
-    for (const auto& edge : node->next_edges()) {
-      if (edge.function) meet(edge.function.get());
-    }
-  }
-}
 
 GradientCounts::GradientCounts(const std::vector<at::Tensor>& tensors)
     : shared_(std::make_shared<Shared>(tensors.size())) {
@@ -213,7 +141,8 @@ void GradientCounts::start() {
 void DataParallel::State::begin() {
   check_equal(all, buffers, group);
   if (parameters.size() == 0) {
-    throw ArgumentError("No parameter of the model wants a gradient: there is nothing to average.");
+    throw ArgumentError(
+        "No parameter of the model requires a gradient: there is nothing to average.");
   }
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (!all.tensors[i].requires_grad()) frozen.push_back(i);
@@ -236,11 +165,18 @@ void DataParallel::State::begin() {
   auto dense = checked;
   std::erase_if(dense, [this](std::size_t i) { return is_sparse(i); });
   if (searches() && !sparse.empty()) {
-    // A Reducer begins with the first of its gradients, and a loss may have sparse ones alone.
+    // A Reducer waits for the first of its gradients, but a loss may have sparse gradients only.
     late = std::move(dense);
     return;
   }
   make_reducer(std::move(dense));
+}
+
+std::size_t DataParallel::State::first_reached(const ReachedLeaves& leaves) const {
+  const auto& tensors = parameters.tensors;
+  const auto found =
+      std::ranges::find_if(tensors, [&](const at::Tensor& one) { return leaves.contains(one); });
+  return static_cast<std::size_t>(found - tensors.begin());
 }
 
 bool DataParallel::State::is_sparse(std::size_t index) const {
@@ -263,7 +199,8 @@ void DataParallel::State::make_reducer(std::vector<std::size_t> indices) {
   auto& tensors = chosen.tensors;
   std::unordered_map<std::size_t, std::string> names;
   for (std::size_t i = 0; i < chosen.size(); ++i) names[i] = chosen.names[i];
-  // Where the order of gradients is found out in the first backward, one bucket does for that.
+  // The Reducer learns the order of gradients in the first backward: one bucket is enough until
+  // then.
   std::vector<std::size_t> limits{std::numeric_limits<std::int64_t>::max()};
   if (searches()) limits = {static_cast<std::size_t>(first), static_cast<std::size_t>(cap)};
   const std::vector<bool> expect_sparse(tensors.size(), false);
@@ -339,8 +276,8 @@ void DataParallel::State::check_unused() const {
           "find_unused_parameters = true."));
 }
 
-// The Reducer counts a parameter as used whose gradient came in a step of its own, and then insists
-// on that gradient.
+// The Reducer counts a parameter as used if it got a gradient in a step that was not averaged, and
+// then requires that gradient.
 void DataParallel::State::check_discarded(const ReachedLeaves& leaves) const {
   std::vector<std::string> discarded;
   for (const auto i : in_reducer) {
@@ -359,10 +296,10 @@ void DataParallel::State::check_discarded(const ReachedLeaves& leaves) const {
 
 void DataParallel::State::learn() {
   learning->stop();
-  // Per parameter: how often a gradient came, and behind them whether there is one at all.
+  // For each parameter the number of gradients it got, then for each whether it has one at all.
   const auto size = parameters.size();
   std::vector<std::int64_t> own;
-  if (!shadows) {  // which has no graph, and nothing to say about it
+  if (!shadows) {  // a process without data has no graph, and sends no vote
     own.resize(2 * size);
     for (std::size_t i = 0; i < size; ++i) {
       own[i] = learning->of(i);
@@ -381,14 +318,15 @@ void DataParallel::State::learn() {
     }
     if (is_sparse(i)) continue;
     there.push_back(i);
-    // Several times, or on some processes only: a Reducer cannot tell when such a one is ready.
+    // A Reducer cannot tell when a gradient is complete that comes several times, or only on some
+    // processes.
     const bool is_once = std::ranges::all_of(votes, [&](const auto& vote) { return vote[i] == 1; });
     (is_once ? once : late).push_back(i);
   }
   average_now(there, hook);
 
   learning = nullptr;
-  // Recomputed parts hide their parameters from the walk: those cannot be checked.
+  // Parameters of recomputed parts do not show in the graph: they cannot be checked.
   for (const auto i : once) {
     if (reachable[i]) checked.push_back(i);
   }
@@ -460,7 +398,7 @@ void DataParallel::rebuild() {
   fresh->group = state_->group;
   fresh->options = state_->options;
   fresh->buffers_from = state_->buffers_from;
-  // The old Reducer goes first: it keeps the accumulators, which know shapes, alive.
+  // Destroy the old Reducer first: it keeps accumulators with the old shapes alive.
   state_ = std::move(fresh);
   state_->parameters = trained(state_->all);
   for (const auto& parameter : state_->parameters.tensors) forget_old_shape(parameter);
@@ -470,17 +408,11 @@ void DataParallel::rebuild() {
 bool DataParallel::is_static() const { return state_->options.static_graph; }
 
 bool DataParallel::reached_by(const ReachedLeaves& leaves) const {
-  return first_reached(leaves) < state_->parameters.size();
+  return state_->first_reached(leaves) < state_->parameters.size();
 }
 
-std::size_t DataParallel::first_reached(const ReachedLeaves& leaves) const {
-  const auto& tensors = state_->parameters.tensors;
-  const auto found =
-      std::ranges::find_if(tensors, [&](const at::Tensor& one) { return leaves.contains(one); });
-  return static_cast<std::size_t>(found - tensors.begin());
-}
-
-void DataParallel::before_backward(const at::Tensor& loss, const ReachedLeaves& leaves) {
+void DataParallel::before_backward(const BackwardPass& pass) {
+  const auto& leaves = pass.leaves;
   auto& state = *state_;
   state.check_frozen();
   state.shadows = false;
@@ -493,7 +425,7 @@ void DataParallel::before_backward(const at::Tensor& loss, const ReachedLeaves& 
   } else if (state.searches()) {
     if (!state.in_one_go) {
       state.check_discarded(leaves);
-      state.arm({loss});
+      state.arm({pass.loss});
     }
   } else {
     state.check_reach(leaves);
@@ -520,19 +452,19 @@ void DataParallel::after_backward() {
   state.average_sparse();
   if (state.options.broadcast_buffers)
     broadcast(state.group, state.buffers.tensors, state.buffers_from);
-  // Last, so that processes which saw no change are not left waiting in the middle of a step.
+  // Last: if this process throws, the others have completed the step.
   state.check_unused();
 }
 
 namespace {
 
-/// The gradients of parameters, put aside while this lives.
+/// Takes the gradients of parameters away, and puts them back when it is destroyed.
 class SetAside {
  public:
   SetAside(const std::vector<at::Tensor>& tensors, bool in_buckets) : tensors_(tensors) {
     for (const auto& tensor : tensors_) {
       auto& gradient = tensor.mutable_grad();
-      // What is a view of a bucket is overwritten by the next step.
+      // A view of a bucket would be overwritten by the next step.
       gradients_.push_back(gradient.defined() && in_buckets ? gradient.clone() : gradient);
       gradient = at::Tensor();
     }
@@ -550,7 +482,25 @@ class SetAside {
 
 }  // namespace
 
-void DataParallel::shadow(std::size_t used) {
+const GroupHandle& DataParallel::group() const { return state_->group; }
+
+std::int64_t DataParallel::announcement(const ReachedLeaves& leaves) const {
+  return static_cast<std::int64_t>(state_->first_reached(leaves));
+}
+
+void DataParallel::begin_joined(const JoinedBackward& backward) {
+  state_->buffers_from = backward.source;
+  state_->in_one_go = backward.several_models;
+}
+
+void DataParallel::broadcast_from(int source) { state_->broadcast_all(source); }
+
+void DataParallel::end_joined() noexcept {
+  state_->buffers_from = 0;
+  state_->in_one_go = false;
+}
+
+void DataParallel::shadow(std::int64_t announcement) {
   auto& state = *state_;
   const SetAside aside(state.parameters.tensors, state.options.gradient_as_bucket_view);
   state.shadows = true;
@@ -558,9 +508,9 @@ void DataParallel::shadow(std::size_t used) {
   if (state.learning) {
     state.reachable.assign(state.parameters.size(), false);
   } else if (!state.in_one_go && state.searches()) {
-    // A parameter that is in use elsewhere: no other one may count as used because of this.
+    // A parameter that another process uses: this backward must mark no other one as used.
     const at::AutoGradMode with_gradients(true);
-    const auto& parameter = state.parameters.tensors.at(used);
+    const auto& parameter = state.parameters.tensors.at(static_cast<std::size_t>(announcement));
     roots.push_back(parameter.view_as(parameter));
     state.arm(roots);
   } else if (!state.in_one_go) {
@@ -572,7 +522,7 @@ void DataParallel::shadow(std::size_t used) {
     for (const auto& root : roots) zeros.push_back(at::zeros_like(root));
     const OwnBackward own;
     torch::autograd::backward(roots, zeros);
-    // The root may be one of these, and its zeros are dense.
+    // The root may be one of these; its zeros are dense.
     for (const auto i : state.sparse) state.parameters.tensors[i].mutable_grad() = at::Tensor();
   }
   state.averages = true;

@@ -1,4 +1,4 @@
-// src/training/data_parallel_state.h - what a DataParallel holds.
+// src/training/data_parallel_state.h - the state of a DataParallel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/data_parallel.h"
 #include "accelerate/object_operations.h"
+#include "training/data_parallel.h"
 #include "training/gradient_hooks.h"
 #include "training/in_place_average.h"
 
@@ -30,7 +30,7 @@ struct Parameters {
   }
 };
 
-/// How often a gradient comes to each of some tensors, counted when asked for.
+/// Counts, between `start` and `stop`, how many gradients each of some tensors gets.
 class GradientCounts {
  public:
   explicit GradientCounts(const std::vector<at::Tensor>& tensors);
@@ -43,7 +43,7 @@ class GradientCounts {
   [[nodiscard]] int of(std::size_t index) const { return shared_->counts[index]; }
 
  private:
-  /// A hook may outlive this, in a graph.
+  /// Shared with the hooks: a graph may keep a hook longer than this object lives.
   struct Shared {
     explicit Shared(std::size_t size) : counts(size) {}
     std::atomic<bool> counting = false;
@@ -55,38 +55,38 @@ class GradientCounts {
 
 struct DataParallel::State {
   Parameters all;         // of the module, frozen ones too
-  Parameters parameters;  // those that want a gradient
+  Parameters parameters;  // those that require a gradient
   Parameters buffers;
   GroupHandle group;
   DistributedDataParallelKwargs options;
 
   GradientHook hook;
-  /// Weights whose gradients are sparse: no bucket holds them, they are averaged by themselves.
+  /// Weights with sparse gradients. A bucket cannot hold these: they are averaged separately.
   std::vector<at::Tensor> sparse_weights;
   std::vector<std::size_t> sparse;  // the trained ones, in `parameters`
-  // One of them, but for the time in which a static graph is learned or where it leaves nothing to
-  // do.
+  // Exactly one of them exists; none while a static graph is learned, and none if it has no dense
+  // gradient to average.
   std::unique_ptr<InPlaceAverage> in_place;
   std::shared_ptr<c10d::Reducer> reducer;
-  /// The Reducer writes to it, unasked, when the set of unused parameters changes.
+  /// The Reducer needs it: it logs when the set of unused parameters changes.
   std::shared_ptr<c10d::Logger> reducer_log;
   std::vector<std::size_t> in_reducer;
-  /// Parameters that wanted no gradient when the model was prepared, in `all`.
+  /// Indices in `all` of parameters that required no gradient when the model was prepared.
   std::vector<std::size_t> frozen;
-  /// Must be reached by every loss whose gradients are averaged.
+  /// Indices of parameters that every averaged loss must reach.
   std::vector<std::size_t> checked;
   bool averages = false;
-  /// Since the last step whose gradients were averaged, where unused parameters are searched for.
+  /// Gradients since the last averaged step; null unless unused parameters are searched for.
   std::unique_ptr<GradientCounts> local;
 
-  // Of a static graph.
+  // For a static graph.
   std::unique_ptr<GradientCounts> learning;  // until its first averaged backward has ended
   std::vector<bool> reachable;               // in that backward, through the graph
   std::vector<std::size_t> late;             // averaged when backward has ended
   GradientHook late_hook;
   std::vector<std::size_t> unused;  // by every process: they never get a gradient
 
-  // Of uneven inputs.
+  // For uneven inputs.
   int buffers_from = 0;
   bool shadows = false;
   bool in_one_go = false;  // averaged when backward has ended, not bucket by bucket
@@ -94,6 +94,8 @@ struct DataParallel::State {
   [[nodiscard]] bool searches() const {
     return options.find_unused_parameters && !options.static_graph;
   }
+  /// The index of the first parameter that is reached, or the number of parameters.
+  [[nodiscard]] std::size_t first_reached(const ReachedLeaves& leaves) const;
   /// Collective.
   void begin();
   void make_reducer(std::vector<std::size_t> indices);
@@ -103,11 +105,11 @@ struct DataParallel::State {
   void check_frozen() const;
   void check_unused() const;
   void check_discarded(const ReachedLeaves& leaves) const;
-  /// Collective. What the first backward of a static graph has shown.
+  /// Collective. Evaluates the first backward of a static graph.
   void learn();
-  /// Collective. Means of the gradients that at least one process has.
+  /// Collective. Averages the gradients that at least one process has.
   void average_those_there(const std::vector<std::size_t>& indices);
-  /// Collective.
+  /// Collective. Averages gradients at once; a missing one counts as zeros.
   void average_now(const std::vector<std::size_t>& indices, const GradientHook& how);
   /// Collective.
   void average_sparse();

@@ -18,8 +18,8 @@ namespace accelerate::detail {
 
 using GradientHook = std::shared_ptr<c10d::CommHookInterface>;
 
-/// Null where nothing is to be done to them. Throws `ConfigError` for options of a hook that cannot
-/// be used.
+/// Returns null if gradients are sent as they are. Throws `ConfigError` for options of a hook that
+/// cannot be used.
 [[nodiscard]] GradientHook make_gradient_hook(const DistributedDataParallelKwargs& options,
                                               c10::intrusive_ptr<c10d::ProcessGroup> group);
 

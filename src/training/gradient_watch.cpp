@@ -11,7 +11,7 @@
 
 #include "core/log.h"
 #include "core/text.h"
-#include "training/living_models.h"
+#include "training/model_registry.h"
 
 namespace accelerate::detail {
 namespace {
@@ -34,7 +34,7 @@ class Hook final : public torch::autograd::FunctionPostHook {
  private:
   void note() const {
     const auto model = model_.lock();
-    if (!model || !model->averages) return;
+    if (!model || !model->synchronizes) return;
     model->strayed = true;
     any_stray = true;
   }
@@ -81,7 +81,7 @@ void GradientWatch::renew() {
 void warn_of_strays(const torch::optim::Optimizer& optimizer) {
   if (!any_stray) return;
   std::vector<std::shared_ptr<ModelCore>> models;
-  living_models(models);
+  list_model_registry(models);
   bool left = false;
   for (const auto& model : models) {
     if (!model->strayed || !model->watch) continue;

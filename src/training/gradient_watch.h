@@ -1,7 +1,8 @@
-// src/training/gradient_watch.h - notices gradients that `Accelerator::backward` has not brought.
+// src/training/gradient_watch.h - detects gradients that did not come from `Accelerator::backward`.
 //
-// `loss.backward()` averages nothing, and processes that step with such gradients drift apart. One
-// parameter of each model is watched: where each backward has to reach all of them that is enough.
+// `loss.backward()` synchronizes nothing, and processes that step with such gradients drift apart.
+// One parameter of each model is watched. That is enough, since each backward must reach all of
+// them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +16,7 @@
 
 namespace accelerate::detail {
 
-/// While it lives the gradients that come are asked for by this library.
+/// While it lives, a backward of this library is running.
 class OwnBackward {
  public:
   OwnBackward() noexcept;
@@ -31,10 +32,10 @@ class GradientWatch {
   GradientWatch(const GradientWatch&) = delete;
   GradientWatch& operator=(const GradientWatch&) = delete;
 
-  /// Begins anew, after parameters have been given other data or have been frozen.
+  /// Watches anew, after parameters were given other data or were frozen.
   void renew();
 
-  /// The one that is watched; not defined where nothing is trained.
+  /// The watched parameter; undefined if the model trains nothing.
   [[nodiscard]] const at::Tensor& parameter() const { return parameter_; }
   [[nodiscard]] const std::string& name() const { return name_; }
 
@@ -44,7 +45,7 @@ class GradientWatch {
   std::weak_ptr<ModelCore> model_;
   at::Tensor parameter_ = {};
   std::string name_ = {};
-  /// Kept: a parameter would make a new one for each graph.
+  /// Kept alive: else a parameter makes a new one for each graph, without the hook.
   std::shared_ptr<torch::autograd::Node> accumulator_ = nullptr;
   std::uintptr_t hook_ = 0;
 };

@@ -9,10 +9,10 @@
 namespace accelerate::detail {
 namespace {
 
-// From here on a part of its own in the message costs less than two copies.
+// Gradients of this size or more are sent in place: that costs less than two copies.
 constexpr std::size_t kLargeBytes = 64 << 10;
 
-/// Zeros where this process had nothing to say about a parameter.
+/// The gradient of a parameter; zeros are put there if this process has none.
 const at::Tensor& gradient_of(const at::Tensor& parameter) {
   auto& gradient = parameter.mutable_grad();
   if (!gradient.defined()) gradient = at::zeros_like(parameter);

@@ -1,9 +1,9 @@
-// src/training/in_place_average.h - gradients averaged where they lie, when backward has ended.
+// src/training/in_place_average.h - averages gradients in place, after backward.
 //
-// c10d::Reducer copies each gradient into a bucket and back, and sends buckets while backward goes
-// on. Between processes of one host a message through memory takes less time than those copies, and
-// less than a second thread costs the first one: large gradients are averaged in place, small ones
-// are put together, all in one message.
+// c10d::Reducer copies each gradient into a bucket and back, and sends buckets during backward. On
+// one host a message through shared memory takes less time than these copies, and less than a
+// second thread costs the first one. So large gradients are averaged in place, small ones are
+// copied together, and all go in one message after backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +16,8 @@ namespace accelerate::detail {
 
 class InPlaceAverage {
  public:
-  /// Whether messages of the group go through memory, and all tensors lie on the CPU and are of one
-  /// type. The same on all processes of a group.
+  /// Returns true if the group uses shared memory and all tensors are on the CPU and of one dtype.
+  /// The result is the same on all processes of a group.
   [[nodiscard]] static bool suits(const std::vector<at::Tensor>& parameters,
                                   const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
@@ -30,7 +30,7 @@ class InPlaceAverage {
   std::vector<at::Tensor> small_;
   std::vector<at::Tensor> large_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  at::Tensor together_;                // the gradients of the small ones, one behind the other
+  at::Tensor together_;                // the gradients of `small_`, concatenated
   std::vector<at::Tensor> sent_ = {};  // kept for its memory
 };
 

@@ -1,4 +1,4 @@
-#include "accelerate/join.h"
+#include "training/join.h"
 
 #include <algorithm>
 #include <string>
@@ -9,7 +9,6 @@
 #include "accelerate/name_collectives.h"
 #include "accelerate/object_operations.h"
 #include "core/text.h"
-#include "training/data_parallel_state.h"
 
 namespace accelerate::detail {
 namespace {
@@ -29,15 +28,15 @@ bool same_models(const std::vector<std::int64_t>& a, const std::vector<std::int6
 
 }  // namespace
 
-// A row: whether the process is active, then for each model 0, or 1 + a parameter that is used.
+// A row: whether the process is active, then for each model 0, or 1 + its announcement.
 
-JoinScope::JoinScope(std::vector<DataParallel*> models) : models_(std::move(models)) {
+JoinScope::JoinScope(std::vector<Joinable*> models) : models_(std::move(models)) {
   if (models_.empty()) {
     throw ArgumentError("There is no model to join. Name the prepared models.");
   }
-  const auto& group = models_[0]->state_->group;
+  const auto& group = models_[0]->group();
   for (const auto* model : models_) {
-    if (model->state_->group != group) {
+    if (model->group() != group) {
       throw ArgumentError(
           "The models to join are spread over different process groups. Join those "
           "of one group.");
@@ -47,15 +46,12 @@ JoinScope::JoinScope(std::vector<DataParallel*> models) : models_(std::move(mode
 }
 
 JoinScope::~JoinScope() {
-  for (auto* model : models_) {
-    model->state_->buffers_from = 0;
-    model->state_->in_one_go = false;
-  }
+  for (auto* model : models_) model->end_joined();
 }
 
 bool JoinScope::exchange(const Row& own) {
   const auto named = name_collectives("join_uneven_inputs");
-  rows_ = accelerate::all_gather_object(own, models_[0]->state_->group);
+  rows_ = accelerate::all_gather_object(own, models_[0]->group());
   int lowest = -1;
   for (std::size_t rank = 0; rank < rows_.size(); ++rank) {
     if (rows_[rank][0] == 0) continue;
@@ -76,21 +72,18 @@ bool JoinScope::exchange(const Row& own) {
                                            [](std::int64_t entry) { return entry > 0; });
   for (std::size_t i = 0; i < models_.size(); ++i) {
     if (first[i + 1] == 0) continue;
-    // Buffers of a process without data are of the past.
-    models_[i]->state_->buffers_from = lowest;
-    // Backward decides how messages of several models mix, and a shadow has no such backward.
-    models_[i]->state_->in_one_go = count > 1;
+    models_[i]->begin_joined({.source = lowest, .several_models = count > 1});
   }
   return true;
 }
 
-void JoinScope::announce(std::span<DataParallel* const> reached, const ReachedLeaves& leaves) {
+void JoinScope::announce(std::span<Joinable* const> reached, const ReachedLeaves& leaves) {
   Row own(models_.size() + 1, 0);
   own[0] = 1;
   bool any = false;
   for (std::size_t i = 0; i < models_.size(); ++i) {
     if (std::ranges::find(reached, models_[i]) == reached.end()) continue;
-    own[i + 1] = 1 + static_cast<std::int64_t>(models_[i]->first_reached(leaves));
+    own[i + 1] = 1 + models_[i]->announcement(leaves);
     any = true;
   }
   if (any) exchange(own);
@@ -102,14 +95,13 @@ void JoinScope::finish() {
     const auto active = std::ranges::find_if(rows_, [](const Row& row) { return row[0] != 0; });
     const Row row = *active;
     for (std::size_t i = 0; i < models_.size(); ++i) {
-      if (row[i + 1] > 0) models_[i]->shadow(static_cast<std::size_t>(row[i + 1] - 1));
+      if (row[i + 1] > 0) models_[i]->shadow(row[i + 1] - 1);
     }
   }
   const auto named = name_collectives("join_uneven_inputs");
   for (auto* model : models_) {
-    model->state_->broadcast_all(last_active_);
-    model->state_->buffers_from = 0;
-    model->state_->in_one_go = false;
+    model->broadcast_from(last_active_);
+    model->end_joined();
   }
 }
 

@@ -8,7 +8,9 @@
 #include "accelerate/prepared_model.h"
 #include "core/call_site.h"
 #include "core/text.h"
+#include "training/engine.h"
 #include "training/gradient_watch.h"
+#include "training/model_registry.h"
 #include "training/optimizer_core.h"
 #include "training/optimizer_state.h"
 
@@ -35,11 +37,63 @@ StateDict state_dict(const torch::nn::Module& module) {
   return all;
 }
 
+void load_state_dict(torch::nn::Module& module, const StateDict& state, bool strict) {
+  const auto own = state_dict(module);
+  std::vector<std::string> missing, unexpected;
+  std::string problems;
+  for (const auto& entry : own) {
+    const auto* const given = state.find(entry.key());
+    if (given == nullptr) {
+      missing.push_back(detail::str('"', entry.key(), '"'));
+    } else if (given->sizes() != entry.value().sizes()) {
+      problems += detail::str("\n\tsize mismatch for ", entry.key(), ": the state has shape ",
+                              given->sizes(), ", the module ", entry.value().sizes(), ".");
+    }
+  }
+  for (const auto& entry : state) {
+    if (!own.contains(entry.key())) unexpected.push_back(detail::str('"', entry.key(), '"'));
+  }
+  const auto list = [&](const char* what, const std::vector<std::string>& names) {
+    if (strict && !names.empty()) {
+      problems += detail::str("\n\t", what, " key(s) in state_dict: ", detail::join(names), ".");
+    }
+  };
+  list("Unexpected", unexpected);
+  list("Missing", missing);
+  if (!problems.empty()) {
+    throw StateDictMismatch(detail::str("The state does not fit the module:", problems));
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& entry : own) {
+    if (const auto* given = state.find(entry.key())) entry.value().copy_(*given);
+  }
+}
+
 namespace detail {
 
 void refuse_empty_model() {
   throw StateError(
       "This prepared model is empty: it was never assigned, or given back by free_memory.");
+}
+
+ForwardScope::ForwardScope(const ModelCore& core) {
+  if (core.engine) engine_ = core.engine->enter_forward();
+  if (core.cast) autocast_.emplace(core.cast->device_type, core.cast->dtype, core.cast->kwargs);
+}
+
+void ModelCore::use(std::shared_ptr<Engine> new_engine) {
+  engine = std::move(new_engine);
+  watch = std::make_shared<GradientWatch>(shared_from_this());
+  add_to_model_registry(shared_from_this());
+}
+
+StateDict ModelCore::state_dict() const {
+  return engine ? engine->state_dict(*module) : accelerate::state_dict(*module);
+}
+
+void ModelCore::load_state_dict(const StateDict& state, bool strict) const {
+  if (engine) return engine->load_state_dict(*module, state, strict);
+  accelerate::load_state_dict(*module, state, strict);
 }
 
 namespace {
@@ -54,7 +108,7 @@ at::Tensor named_parameter(const torch::nn::Module& module, std::string_view nam
                                   "'. Choose one of: ", join(names), "."));
 }
 
-/// The states that an optimizer shall have of the parameter, or nothing to forget them.
+/// The new state of the parameter in an optimizer; empty to drop it.
 NamedTensors carried(const NamedTensors& old, const at::Tensor& parameter, const at::Tensor& tensor,
                      const ReplaceParameterOptions& options) {
   if (const auto* choice = std::get_if<ReplacedState>(&options.state)) {
@@ -111,7 +165,7 @@ void ModelCore::replace_parameter(std::string_view name, const at::Tensor& tenso
   const at::NoGradGuard no_grad;
   const auto values = tensor.detach().to(parameter.device(), /*non_blocking=*/false, /*copy=*/true);
 
-  // All states first, so that nothing has changed where one does not fit.
+  // Compute all states first: nothing has changed if one does not fit.
   std::vector<std::pair<std::shared_ptr<OptimizerCore>, NamedTensors>> states;
   for (const auto& core :
        optimizers ? optimizers() : std::vector<std::shared_ptr<OptimizerCore>>()) {
@@ -123,12 +177,12 @@ void ModelCore::replace_parameter(std::string_view name, const at::Tensor& tenso
   for (const auto& [core, state] : states) drop_optimizer_state_of(*core->optimizer, parameter);
   parameter.mutable_grad().reset();
   parameter.set_data(values);
-  // What accumulates gradients knows the old shape.
+  // The gradient accumulator has the old shape.
   torch::autograd::impl::get_autograd_meta(parameter)->grad_accumulator_.reset();
   for (const auto& [core, state] : states) {
     if (!state.empty()) set_optimizer_state_of(*core->optimizer, parameter, state);
   }
-  if (parallel) parallel->rebuild();
+  if (engine) engine->rebuild();
   if (watch) watch->renew();
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "accelerate/errors.h"
+#include "training/engine.h"
 #include "training/fused_step.h"
 #include "training/gradient_watch.h"
 #include "training/optimizer_core.h"
@@ -17,6 +18,19 @@ bool OptimizerCore::has_gradients() const {
     return std::ranges::any_of(group.params(),
                                [](const at::Tensor& one) { return one.grad().defined(); });
   });
+}
+
+void OptimizerCore::attach(const std::shared_ptr<Engine>& engine) {
+  std::erase_if(engines, [](const auto& one) { return one.expired(); });
+  if (std::ranges::any_of(engines, [&](const auto& one) { return one.lock() == engine; })) return;
+  engine->attach(*optimizer);
+  engines.push_back(engine);
+}
+
+void OptimizerCore::tell_engines() const {
+  for (const auto& one : engines) {
+    if (const auto engine = one.lock()) engine->after_step(*optimizer);
+  }
 }
 
 void carry_out_step(torch::optim::Optimizer& optimizer) {
@@ -95,11 +109,17 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) {
           "backward before step, or train in bf16.");
     }
     own.step_was_skipped = !own.scaling->step(own);
+    if (!own.step_was_skipped) own.tell_engines();
     return {};
   }
-  if (closure) return own.optimizer->step(closure);
-  detail::carry_out_step(*own.optimizer);
-  return {};
+  at::Tensor loss;
+  if (closure) {
+    loss = own.optimizer->step(closure);
+  } else {
+    detail::carry_out_step(*own.optimizer);
+  }
+  own.tell_engines();
+  return loss;
 }
 
 void AcceleratedOptimizer::zero_grad(bool set_to_none) {

@@ -13,6 +13,7 @@
 
 namespace accelerate::detail {
 
+class Engine;
 class LossScaling;
 
 struct OptimizerCore {
@@ -22,10 +23,16 @@ struct OptimizerCore {
   std::shared_ptr<LossScaling> scaling = nullptr;
   GradientState gradient_state = {};
   bool step_was_skipped = false;
+  /// The engines that are attached to it.
+  std::vector<std::weak_ptr<Engine>> engines = {};
   /// Calls `train` or `eval` of the optimizer; empty if it has neither.
   std::function<void(torch::optim::Optimizer&, bool training)> modes = {};
 
   [[nodiscard]] bool has_gradients() const;
+  /// Lets an engine replace parameters in the groups, once.
+  void attach(const std::shared_ptr<Engine>& engine);
+  /// Tells the engines of a step that was carried out.
+  void tell_engines() const;
 };
 
 /// The loss scale of all optimizers of an accelerator. It changes after all optimizers with

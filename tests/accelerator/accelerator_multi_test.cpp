@@ -394,7 +394,7 @@ TEST(AcceleratorOnProcesses, LeavesLocalStepsWithoutWaitingAfterAnError) {
     }
     EXPECT_FALSE(same_everywhere(net->first->bias)) << "nothing was averaged";
     accelerator.backward(loss_of(model, rank));
-    EXPECT_TRUE(model._core()->averages) << "no_sync is over";
+    EXPECT_TRUE(model._core()->synchronizes) << "no_sync is over";
 
     EXPECT_NE(message_of<ArgumentError>([&] {
                 run_local_sgd(accelerator, model, {.local_sgd_steps = 0}, [](LocalSGD&) {});
@@ -500,13 +500,38 @@ TEST(AcceleratorOnProcesses, NamesWhatIsAnotherModelElsewhere) {
   });
 }
 
+TEST(AcceleratorOnProcesses, TakesTheObjectsInAnyOrder) {
+  on_processes(2, [](PartialState& state) {
+    Accelerator accelerator(anew());
+    torch::manual_seed(state.process_index());  // process 0 decides
+    Mlp net;
+    auto adamw = AdamW(net->parameters(), {.lr = 0.1});
+    auto data = make_data_loader(torch::arange(24, torch::kFloat).view({8, 3}), {.batch_size = 2});
+    auto schedule = StepLR(adamw, {.step_size = 1});
+    auto [loader, scheduler, optimizer, model] =
+        accelerator.prepare(data, std::move(schedule), std::move(adamw), net);
+    int batches = 0;
+    for (auto& x : loader) {
+      accelerator.backward(model(x).pow(2).mean());
+      EXPECT_TRUE(gradients_same_everywhere(net->parameters()));
+      optimizer.step();
+      scheduler.step();
+      optimizer.zero_grad();
+      ++batches;
+    }
+    EXPECT_EQ(batches, 2);
+    EXPECT_TRUE(same_everywhere(net->parameters()));
+    EXPECT_NEAR(scheduler.get_last_lr()[0], 1e-5, 1e-12) << "two steps for each of two calls";
+  });
+}
+
 TEST(AcceleratorOnProcesses, SendsNothingForAModelThatIsOnlyEvaluated) {
   on_processes(2, [](PartialState& state) {
     Accelerator accelerator(anew());
     if (state.process_index() == 0) {  // one process alone: nobody would answer
       Mlp net;
       auto model = accelerator.prepare_model(net, {.evaluation_mode = true});
-      EXPECT_EQ(model._core()->parallel, nullptr);
+      EXPECT_EQ(model._core()->engine, nullptr);
       accelerator.backward(loss_of(model, 0));
       expect_gradients(net->parameters(),
                        means_of(net->parameters(), 1, [&](int) { return loss_of(net, 0); }));

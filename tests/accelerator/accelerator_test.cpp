@@ -525,7 +525,6 @@ TEST_F(AcceleratorTest, SaysWhyAMemberIsNotThere) {
   const std::vector<std::pair<std::string, std::function<void()>>> others{
       {"wait_for_save_state", [&] { accelerator.wait_for_save_state(); }},
       {"save", [&] { accelerator.save(net, "x"); }},
-      {"register_for_checkpointing", [&] { accelerator.register_for_checkpointing(net); }},
       {"register_save_state_pre_hook", [&] { accelerator.register_save_state_pre_hook([] {}); }},
       {"register_load_state_pre_hook", [&] { accelerator.register_load_state_pre_hook([] {}); }},
       {"get_tracker", [&] { accelerator.get_tracker("tensorboard"); }},

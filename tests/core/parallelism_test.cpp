@@ -76,6 +76,23 @@ TEST(ParallelismConfig, SequenceParallelismIsADimensionOfTheMesh) {
   EXPECT_EQ(mesh.members("sp", 3), (std::vector<std::int64_t>{2, 3}));
 }
 
+TEST(ParallelismConfig, APipelineIsTheOutermostDimension) {
+  const ParallelismConfig config{.dp_shard_size = 2, .tp_size = 2, .pp_size = 2};
+  EXPECT_EQ(config.total_size(), 8);
+  EXPECT_EQ(config.data_parallel_size(), 2);
+  EXPECT_EQ(config.non_data_parallel_size(), 4);
+  EXPECT_EQ(config.non_dp_dim_names(), (std::vector<std::string>{"tp", "pp"}));
+  const auto mesh = config.mesh().value();
+  EXPECT_EQ(mesh.names(), (std::vector<std::string>{"pp", "dp_shard", "tp"}));
+  EXPECT_EQ(mesh.members("pp", 5), (std::vector<std::int64_t>{1, 5}));
+  EXPECT_EQ(mesh.members("dp", 5), (std::vector<std::int64_t>{5, 7}));
+  EXPECT_EQ(message_of([&] {
+              static_cast<void>(validated_for(config, {.num_processes = 4, .distributed = true}));
+            }),
+            "The sizes of the ParallelismConfig multiply to 8 (pp_size 2, dp_replicate_size 1, "
+            "dp_shard_size 2, cp_size 1, sp_size 1, tp_size 2), but the run has 4 processes.");
+}
+
 TEST(ParallelismConfig, WithoutDimensionsThereIsNoMesh) {
   EXPECT_EQ(ParallelismConfig{}.mesh(), std::nullopt);
   EXPECT_EQ(ParallelismConfig{}.total_size(), 1);
@@ -169,7 +186,7 @@ TEST(ParallelismConfig, GoesToJsonAndBack) {
   EXPECT_EQ(message_of([] { static_cast<void>(ParallelismConfig::from_json(R"({"tp": 2})")); }),
             "The parallelism configuration has the unknown key 'tp'. Choose among: "
             "dp_replicate_size, dp_shard_size, tp_size, cp_size, cp_backend, sp_size, sp_backend, "
-            "tp_handler, cp_handler, sp_handler.");
+            "tp_handler, cp_handler, sp_handler, pp_size.");
   const auto wrong = [] { static_cast<void>(ParallelismConfig::from_json(R"({"tp_size": "2"})")); };
   EXPECT_NE(
       message_of(wrong).find(R"(The parallelism configuration {"tp_size": "2"} does not fit)"),
@@ -211,7 +228,7 @@ TEST(ParallelismConfig, IsWrittenWithItsFieldsAndItsTotal) {
   EXPECT_EQ(out.str(),
             "ParallelismConfig(dp_replicate_size=None, dp_shard_size=4, tp_size=2, cp_size=None, "
             "cp_backend=None, sp_size=None, sp_backend=None, tp_handler=None, cp_handler=None, "
-            "sp_handler=None, total_size=8)");
+            "sp_handler=None, pp_size=None, total_size=8)");
 }
 
 TEST(ParallelismConfig, TakesTheDeprecatedTensorParallelPlugin) {

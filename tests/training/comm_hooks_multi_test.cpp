@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/data_parallel.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
 #include "support/reference_path.h"
+#include "training/data_parallel.h"
 #include "training/power_sgd.h"
 #include "training/two_heads.h"
 

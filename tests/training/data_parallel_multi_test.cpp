@@ -1,4 +1,4 @@
-#include "accelerate/data_parallel.h"
+#include "training/data_parallel.h"
 
 #include <accelerate/accelerate.h>
 #include <gtest/gtest.h>
@@ -97,7 +97,7 @@ TEST(DataParallel, NamesTheParametersThatALossDoesNotReach) {
     EXPECT_TRUE(parallel.reached_by(leaves));
     EXPECT_FALSE(parallel.reached_by(ReachedLeaves(torch::ones(1, torch::requires_grad()) * 2)));
     try {
-      parallel.before_backward(loss, leaves);
+      parallel.before_backward({loss, leaves});
       FAIL() << "nothing was thrown";
     } catch (const ArgumentError& error) {
       EXPECT_NE(std::string(error.what())
@@ -349,7 +349,7 @@ TEST(DataParallel, AveragesLargeGradientsByEveryWay) {
           if (backend == std::string("gloo")) return;
           const auto loss = net->forward(input_of(rank));
           const ReachedLeaves leaves(loss);
-          parallel.before_backward(loss, leaves);
+          parallel.before_backward({loss, leaves});
           loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
           parallel.after_backward();
           const auto own = net->a.grad().detach().unsqueeze(0);

@@ -1,4 +1,4 @@
-#include "accelerate/join.h"
+#include "training/join.h"
 
 #include <accelerate/accelerate.h>
 #include <gtest/gtest.h>
@@ -16,6 +16,7 @@ namespace accelerate {
 namespace {
 
 using detail::DataParallel;
+using detail::Joinable;
 using detail::JoinScope;
 using detail::ReachedLeaves;
 using test::expect_close;
@@ -35,8 +36,8 @@ void step_down(TwoHeads& net) {
 void announced_backward(JoinScope& scope, std::vector<DataParallel*> models,
                         const torch::Tensor& loss) {
   const ReachedLeaves leaves(loss);
-  scope.announce(models, leaves);
-  for (auto* model : models) model->before_backward(loss, leaves);
+  scope.announce(std::vector<Joinable*>(models.begin(), models.end()), leaves);
+  for (auto* model : models) model->before_backward({loss, leaves});
   loss.backward();
   for (auto* model : models) model->after_backward();
 }

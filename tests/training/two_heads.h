@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
-#include "accelerate/data_parallel.h"
+#include "training/data_parallel.h"
 
 namespace accelerate::test {
 
@@ -67,7 +67,7 @@ inline void expect_close(const std::vector<torch::Tensor>& a, const std::vector<
 
 inline void backward(detail::DataParallel& parallel, const torch::Tensor& loss) {
   const detail::ReachedLeaves leaves(loss);
-  parallel.before_backward(loss, leaves);
+  parallel.before_backward({loss, leaves});
   loss.backward();
   parallel.after_backward();
 }

@@ -1,0 +1,35 @@
+// src/accelerator/registry.h - what an accelerator has prepared, and what was registered with it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "accelerate/loader_core.h"
+#include "accelerate/model_core.h"
+#include "accelerate/stateful.h"
+#include "training/optimizer_core.h"
+#include "training/scheduler_core.h"
+
+namespace accelerate::detail {
+
+/// Each list is in the order of preparation, which numbers the files of a checkpoint.
+struct ObjectRegistry {
+  std::vector<std::shared_ptr<ModelCore>> models = {};
+  std::vector<std::shared_ptr<OptimizerCore>> optimizers = {};
+  std::vector<std::shared_ptr<SchedulerCore>> schedulers = {};
+  std::vector<std::shared_ptr<LoaderCore>> loaders = {};
+  /// With float16 on an accelerator.
+  std::shared_ptr<LossScaling> scaling = nullptr;
+  std::shared_ptr<Stateful> random_states = nullptr;
+  /// Objects of the program.
+  std::vector<std::shared_ptr<Stateful>> custom = {};
+
+  /// Forgets what was prepared. Objects of the program stay, as in Python.
+  void forget_prepared();
+
+  /// All of them, in the order in which Python saves them: models, optimizers, schedulers, loaders,
+  /// scaler, random states, objects of the program. What saves or inspects a run goes through this.
+  [[nodiscard]] std::vector<StateEntry> entries() const;
+};
+
+}  // namespace accelerate::detail
