@@ -20,8 +20,8 @@
 #include "accelerate/enums.h"
 #include "accelerate/fp8_recipes.h"
 #include "accelerate/fwd.h"
-#include "accelerate/plugins.h"
 #include "accelerate/options.h"
+#include "accelerate/plugins.h"
 #include "accelerate/value.h"
 
 namespace accelerate {

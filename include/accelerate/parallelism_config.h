@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/parallelism_handlers.h"
 #include "accelerate/options.h"
+#include "accelerate/parallelism_handlers.h"
 
 namespace accelerate {
 

@@ -17,8 +17,8 @@
 #include "accelerate/enums.h"
 #include "accelerate/fwd.h"
 #include "accelerate/megatron_plugin.h"
-#include "accelerate/parallelism_handlers.h"
 #include "accelerate/options.h"
+#include "accelerate/parallelism_handlers.h"
 #include "accelerate/value.h"
 
 namespace accelerate {

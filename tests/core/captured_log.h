@@ -12,8 +12,7 @@ namespace accelerate::test {
 class CapturedLog {
  public:
   CapturedLog() {
-    basic_config(
-        {.sink = [this](const LogEntry& record) { messages_.push_back(record.message); }});
+    basic_config({.sink = [this](const LogEntry& record) { messages_.push_back(record.message); }});
   }
   ~CapturedLog() { basic_config({}); }
   CapturedLog(const CapturedLog&) = delete;
