@@ -296,12 +296,12 @@ TEST(Checks, LookAtDeviceIds) {
                   "this machine has 8 devices"));
   EXPECT_TRUE(has(refusal_of("--gpu_ids 1,1 --num_processes 2 x", {{}, {}, gpus(8)}),
                   "device 1 comes twice"));
-  EXPECT_TRUE(
-      has(refusal_of("--gpu_ids 0,x --num_processes 2 x", {{}, {}, gpus(8)}), "'x' is not a device id"));
+  EXPECT_TRUE(has(refusal_of("--gpu_ids 0,x --num_processes 2 x", {{}, {}, gpus(8)}),
+                  "'x' is not a device id"));
   EXPECT_EQ(refusal_of("--gpu_ids GPU-1a,GPU-2b --num_processes 2 x", {{}, {}, gpus(8)}),
             "no error");
-  EXPECT_TRUE(
-      has(refusal_of("--gpu_ids a,b --num_processes 2 x", {{}, {}, cores(8)}), "'a' is not a device id"));
+  EXPECT_TRUE(has(refusal_of("--gpu_ids a,b --num_processes 2 x", {{}, {}, cores(8)}),
+                  "'a' is not a device id"));
 }
 
 TEST(Checks, RefuseMoreProcessesThanAMachineCanHave) {
