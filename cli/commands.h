@@ -1,5 +1,5 @@
-// cli/commands.h - the sub-commands of `accelerate`. Each gets the words behind its name and
-// returns the exit code; what it throws is shown by main.
+// cli/commands.h - the sub-commands of `accelerate`. Each gets the words after its name and
+// returns the exit code; main prints the errors that it throws.
 #pragma once
 
 #include <span>
@@ -11,9 +11,9 @@ namespace accelerate::cli {
 int launch(std::span<const std::string> words);
 int completion(std::span<const std::string> words);
 
-/// To stdout; results only.
+/// Prints results to stdout.
 void print(std::string_view text);
-/// "accelerate: message" to stderr.
-void complain(std::string_view message);
+/// Prints "accelerate: message" to stderr.
+void print_message(std::string_view message);
 
 }  // namespace accelerate::cli

@@ -41,12 +41,12 @@ std::size_t terminal_width() {
   return 100;
 }
 
-// What the library has to say about files comes out as everything else does.
-void speak_as_command() {
-  basic_config({.sink = [](const LogEntry& record) { complain(record.message); }});
+// Prints log messages of the library like those of the command.
+void print_log_messages() {
+  basic_config({.sink = [](const LogEntry& record) { print_message(record.message); }});
 }
 
-// The environment of the program: ours with the variables of the plan.
+// The environment of the program: that of this process with the variables of the plan.
 Environment program_environment(const LaunchPlan& plan, const Environment& environment) {
   auto variables = environment.variables();
   for (const auto& [name, value] : plan.variables) variables[name] = value;
@@ -60,7 +60,7 @@ std::string setting(const LaunchPlan& plan, std::string_view name) {
   return {};
 }
 
-// Files that the run needs and folders that it writes to, before anything starts.
+// Checks the files that the run needs and the folders that it writes to.
 void check_files(const LaunchPlan& plan) {
   if (plan.mode == LaunchMode::kAgent && plan.agent.logs.log_dir) {
     detail::LogFolder::check_base(*plan.agent.logs.log_dir);
@@ -75,7 +75,8 @@ void check_files(const LaunchPlan& plan) {
                         "one that has a host in each line."));
 }
 
-// What is executed here, and below mpirun the program as well. DeepSpeed looks after its own.
+// Checks the program that is executed here, and the one that mpirun starts. DeepSpeed's launcher
+// checks its own.
 detail::ProgramFacts inspect(const LaunchPlan& plan, const Environment& environment) {
   const auto variables = program_environment(plan, environment);
   if (!plan.deepspeed_environment.empty() &&
@@ -105,13 +106,13 @@ void dry_run(LaunchPlan plan, const Environment& environment, bool json) {
   } catch (const ConfigError& error) {
     plan.warnings.emplace_back(error.what());
   }
-  for (const auto& warning : plan.warnings) complain(warning);
+  for (const auto& warning : plan.warnings) print_message(warning);
   const auto processes = detail::planned_processes(plan, environment, agent_store);
   print(json ? dry_run_json(plan, processes) : dry_run_text(plan, processes));
 }
 
-// DeepSpeed's launcher sets on other machines what stands in this file. Lines that are there stay,
-// and none comes twice.
+// Adds the plan's lines to the file from which DeepSpeed's launcher sets variables on other
+// machines. Existing lines are kept, none is added twice.
 void write_deepspeed_environment(const LaunchPlan& plan, const Environment& environment) {
   if (plan.deepspeed_environment.empty()) return;
   const std::filesystem::path path = environment.get("DS_ENV_FILE").value_or(".deepspeed_env");
@@ -150,7 +151,7 @@ int launch(std::span<const std::string> words) {
     print(detail::launch_help(terminal_width()));
     return 0;
   }
-  speak_as_command();
+  print_log_messages();
   const auto environment = Environment::process();
   const auto config = detail::read_launch_config(arguments, environment);
   const auto facts = detail::gather_machine_facts(environment);
@@ -164,7 +165,7 @@ int launch(std::span<const std::string> words) {
   plan.argv[0] = program.path;
   plan.takes_listen_fd = program.takes_listen_fd;
   if (!plan.quiet) {
-    for (const auto& warning : plan.warnings) complain(warning);
+    for (const auto& warning : plan.warnings) print_message(warning);
   }
   if (plan.mode == LaunchMode::kAgent) return detail::run_agent(plan);
   write_deepspeed_environment(plan, environment);

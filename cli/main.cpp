@@ -1,4 +1,4 @@
-// accelerate: finds the sub-command, shows its errors.
+// accelerate: runs a sub-command and prints its errors.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@
 namespace accelerate::cli {
 namespace {
 
-// As api and documents promise.
+// Documented in docs/launching.md.
 enum ExitCode { kOk = 0, kFailure = 1, kWrongInput = 2, kPeerGone = 70 };
 
 [[noreturn]] void refuse_command(const std::string& name) {
@@ -26,7 +26,7 @@ enum ExitCode { kOk = 0, kFailure = 1, kWrongInput = 2, kPeerGone = 70 };
     names.emplace_back(command.name);
     if (command.name != name) continue;
     throw UnsupportedError(
-        detail::str("`accelerate ", name, "` is not there yet. ", command.instead));
+        detail::str("`accelerate ", name, "` is not available yet. ", command.instead));
   }
   const auto near = detail::nearest(name, names);
   throw ConfigError(detail::str("'", name, "' is not a command",
@@ -34,12 +34,12 @@ enum ExitCode { kOk = 0, kFailure = 1, kWrongInput = 2, kPeerGone = 70 };
                                              : detail::str("; did you mean ", near, "?")));
 }
 
-// A stream that the caller has closed (`>&-`) would have its number go to the next file or socket
-// that is opened, which then gets what is meant for people.
+// The number of a standard stream that the caller has closed (`>&-`) would be given to the next
+// file or socket, which then gets our messages.
 void open_closed_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(fd, F_GETFD) >= 0) continue;
-    // The lowest free number is this one.
+    // open() returns the lowest free number, which is this one.
     if (::open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) < 0) return;
   }
 }
@@ -79,7 +79,7 @@ int run(std::span<const std::string> words) {
 
 void print(std::string_view text) { detail::write_fully(STDOUT_FILENO, text); }
 
-void complain(std::string_view message) {
+void print_message(std::string_view message) {
   detail::write_fully(STDERR_FILENO, detail::str("accelerate: ", message, "\n"));
 }
 
@@ -91,16 +91,16 @@ int main(int argc, char** argv) {
   try {
     return cli::run(words);
   } catch (const ConfigError& error) {
-    cli::complain(error.what());
+    cli::print_message(error.what());
     return cli::kWrongInput;
   } catch (const UnsupportedError& error) {
-    cli::complain(error.what());
+    cli::print_message(error.what());
     return cli::kWrongInput;
   } catch (const CommError& error) {
-    cli::complain(error.what());
+    cli::print_message(error.what());
     return cli::kPeerGone;
   } catch (const std::exception& error) {
-    cli::complain(error.what());
+    cli::print_message(error.what());
     return cli::kFailure;
   }
 }

@@ -11,12 +11,12 @@
 #include "core/text.h"
 #include "core/world.h"
 #include "launch/channel.h"
+#include "launch/cleanup_process.h"
 #include "launch/console.h"
-#include "launch/guard.h"
 #include "launch/join.h"
 #include "launch/log_folder.h"
-#include "launch/meeting.h"
 #include "launch/rendezvous_conf.h"
+#include "launch/rendezvous_host.h"
 #include "launch/signals.h"
 #include "launch/store_process.h"
 #include "launch/workers.h"
@@ -29,24 +29,24 @@ using Kind = AgentMessage::Kind;
 using std::chrono::milliseconds;
 
 constexpr int kPeerGone = 70;
-// For other machines to follow after the workers of this one have ended by a signal.
+// How long to wait for other machines after the workers of this one have ended by a signal.
 constexpr auto kTimeToEnd = std::chrono::seconds(5);
-// When to tell people that machines are missing, and how often.
+// When to report that machines are missing, and how often.
 constexpr auto kFirstNotice = std::chrono::seconds(5);
 constexpr auto kNextNotice = std::chrono::seconds(30);
-// A machine that is done stays for the verdict this long.
+// How long a machine whose workers have succeeded waits for the verdict.
 constexpr auto kWaitForOthers = std::chrono::seconds(300);
 
 const std::vector<int> kDefaultSignals = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
 
-/// The worker port, bound before anybody can take it away.
+/// Binds the worker port, so that no other program can take it.
 Descriptor open_worker_port(const LaunchConfig& config, Console& console) {
   std::string error;
   const bool loopback = config.master_addr == "127.0.0.1";
   if (auto socket = listen_on(config.master_port, loopback, error)) return std::move(*socket);
   if (config.several_machines()) {
     throw Error(str("port ", config.master_port,
-                    ", where the machines of this job shall meet, cannot be ", "opened: ", error,
+                    ", where the machines of this job meet, cannot be opened: ", error,
                     ". Give another --main_process_port on all machines."));
   }
   console.say(str("accelerate: port ", config.master_port, " cannot be opened (", error,
@@ -67,16 +67,16 @@ class Agent {
               config_.logs.tee.any() || config_.logs.redirects.any()),
         signals_(config_.signals_to_handle.empty() ? kDefaultSignals : config_.signals_to_handle) {
     if (logs_.temporary()) {
-      guard_.add_folder(logs_.base());
+      cleanup_.add_folder(logs_.base());
     } else if (!config_.logs.log_dir && !plan_.quiet) {
       console_.say(str("accelerate: logs go to ", logs_.run().string()));
     }
   }
 
   int run() {
-    open_doors();
+    join_or_host();
     while (!exit_code_) step();
-    linger();
+    wait_for_others();
     console_.finish();
     return *exit_code_;
   }
@@ -84,7 +84,7 @@ class Agent {
  private:
   enum class Doing : std::uint8_t { kWaits, kRuns, kStops };
 
-  // -- Meeting the others ---------------------------------------------------------------------
+  // -- Rendezvous ------------------------------------------------------------------------------
 
   [[nodiscard]] bool should_host() const {
     if (!config_.several_machines()) return true;
@@ -92,17 +92,18 @@ class Agent {
     return conf_.is_host.value_or(is_this_machine(config_.master_addr));
   }
 
-  void open_doors() {
+  void join_or_host() {
     try {
-      if (should_host() && !another_machine_0() && become_host()) return;
+      if (should_host() && !joins_another_machine_0() && become_host()) return;
       if (!link_) link_.emplace(join_job(config_, member(), conf_, signals_, console_));
     } catch (const Interrupted& by) {
       exit_code_ = 128 + by.signal;
     }
   }
 
-  /// Machine 0 of an address that is not ours: somebody else may be it, and then both are wrong.
-  bool another_machine_0() {
+  /// --main_process_ip is not an address of this machine 0: another machine 0 may run there. Joins
+  /// that one, which then reports two machines with the same rank.
+  bool joins_another_machine_0() {
     if (elastic_ || !config_.several_machines() || is_this_machine(config_.master_addr))
       return false;
     auto once = conf_;
@@ -119,13 +120,13 @@ class Agent {
     }
   }
 
-  /// False when another launcher of this machine is the host already (c10d).
+  /// Returns false if another launcher of this machine is the host already (c10d).
   bool become_host() {
     if (elastic_) {
       std::string error;
-      auto door = listen_on(config_.master_port, /*loopback_only=*/false, error);
-      if (!door) return false;
-      door_ = std::move(*door);
+      auto listener = listen_on(config_.master_port, /*loopback_only=*/false, error);
+      if (!listener) return false;
+      listener_ = std::move(*listener);
       auto port = listen_on(conf_.store_port, /*loopback_only=*/false, error);
       if (!port) throw Error(str("no port for the workers' store: ", error, "."));
       worker_port_ = std::move(*port);
@@ -135,33 +136,33 @@ class Agent {
     const bool by_helper = config_.elastic() || !plan_.takes_listen_fd;
     const int port = port_of(worker_port_);
     if (by_helper) store_.emplace(worker_port_);
-    if (by_helper && !store_->available()) give_port_away();
-    MeetingOptions options{.rules = {.min_nodes = config_.min_nodes,
-                                     .max_nodes = config_.max_nodes,
-                                     .fixed = !elastic_,
-                                     .max_restarts = config_.max_restarts,
-                                     .join_timeout = conf_.join_timeout,
-                                     .last_call = conf_.last_call},
-                           .master_port = port,
-                           .agent_store = store_.has_value(),
-                           .keep_alive = conf_.keep_alive};
-    const Descriptor* door =
-        elastic_ ? &door_ : (config_.several_machines() ? &worker_port_ : nullptr);
-    meeting_.emplace(options, door, Clock::now());
-    link_.emplace(meeting_->own_channel());
+    if (by_helper && !store_->available()) leave_port_to_rank_0();
+    RendezvousHostOptions options{.rules = {.min_nodes = config_.min_nodes,
+                                            .max_nodes = config_.max_nodes,
+                                            .fixed = !elastic_,
+                                            .max_restarts = config_.max_restarts,
+                                            .join_timeout = conf_.join_timeout,
+                                            .last_call = conf_.last_call},
+                                  .master_port = port,
+                                  .agent_store = store_.has_value(),
+                                  .keep_alive = conf_.keep_alive};
+    const Descriptor* listener =
+        elastic_ ? &listener_ : (config_.several_machines() ? &worker_port_ : nullptr);
+    host_.emplace(options, listener, Clock::now());
+    link_.emplace(host_->own_channel());
     link_->send({.kind = Kind::kHello, .member = member()});
     return true;
   }
 
-  /// Without `accelerate-torch` rank 0 has to open the port itself.
-  void give_port_away() {
+  /// Without `accelerate-torch`, rank 0 opens the port itself.
+  void leave_port_to_rank_0() {
     if (elastic_) {
       throw Error(
           str("--rdzv_backend c10d needs the program accelerate-torch, which is neither beside ",
               "accelerate nor in PATH. Install it, or use --rdzv_backend static."));
     }
     store_.reset();
-    // On several machines the others arrive here first; then it is closed.
+    // With several machines the agents connect here first; it is closed when workers start.
     if (!config_.several_machines()) worker_port_.reset();
   }
 
@@ -179,11 +180,11 @@ class Agent {
             .terms = terms};
   }
 
-  // -- One turn of the loop -------------------------------------------------------------------
+  // -- The event loop -------------------------------------------------------------------------
 
   void step() {
     std::vector<pollfd> fds{{.fd = signals_.fd(), .events = POLLIN, .revents = 0}, link_->wants()};
-    if (meeting_) meeting_->wants(fds);
+    if (host_) host_->wants(fds);
     const std::size_t store_at = fds.size();
     if (doing_ == Doing::kRuns && store_ && !store_->running()) {
       fds.push_back({.fd = worker_port_.get(), .events = POLLIN, .revents = 0});
@@ -196,8 +197,8 @@ class Agent {
     console_.flush();
     while (const auto signal = signals_.next()) handle_signal(*signal);
     report(failures);
-    if (meeting_) meeting_->work(Clock::now());
-    for (const auto& message : link_->exchange(Clock::now())) obey(message);
+    if (host_) host_->work(Clock::now());
+    for (const auto& message : link_->exchange(Clock::now())) handle(message);
     link_->keep_alive(conf_.keep_alive / 4, Clock::now());
     check_times(Clock::now());
   }
@@ -216,7 +217,7 @@ class Agent {
     const auto now = Clock::now();
     const std::chrono::duration<double> interval(config_.monitor_interval);
     auto next = now + std::chrono::duration_cast<Clock::duration>(interval);
-    if (meeting_) next = std::min(next, meeting_->next_event(now));
+    if (host_) next = std::min(next, host_->next_event(now));
     if (kill_at_) next = std::min(next, *kill_at_);
     return next;
   }
@@ -226,18 +227,17 @@ class Agent {
       if (workers_) workers_->signal(SIGKILL);
       kill_at_.reset();
     }
-    if (done_since_ && !meeting_ && now - *done_since_ > kWaitForOthers) exit_code_ = 0;
-    const bool silent = now - link_->last_heard() > conf_.keep_alive && !meeting_;
+    if (done_since_ && !host_ && now - *done_since_ > kWaitForOthers) exit_code_ = 0;
+    const bool silent = now - link_->last_heard() > conf_.keep_alive && !host_;
     if (doing_ != Doing::kStops && (link_->closed() || silent) && !exit_code_) lose_host(silent);
     if (doing_ == Doing::kStops && !(workers_ && workers_->running())) after_stop();
     tell_who_is_missing(now);
     // The host ends last.
-    if (signal_ && !workers_ && (!meeting_ || meeting_->ended() || now >= *leave_by_))
-      say_farewell();
+    if (signal_ && !workers_ && (!host_ || host_->ended() || now >= *leave_by_)) end_by_signal();
   }
 
   void tell_who_is_missing(Clock::time_point now) {
-    if (!meeting_ || !meeting_->gathering()) {
+    if (!host_ || !host_->gathering()) {
       notice_at_.reset();
     } else if (!notice_at_) {
       notice_at_ = now + kFirstNotice;
@@ -245,13 +245,13 @@ class Agent {
       notice_at_ = now + kNextNotice;
       if (plan_.quiet) return;
       console_.say(str("accelerate: waiting at ", config_.master_addr, ":", config_.master_port,
-                       " for machines; ", meeting_->missing()));
+                       " for machines; ", host_->missing()));
     }
   }
 
-  // -- What the meeting says --------------------------------------------------------------------
+  // -- Orders of the coordinator ----------------------------------------------------------------
 
-  void obey(const AgentMessage& message) {
+  void handle(const AgentMessage& message) {
     switch (message.kind) {
       case Kind::kStart:
         return start(message);
@@ -268,10 +268,10 @@ class Agent {
   }
 
   void start(const AgentMessage& message) {
-    if (signal_) return;  // on our way out
-    workers_.emplace(plan_, console_, logs_, guard_);
+    if (signal_) return;  // this launcher is about to end
+    workers_.emplace(plan_, console_, logs_, cleanup_);
     StoreFacts store{.port = message.master_port, .agent_store = message.agent_store};
-    if (meeting_ && !store.agent_store && worker_port_) {
+    if (host_ && !store.agent_store && worker_port_) {
       if (plan_.takes_listen_fd) {
         store.listen_fd = worker_port_.get();
       } else {
@@ -294,7 +294,7 @@ class Agent {
       }
       failed_ = true;
     }
-    // After a failure the meeting decides what happens to the others.
+    // After a failure the coordinator decides about the other workers.
     if (doing_ != Doing::kRuns || workers_->running() || failed_ || done_since_) return;
     done_since_ = Clock::now();
     link_->send({.kind = Kind::kSucceeded});
@@ -309,7 +309,7 @@ class Agent {
     if (!workers_) return;
     workers_->expect_end();
     workers_->signal(signal);
-    // A stopped process sees it only when it runs again.
+    // A stopped process handles the signal only when it runs again.
     workers_->signal(SIGCONT);
     kill_at_ = Clock::now() + config_.shutdown_timeout;
   }
@@ -321,8 +321,8 @@ class Agent {
     if (store_) store_->stop();
     if (verdict_) return conclude(*verdict_);
     if (signal_) return;
-    // Rank 0 had the port to itself; now machines arrive there again.
-    if (meeting_ && config_.several_machines() && !worker_port_) {
+    // Rank 0 had the port; now agents connect there again.
+    if (host_ && config_.several_machines() && !worker_port_) {
       worker_port_ = open_worker_port(config_, console_);
     }
     link_->send({.kind = Kind::kStopped, .failures = std::exchange(terminated_, {})});
@@ -336,13 +336,12 @@ class Agent {
 
   void conclude(const Verdict& verdict) {
     exit_code_ = verdict.exit_code;
-    // An error of the job itself. No worker says it, so it is said even when quiet.
+    // An error of the job, which no worker reports: shown even with --quiet.
     if (!verdict.reason.empty()) console_.say("accelerate: " + verdict.reason);
     if (plan_.quiet) return;
-    // Those that we ended ourselves are no news.
-    const bool news = std::ranges::any_of(
+    const bool has_failure = std::ranges::any_of(
         verdict.failures, [](const auto& each) { return !each.terminated_by_launcher; });
-    if (news) console_.say(failure_report(plan_.program, verdict.failures));
+    if (has_failure) console_.say(failure_report(plan_.program, verdict.failures));
   }
 
   void lose_host(bool silent) {
@@ -371,7 +370,7 @@ class Agent {
     }
   }
 
-  /// Ctrl-Z. Workers have sessions of their own, where SIGTSTP does nothing.
+  /// Ctrl-Z. Workers have sessions of their own, where SIGTSTP has no effect.
   void suspend() {
     if (workers_) workers_->signal(SIGSTOP);
     console_.finish();
@@ -381,7 +380,7 @@ class Agent {
   }
 
   void leave(int signal) {
-    if (signal_) {  // again: at once
+    if (signal_) {  // the second signal
       if (workers_) workers_->signal(SIGKILL);
       return;
     }
@@ -391,12 +390,12 @@ class Agent {
     end_workers(signal);
   }
 
-  void say_farewell() {
+  void end_by_signal() {
     exit_code_ = code_after_signal();
     if (!plan_.quiet) console_.say(str("accelerate: stopped by ", signal_name(*signal_)));
   }
 
-  /// Workers may answer a signal with a code of their own, such as 75: preempted after a good save.
+  /// Workers may end after a signal with a code of their own, e.g. 75: preempted after a good save.
   [[nodiscard]] int code_after_signal() const {
     for (const auto& failure : terminated_) {
       if (failure.status.signal == 0) return failure.status.code;
@@ -404,14 +403,14 @@ class Agent {
     return 128 + *signal_;
   }
 
-  /// The host stays until all others know how it ended.
-  void linger() {
+  /// The host ends after all other machines have been sent the verdict.
+  void wait_for_others() {
     const auto limit = Clock::now() + std::chrono::seconds(5);
-    while (meeting_ && !meeting_->over() && Clock::now() < limit) {
+    while (host_ && !host_->over() && Clock::now() < limit) {
       std::vector<pollfd> fds;
-      meeting_->wants(fds);
+      host_->wants(fds);
       ::poll(fds.data(), fds.size(), 50);
-      meeting_->work(Clock::now());
+      host_->work(Clock::now());
     }
     while (link_ && !link_->idle() && !link_->closed() && Clock::now() < limit) {
       auto wants = link_->wants();
@@ -424,15 +423,15 @@ class Agent {
   const LaunchConfig& config_;
   const bool elastic_;  // machines come and go
   RendezvousConf conf_;
-  Guard guard_;
+  CleanupProcess cleanup_;
   Console console_;
   LogFolder logs_;
   SignalQueue signals_;
 
-  Descriptor door_;         // c10d: where machines arrive
-  Descriptor worker_port_;  // the workers' store; static: where machines arrive, too
+  Descriptor listener_;     // c10d: for the agents of other machines
+  Descriptor worker_port_;  // for the workers' store; static: also for the agents
   std::optional<StoreProcess> store_;
-  std::optional<Meeting> meeting_;
+  std::optional<RendezvousHost> host_;
   std::optional<Channel> link_;
 
   Doing doing_ = Doing::kWaits;

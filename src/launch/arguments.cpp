@@ -11,7 +11,7 @@
 namespace accelerate::detail {
 namespace {
 
-// torchrun's words for what has another name here.
+// Flags of torchrun with another name here.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kTorchrunWords{{
     {"nproc_per_node", "num_processes (of all machines together)"},
     {"nproc", "num_processes"},
@@ -42,7 +42,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kTorchru
                                      : str("; did you mean --", hint, "?")));
 }
 
-// "--num-processes" and "--num_processes" are one flag; a mixture of both is none.
+// "--num-processes" and "--num_processes" are the same flag; a mixture of both is not accepted.
 std::string underscored(std::string_view name) {
   std::string result(name);
   if (name.find('_') == std::string_view::npos) std::ranges::replace(result, '-', '_');

@@ -1,4 +1,4 @@
-// src/launch/arguments.h - the command line of `accelerate launch`, read and remembered.
+// src/launch/arguments.h - parses the command line of `accelerate launch`.
 #pragma once
 
 #include <functional>
@@ -11,25 +11,25 @@
 
 namespace accelerate::detail {
 
-/// What was typed. Flags that were not are absent, whatever their defaults.
+/// The typed flags and the program. Flags that were not typed are absent.
 struct LaunchArguments {
-  /// By flag name; values checked and written one way (`canonical_value`). --no_cpu is "false".
+  /// Values by flag name, in the form of `canonical_value`. --no_cpu stores "false".
   std::map<std::string, std::string, std::less<>> values = {};
-  /// The first word that is no flag, and all words behind it, unread.
+  /// The first word that is not a flag, and all words after it.
   std::string program = {};
   std::vector<std::string> program_arguments = {};
   bool help = false;
 
   [[nodiscard]] bool typed(std::string_view name) const { return values.contains(name); }
-  /// Typed, and on.
+  /// True if the flag was typed and is "true".
   [[nodiscard]] bool on(std::string_view name) const;
 };
 
-/// Reads the words behind `accelerate launch`. Flags have '_' or '-' between their words and their
-/// value behind '=' or as the next word; abbreviations do not count.
+/// Parses the words after `accelerate launch`. Flags may be written with '_' or '-', their values
+/// after '=' or as the next word. Abbreviations are not accepted.
 ///
-/// Throws `ConfigError` for a flag that does not exist (with the nearest one that does), a value
-/// that is missing or does not fit, and when there is no program. With --help nothing is missing.
+/// Throws `ConfigError` for an unknown flag (with the nearest known one), a missing or invalid
+/// value, and a missing program, unless --help is among the flags.
 [[nodiscard]] LaunchArguments parse_launch_arguments(std::span<const std::string> words);
 
 }  // namespace accelerate::detail

@@ -14,7 +14,8 @@ namespace {
 int small_number(const Settings& settings, std::string_view name) {
   const std::int64_t value = settings.integer(name).value_or(0);
   if (value > std::numeric_limits<int>::max() || value < std::numeric_limits<int>::min()) {
-    throw ConfigError(str(settings.who(name), " is ", value, ", which is more than any run has."));
+    throw ConfigError(
+        str(settings.label(name), " is ", value, ", which is more than any run has."));
   }
   return static_cast<int>(value);
 }
@@ -66,7 +67,7 @@ void normalise_address(Settings& settings) {
   const auto given = settings.text("main_process_ip");
   if (!given) return;
   std::string address(trim(*given));
-  const auto who = settings.who("main_process_ip");
+  const auto who = settings.label("main_process_ip");
   if (address.empty()) throw ConfigError(str(who, " is empty. Give the address of machine 0."));
   const bool bracketed = address.front() == '[' && address.back() == ']';
   if (bracketed) address = address.substr(1, address.size() - 2);
@@ -139,14 +140,14 @@ void check_rendezvous(const ResolvedLaunch& run) {
   const Settings& settings = run.settings;
   const std::string backend = settings.text("rdzv_backend").value_or("static");
   if (backend != "static" && backend != "c10d") {
-    const std::string message = str(settings.who("rdzv_backend"), " is '", backend, "'. ");
+    const std::string message = str(settings.label("rdzv_backend"), " is '", backend, "'. ");
     if (backend.starts_with("etcd")) {
       throw UnsupportedError(message + "Machines meet by static or c10d here, without etcd.");
     }
     throw ConfigError(message + "Choose one of: static, c10d.");
   }
   if (run.elastic && backend != "c10d") {
-    throw ConfigError(str(settings.who("num_machines"), " is ", *settings.text("num_machines"),
+    throw ConfigError(str(settings.label("num_machines"), " is ", *settings.text("num_machines"),
                           ": machines that come and go need --rdzv_backend c10d."));
   }
 }
@@ -156,7 +157,7 @@ int check_machine_rank(const ResolvedLaunch& run) {
   if (rank >= 0 && (rank < run.machines.max || run.settings.text("rdzv_backend") == "c10d")) {
     return rank;
   }
-  throw ConfigError(str(run.settings.who("machine_rank"), " is ", rank, ", but there are ",
+  throw ConfigError(str(run.settings.label("machine_rank"), " is ", rank, ", but there are ",
                         run.machines.max, " machines: ranks go from 0 to ", run.machines.max - 1,
                         "."));
 }
@@ -169,14 +170,15 @@ void check_device_ids(const ResolvedLaunch& run, const MachineFacts& facts) {
   for (const auto& part : split(ids, ',')) {
     const std::string id(trim(part));
     const auto refuse = [&](const std::string& reason) {
-      throw ConfigError(str(settings.who("gpu_ids"), " is '", ids, "', but ", reason,
+      throw ConfigError(str(settings.label("gpu_ids"), " is '", ids, "', but ", reason,
                             " Write \"all\" or ids with commas between them: 0,1."));
     };
     if (id.empty()) refuse("an id is missing.");
     if (!seen.insert(id).second) refuse(str("device ", id, " comes twice."));
     if (run.accelerator > AcceleratorKind::kCuda) continue;  // other makers have other ids
     if (!is_digits(id)) {
-      if (!id.starts_with("GPU-") && !id.starts_with("MIG-")) refuse(str("'", id, "' is no id."));
+      if (!id.starts_with("GPU-") && !id.starts_with("MIG-"))
+        refuse(str("'", id, "' is not a device id."));
       continue;
     }
     if (run.accelerator == AcceleratorKind::kNone) continue;
@@ -189,7 +191,7 @@ void check_device_ids(const ResolvedLaunch& run, const MachineFacts& facts) {
 
 int check_process_count(const ResolvedLaunch& run) {
   const Settings& settings = run.settings;
-  const std::string who = settings.who("num_processes");
+  const std::string who = settings.label("num_processes");
   const int count = small_number(settings, "num_processes");
   if (count == -1 && settings.source("num_processes") == SettingSource::kConfig) {
     throw ConfigError(
@@ -210,7 +212,7 @@ void check_processes_per_machine(const ResolvedLaunch& run) {
   constexpr int kMost = 8192;
   if (run.processes_per_machine <= kMost) return;
   throw ConfigError(
-      str(run.settings.who("num_processes"), " is ", run.num_processes, ", which are ",
+      str(run.settings.label("num_processes"), " is ", run.num_processes, ", which are ",
           run.processes_per_machine, " for each machine. At most ", kMost,
           " are started on one: a run has a process per accelerator, or a few per ", "core."));
 }
@@ -221,7 +223,7 @@ void check_enough_devices(const ResolvedLaunch& run) {
   if (run.outer != OuterJob::kNone) return;
   if (split(ids, ',').size() >= 2 || (!run.multi_gpu && run.num_processes == 1)) return;
   throw ConfigError(
-      str(run.settings.who("gpu_ids"), " is '", ids, "', a single device for ",
+      str(run.settings.label("gpu_ids"), " is '", ids, "', a single device for ",
           run.num_processes == 1 ? "a multi-GPU run" : str(run.num_processes, " processes"),
           ". Name one for each, or \"all\"; for a single process pass ",
           "--num_processes 1 without --multi_gpu."));
@@ -232,13 +234,13 @@ void check_endpoint(ResolvedLaunch& run) {
   normalise_address(settings);
   const auto port = settings.integer("main_process_port");
   if (port && (*port < 0 || *port > 65535)) {
-    throw ConfigError(str(settings.who("main_process_port"), " is ", *port,
+    throw ConfigError(str(settings.label("main_process_port"), " is ", *port,
                           ". Ports go from 0 to 65535; 0 takes a free one."));
   }
   if (run.machines.max == 1 || run.outer == OuterJob::kSlurmTasks) return;
   if (run.uses_deepspeed_launcher()) return;
   const std::string several =
-      str("with ", settings.who("num_machines"), " ", *settings.text("num_machines"));
+      str("with ", settings.label("num_machines"), " ", *settings.text("num_machines"));
   if (!settings.has("main_process_ip")) {
     throw ConfigError(str("--main_process_ip is missing: ", several,
                           " all processes have to find machine 0. Give its address."));
@@ -248,8 +250,8 @@ void check_endpoint(ResolvedLaunch& run) {
         str("--main_process_port is missing: ", several, " all processes have to agree on one."));
   }
   if (port == 0) {
-    throw ConfigError(str(settings.who("main_process_port"), " is 0, a free port, which ", several,
-                          " the other machines cannot know. Give a number."));
+    throw ConfigError(str(settings.label("main_process_port"), " is 0, a free port, which ",
+                          several, " the other machines cannot know. Give a number."));
   }
 }
 
@@ -257,8 +259,8 @@ void check_engines(const LaunchArguments& arguments, const ResolvedLaunch& run) 
   const Settings& settings = run.settings;
   if (run.fsdp && settings.truth("fsdp_cpu_ram_efficient_loading") &&
       !settings.truth("fsdp_sync_module_states")) {
-    throw ConfigError(str(settings.who("fsdp_cpu_ram_efficient_loading"), " is true, but ",
-                          settings.who("fsdp_sync_module_states"),
+    throw ConfigError(str(settings.label("fsdp_cpu_ram_efficient_loading"), " is true, but ",
+                          settings.label("fsdp_sync_module_states"),
                           " is false: then only rank 0 would have weights. Set --",
                           "fsdp_sync_module_states true, or loading to false."));
   }
@@ -268,9 +270,9 @@ void check_engines(const LaunchArguments& arguments, const ResolvedLaunch& run) 
   if (version_one || (!run.fsdp && !from_file && !arguments.on("cpu"))) {
     throw ConfigError(
         str(from_file ? str("'parallelism_config' in ", settings.origin("use_parallelism_config"))
-                      : settings.who("use_parallelism_config"),
+                      : settings.label("use_parallelism_config"),
             " needs --use_fsdp and --fsdp_version 2",
-            version_one ? str(", but ", settings.who("fsdp_version"), " is 1.") : "."));
+            version_one ? str(", but ", settings.label("fsdp_version"), " is 1.") : "."));
   }
 }
 

@@ -23,7 +23,7 @@ void for_each_shown_flag(F&& f) {
   });
 }
 
-// The words that can follow a flag; none for free ones.
+// The words that shells offer after a flag; "" if any value is valid.
 std::string words_for(const Flag& flag) {
   if (flag.kind == FlagKind::kTruth) return "true false";
   return std::string(flag.choices.empty() ? flag.suggestions : flag.choices);

@@ -15,15 +15,15 @@
 namespace accelerate::detail {
 namespace {
 
-// A pipe that is ready takes this much at once without blocking.
+// A pipe that is ready takes this many bytes without blocking.
 constexpr std::size_t kAtOnce = 4096;
-// More than this and the workers wait.
+// With more queued bytes the workers wait.
 constexpr std::size_t kFull = 1 << 20;
 // A line longer than this is cut in pieces.
 constexpr std::size_t kLongestLine = 1 << 20;
 constexpr std::size_t kLastLines = 20;
 constexpr std::size_t kLastLineLength = 1000;
-constexpr auto kPatience = std::chrono::seconds(10);
+constexpr auto kWriteTimeout = std::chrono::seconds(10);
 
 constexpr std::string_view kClearLine = "\r\033[K";
 
@@ -34,7 +34,7 @@ bool same_file(int a, int b) {
          first.st_ino == second.st_ino && first.st_rdev == second.st_rdev;
 }
 
-// What a terminal would show of it.
+// The part of a line that a terminal would show at the end.
 std::string_view as_drawn(std::string_view line) {
   if (line.ends_with('\r')) line.remove_suffix(1);
   const auto last = line.rfind('\r');
@@ -61,7 +61,7 @@ void Screen::raw(std::string_view bytes) {
     if (begun_.size() > kLongestLine) queue_ += std::exchange(begun_, {});
     return;
   }
-  // Of a line that is drawn again and again only the last state has to be restored.
+  // Of a line that is drawn repeatedly only the last state has to be restored.
   const auto drawn = begun_.rfind('\r');
   if (drawn != std::string::npos && drawn > 0 && drawn + 1 < begun_.size()) begun_.erase(0, drawn);
   if (begun_.size() > kLongestLine) begun_.clear();
@@ -77,7 +77,7 @@ void Screen::line(std::string_view text) {
 void Screen::end_raw() {
   if (begun_.empty()) return;
   if (!terminal_) queue_ += begun_;
-  // The next line is somebody else's.
+  // The next line comes from another process.
   queue_ += "\n";
   begun_.clear();
 }
@@ -88,17 +88,17 @@ void Screen::flush() {
     if (::poll(&ready, 1, 0) != 1) return;
     const ssize_t count = ::write(fd_, queue_.data(), std::min(queue_.size(), kAtOnce));
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
-    // Nobody is there to read: the terminal was closed, or the reader ended. The work goes on.
+    // The terminal was closed or the reader has ended. The workers go on.
     if (count < 0) return queue_.clear();
     queue_.erase(0, static_cast<std::size_t>(count));
   }
 }
 
-void Screen::finish(std::chrono::milliseconds patience) {
+void Screen::finish(std::chrono::milliseconds timeout) {
   while (!queue_.empty()) {
     const auto before = queue_.size();
     pollfd ready{.fd = fd_, .events = POLLOUT, .revents = 0};
-    ::poll(&ready, 1, static_cast<int>(patience.count()));
+    ::poll(&ready, 1, static_cast<int>(timeout.count()));
     flush();
     if (queue_.size() == before) return;
   }
@@ -150,7 +150,7 @@ void Console::write_file(Output& output, std::string_view bytes) {
   const std::string why = std::strerror(errno);
   output.file.reset();
   say(str("accelerate: the log file ", output.route.file.string(),
-          " cannot be written any more: ", why, ". The workers go on."));
+          " can no longer be written: ", why, ". The workers go on."));
 }
 
 void Console::take_line(Output& output, Stream stream, std::string_view line) {
@@ -213,8 +213,8 @@ void Console::flush() {
 }
 
 void Console::finish() {
-  out_.finish(kPatience);
-  err_.finish(kPatience);
+  out_.finish(kWriteTimeout);
+  err_.finish(kWriteTimeout);
 }
 
 }  // namespace accelerate::detail

@@ -1,8 +1,8 @@
 // src/launch/console.h - the output of all workers on one console, without torn lines.
 //
-// The main worker's output appears as it comes; that of the others line by line, with a prefix.
-// Nothing here waits for the console: what it does not take yet is kept, and when that is much,
-// `full()` says that the workers should wait.
+// The main worker's output is passed on unchanged, that of the others line by line with a prefix.
+// Nothing here waits for the console: output is queued, and `full()` tells when the queue is so
+// long that the workers should wait.
 #pragma once
 
 #include <poll.h>
@@ -21,22 +21,22 @@
 
 namespace accelerate::detail {
 
-/// One of our own streams, with what still has to be written to it.
+/// One of our own streams, with a queue of output.
 class Screen {
  public:
   explicit Screen(int fd);
 
-  /// Bytes of the main worker. On a terminal they appear at once; else a line when it is complete.
+  /// Bytes of the main worker. A terminal shows them at once, a file or pipe gets whole lines.
   void raw(std::string_view bytes);
-  /// A whole line, put before the line that the main worker has begun.
+  /// A whole line, inserted before the unfinished line of the main worker.
   void line(std::string_view text);
-  /// The main worker has ended: what it began is a line.
+  /// The main worker has ended: ends its unfinished line.
   void end_raw();
 
-  /// Writes what can be written without waiting.
+  /// Writes as much as possible without waiting.
   void flush();
-  /// Writes everything, giving up when nothing is taken for `patience`.
-  void finish(std::chrono::milliseconds patience);
+  /// Writes everything; gives up if nothing can be written for `timeout`.
+  void finish(std::chrono::milliseconds timeout);
 
   [[nodiscard]] int fd() const noexcept { return fd_; }
   [[nodiscard]] bool terminal() const noexcept { return terminal_; }
@@ -50,8 +50,8 @@ class Screen {
   std::string begun_;  // by the main worker: on the terminal already, or held back
 };
 
-/// Keeps whole lines of a stream. A line that is drawn again and again (carriage returns) counts as
-/// it looks at the end.
+/// Cuts a stream into whole lines. Of a line with carriage returns (a progress bar) only the last
+/// state counts.
 class LineCutter {
  public:
   void append(std::string_view bytes, const LineBuffer::Line& line);
@@ -68,34 +68,35 @@ class Console {
   /// Where the output of one stream of a worker goes.
   struct Route {
     bool shown = true;
-    /// Unset: as it comes; for the main worker.
+    /// nullopt: bytes are passed on unchanged, for the main worker.
     std::optional<std::string> prefix = std::nullopt;
-    /// Raw bytes are written here too, unless empty. Throws `ConfigError` when it cannot be opened.
+    /// A file that gets the bytes as well; "" for none.
     std::filesystem::path file = {};
   };
 
   Console(int out_fd, int err_fd);
 
-  /// Whether stdout and stderr are one terminal or file, so that their order is seen.
+  /// True if stdout and stderr are one terminal or file, so that their order is visible.
   [[nodiscard]] bool one_screen() const noexcept { return one_screen_; }
   [[nodiscard]] bool terminal(Stream stream) const noexcept {
     return stream == Stream::kOutput ? out_.terminal() : err_.terminal();
   }
 
+  /// Throws `ConfigError` if a file of the routes cannot be opened.
   void attach(std::size_t worker, const Route& output, const Route& error);
   void bytes(std::size_t worker, Stream stream, std::string_view bytes);
   void ended(std::size_t worker);
-  /// Forgets the workers of a round.
+  /// Removes the workers of a round.
   void clear();
 
-  /// What a worker wrote last: its stderr, or its stdout when that is empty.
+  /// The last lines of a worker's stderr, or of its stdout if that is empty.
   [[nodiscard]] std::vector<std::string> last_lines(std::size_t worker) const;
 
-  /// A line of our own on stderr.
+  /// Prints a line of the launcher on stderr.
   void say(std::string_view text);
 
   [[nodiscard]] bool full() const noexcept;
-  /// What to wait for while something waits to be written; appended.
+  /// Appends the descriptors to poll while output is queued.
   void wants(std::vector<pollfd>& fds) const;
   void flush();
   void finish();

@@ -17,9 +17,9 @@ using Order = Coordinator::Order;
 using Orders = std::vector<Order>;
 using Kind = AgentMessage::Kind;
 
-// A worker that lost its peers is seldom the cause. The cause shows up soon after: another worker's
-// exit code, or a machine that went away.
-constexpr auto kTimeForTheCulprit = std::chrono::seconds(2);
+// A worker that lost its peers is seldom the root cause. The root cause (the exit code of another
+// worker, a machine that is gone) is usually known within this time.
+constexpr auto kRootCauseDelay = std::chrono::seconds(2);
 
 constexpr int kFailure = 1;
 constexpr int kWrongInput = 2;
@@ -29,7 +29,7 @@ Order notice(int to, std::string text) {
   return {.to = to, .message = {.kind = Kind::kNotice, .text = std::move(text)}};
 }
 
-// Addresses in their own order: 10.0.0.9 before 10.0.0.10.
+// Sorts addresses as numbers: 10.0.0.9 before 10.0.0.10.
 std::pair<int, std::array<unsigned char, 16>> sort_key(const std::string& address) {
   std::array<unsigned char, 16> bytes{};
   if (::inet_pton(AF_INET, address.c_str(), bytes.data()) == 1) return {4, bytes};
@@ -46,13 +46,13 @@ Coordinator::Coordinator(CoordinatorRules rules, Clock::time_point now) : rules_
 void Coordinator::gather(Clock::time_point now) {
   phase_ = Phase::kGathering;
   failures_.clear();
-  blame_at_.reset();
+  decide_at_.reset();
   last_call_until_.reset();
   gather_until_ = now + rules_.join_timeout;
   for (auto& [id, node] : nodes_) node.doing = Doing::kWaits;
 }
 
-std::string Coordinator::who(const Node& node) const {
+std::string Coordinator::describe(const Node& node) const {
   const auto place = node.member.address.empty() || node.member.address == node.member.host
                          ? node.member.host
                          : str(node.member.host, ", ", node.member.address);
@@ -63,7 +63,7 @@ std::string Coordinator::who(const Node& node) const {
 std::optional<std::string> Coordinator::objection(const Member& member) const {
   for (const auto& [id, node] : nodes_) {
     if (node.member.terms == member.terms) continue;
-    return str("it was started with ", member.terms, ", and ", who(node), " with ",
+    return str("it was started with ", member.terms, ", and ", describe(node), " with ",
                node.member.terms, ". All machines need the same values.");
   }
   if (rules_.fixed && (member.machine_rank < 0 || member.machine_rank >= rules_.max_nodes)) {
@@ -84,7 +84,7 @@ Orders Coordinator::join(Id id, const Member& member, Clock::time_point now) {
   if (rules_.fixed) {
     for (const auto& [other, node] : nodes_) {
       if (node.member.machine_rank != member.machine_rank) continue;
-      if (!gathering()) return refuse(str(who(node), " runs already."));
+      if (!gathering()) return refuse(str(describe(node), " runs already."));
       const Node twin{member};
       nodes_.emplace(id, twin);
       return end(
@@ -104,7 +104,7 @@ Orders Coordinator::join(Id id, const Member& member, Clock::time_point now) {
   if (phase_ == Phase::kStopping) return {};
   // A new round with one more machine.
   auto orders = stop(now);
-  announce(str(who(nodes_.at(id)), " joins"), orders);
+  announce(str(describe(nodes_.at(id)), " joins"), orders);
   return orders;
 }
 
@@ -132,7 +132,7 @@ std::vector<Coordinator::Id> Coordinator::in_rank_order() const {
     return std::pair(sort_key(left.address), left.address) <
            std::pair(sort_key(right.address), right.address);
   });
-  // Those above the limit came last; they wait for the next round.
+  // Machines above the limit, the last to join, wait for the next round.
   if (static_cast<int>(ids.size()) > rules_.max_nodes) {
     auto latest = ids;
     std::sort(latest.begin(), latest.end());
@@ -163,7 +163,7 @@ Orders Coordinator::start() {
 
 Orders Coordinator::stop(Clock::time_point now) {
   phase_ = Phase::kStopping;
-  blame_at_.reset();
+  decide_at_.reset();
   Orders orders;
   for (auto& [id, node] : nodes_) {
     if (node.doing == Doing::kWaits || node.doing == Doing::kStops) continue;
@@ -228,9 +228,9 @@ Orders Coordinator::failed(Id id, const WorkerFailure& failure, Clock::time_poin
   }
   if (phase_ != Phase::kRunning) return {};
   failures_.push_back(failure);
-  const auto time = failure.is_consequence() ? now + kTimeForTheCulprit : now;
-  blame_at_ = blame_at_ ? std::min(*blame_at_, time) : time;
-  return now >= *blame_at_ ? decide_about_failures(now) : Orders{};
+  const auto time = failure.is_consequence() ? now + kRootCauseDelay : now;
+  decide_at_ = decide_at_ ? std::min(*decide_at_, time) : time;
+  return now >= *decide_at_ ? decide_about_failures(now) : Orders{};
 }
 
 Orders Coordinator::decide_about_failures(Clock::time_point now) {
@@ -263,28 +263,28 @@ Orders Coordinator::lost(Id id, const std::string& why, Clock::time_point now) {
   nodes_.erase(found);
   if (gathering()) return start_if_complete(now);
   if (phase_ == Phase::kStopping) return after_stop(now);
-  // It had finished its part, or never had one.
+  // The machine had no workers in this round, or they had finished.
   if (node.doing == Doing::kWaits) return {};
   if (node.doing == Doing::kSucceeded) return end_if_all_succeeded();
   const bool finishing = std::ranges::any_of(
       nodes_, [](const auto& each) { return each.second.doing == Doing::kSucceeded; });
-  // That workers elsewhere lost their peers is no news then.
+  // Workers of other machines that lost their peers failed because of it.
   failures_.clear();
   if (!rules_.fixed && !finishing) {
     auto orders = stop(now);
-    announce(str(who(node), " ", why), orders);
+    announce(str(describe(node), " ", why), orders);
     return orders;
   }
-  return fail_or_restart({.exit_code = kPeerGone, .reason = str(who(node), " ", why)}, now);
+  return fail_or_restart({.exit_code = kPeerGone, .reason = str(describe(node), " ", why)}, now);
 }
 
 Orders Coordinator::leaves(Id id, int signal, Clock::time_point now) {
   const auto found = nodes_.find(id);
   if (found == nodes_.end() || ended()) return {};
   const auto why = str("was told to end by ", signal_name(signal));
-  // Machine 0 holds the job together.
+  // The job needs the machine that hosts the rendezvous (id 0).
   if (!rules_.fixed && id != 0) return lost(id, why, now);
-  const auto reason = str(who(found->second), " ", why);
+  const auto reason = str(describe(found->second), " ", why);
   nodes_.erase(found);
   verdict_ = Verdict{.exit_code = 128 + signal, .reason = reason};
   failures_.clear();
@@ -302,7 +302,7 @@ std::string Coordinator::missing() const {
 }
 
 Orders Coordinator::tick(Clock::time_point now) {
-  if (phase_ == Phase::kRunning && blame_at_ && now >= *blame_at_) {
+  if (phase_ == Phase::kRunning && decide_at_ && now >= *decide_at_) {
     return decide_about_failures(now);
   }
   if (!gathering()) return {};
@@ -317,7 +317,7 @@ Orders Coordinator::tick(Clock::time_point now) {
 
 Coordinator::Clock::time_point Coordinator::next_event() const {
   auto next = Clock::time_point::max();
-  if (phase_ == Phase::kRunning && blame_at_) next = *blame_at_;
+  if (phase_ == Phase::kRunning && decide_at_) next = *decide_at_;
   if (gathering() && last_call_until_) next = std::min(next, *last_call_until_);
   if (gathering() && !enough()) next = std::min(next, gather_until_);
   return next;

@@ -1,12 +1,12 @@
-// src/launch/coordinator.h - decides for all machines of a job: who takes part, when workers start,
-// when they are stopped, and how the job ends.
+// src/launch/coordinator.h - decides for all machines of a job: which of them take part, when
+// workers start, when they are stopped, and how the job ends.
 //
-// No sockets, no processes, no clock of its own: what happens comes in as calls, what shall be done
-// goes out as orders. It runs on the machine where the others arrive; that machine's own agent is a
-// member like any other.
+// A state machine without sockets, processes or clock: events come in as calls, and each call
+// returns orders for the machines. It runs on the machine that hosts the rendezvous; the agent of
+// that machine is a member like all others.
 //
-//     gathering --all here--> running --all well--> ended
-//         ^                      | failure, somebody leaves or joins
+//     gathering --complete--> running --success--> ended
+//         ^                      | a worker fails, a machine leaves or joins
 //         +---- stopping <-------+                         stopping --no restart left--> ended
 #pragma once
 
@@ -24,12 +24,12 @@ namespace accelerate::detail {
 struct CoordinatorRules {
   int min_nodes = 1;
   int max_nodes = 1;
-  /// Machines have fixed ranks and all must be there; else they come and go (c10d).
+  /// True: machines have fixed ranks and all of them are needed. False: they come and go (c10d).
   bool fixed = true;
   int max_restarts = 0;
-  /// How long machines may be missing.
+  /// How long to wait for machines.
   std::chrono::milliseconds join_timeout = std::chrono::seconds(900);
-  /// How long more are waited for once enough are here.
+  /// How long to wait for more machines after `min_nodes` have joined.
   std::chrono::milliseconds last_call = std::chrono::seconds(30);
 };
 
@@ -46,24 +46,24 @@ class Coordinator {
 
   Coordinator(CoordinatorRules rules, Clock::time_point now);
 
-  // What happens. Each returns what to do about it.
+  // Events. Each returns the orders that follow from it.
   [[nodiscard]] std::vector<Order> join(Id id, const Member& member, Clock::time_point now);
   [[nodiscard]] std::vector<Order> failed(Id id, const WorkerFailure& failure,
                                           Clock::time_point now);
   [[nodiscard]] std::vector<Order> succeeded(Id id, Clock::time_point now);
   [[nodiscard]] std::vector<Order> stopped(Id id, const std::vector<WorkerFailure>& terminated,
                                            Clock::time_point now);
-  /// The machine is gone; `why` completes "machine 1 (host) ".
+  /// The connection to the machine is lost; `why` completes "machine 1 (host) ".
   [[nodiscard]] std::vector<Order> lost(Id id, const std::string& why, Clock::time_point now);
-  /// A signal ends the launcher there; it ends its own workers.
+  /// A signal ends the launcher of the machine, which ends its own workers.
   [[nodiscard]] std::vector<Order> leaves(Id id, int signal, Clock::time_point now);
-  /// The time has come that `next_event` named.
+  /// To be called at the time of `next_event`, or earlier.
   [[nodiscard]] std::vector<Order> tick(Clock::time_point now);
 
   [[nodiscard]] Clock::time_point next_event() const;
   [[nodiscard]] bool gathering() const noexcept { return phase_ == Phase::kGathering; }
   [[nodiscard]] bool ended() const noexcept { return phase_ == Phase::kEnded; }
-  /// Who is not here yet, in words.
+  /// The missing machines as text: "missing: machine 1, machine 2".
   [[nodiscard]] std::string missing() const;
 
  private:
@@ -75,7 +75,7 @@ class Coordinator {
   };
 
   [[nodiscard]] std::optional<std::string> objection(const Member& member) const;
-  [[nodiscard]] std::string who(const Node& node) const;
+  [[nodiscard]] std::string describe(const Node& node) const;
   [[nodiscard]] std::vector<Id> in_rank_order() const;
   [[nodiscard]] bool enough() const;
   void gather(Clock::time_point now);
@@ -95,7 +95,7 @@ class Coordinator {
   std::map<Id, Node> nodes_;
   Clock::time_point gather_until_ = {};
   std::optional<Clock::time_point> last_call_until_ = std::nullopt;
-  std::optional<Clock::time_point> blame_at_ = std::nullopt;
+  std::optional<Clock::time_point> decide_at_ = std::nullopt;
   std::vector<WorkerFailure> failures_ = {};
   /// Set while stopping for the last time.
   std::optional<Verdict> verdict_ = std::nullopt;

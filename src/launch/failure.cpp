@@ -23,16 +23,16 @@ namespace fs = std::filesystem;
 
 constexpr int kLostPeers = 70;
 constexpr std::size_t kWidth = 80;
-// An error file that is larger was not written by `record`.
+// A larger error file was not written by `record`.
 constexpr std::size_t kLargestErrorFile = std::size_t{4} << 20;
 // Messages may hold whole tensors; the error file has the rest.
 constexpr std::size_t kMostMessageLines = 20;
 constexpr std::size_t kLongestLine = 1000;
 constexpr std::size_t kMostStackLines = 20;
-// More than this many workers that we ended ourselves are listed by their numbers.
+// If the launcher ended more workers than this, the report lists only their ranks.
 constexpr std::size_t kMostListed = 8;
 
-// The one to blame comes first.
+// Sort key: the root cause comes first.
 auto order_of(const WorkerFailure& failure) {
   return std::make_tuple(failure.terminated_by_launcher, failure.is_consequence(), failure.time_us,
                          failure.rank);
@@ -44,7 +44,7 @@ bool comes_before(const WorkerFailure& a, const WorkerFailure& b) {
 
 // ---- the error file -----------------------------------------------------------------------------
 
-// The entry of a dict, if it is one and has it.
+// The entry of a dict; nullptr if the value is not a dict or has no such key.
 const Value* entry(const Value* value, std::string_view key) {
   if (value == nullptr || !value->is_dict() || !value->as_dict().contains(key)) return nullptr;
   return &value->at(key);
@@ -60,8 +60,8 @@ std::optional<std::int64_t> seconds_of(const Value* value) {
   return parse_number<std::int64_t>(text_of(value));
 }
 
-// The moment of the exception. The file says it in whole seconds, but failures follow each other
-// within milliseconds; when the file was written tells them apart.
+// The time of the exception. The file has whole seconds, but failures follow each other within
+// milliseconds, so the time of writing the file is used if it agrees.
 std::optional<std::int64_t> moment_of(std::optional<std::int64_t> seconds,
                                       const struct stat& written) {
   constexpr std::int64_t kMicro = 1'000'000;
@@ -72,7 +72,7 @@ std::optional<std::int64_t> moment_of(std::optional<std::int64_t> seconds,
                : *seconds * kMicro;
 }
 
-// Python's stack ends with what matters. Ours, in C++, is about LibTorch's own functions.
+// The last lines of a Python stack. C++ stacks mostly show LibTorch's functions and are left out.
 std::vector<std::string> end_of_stack(const std::string& stack) {
   if (!stack.starts_with("Traceback")) return {};
   auto lines = split(trim(stack), '\n');
@@ -116,7 +116,7 @@ std::string rank_text(const WorkerFailure& failure) {
   return str(failure.rank, " (local_rank: ", failure.local_rank, ")");
 }
 
-// What a signal that no program sends often means.
+// A frequent cause of a signal.
 std::string signal_hint(int signal) {
   if (signal == SIGKILL) {
     return "\nIf it was not killed by hand, the machine ran out of memory: look at dmesg.";
@@ -145,7 +145,7 @@ std::string field(std::string_view name, std::string_view value) {
   return str("  ", name, std::string(10 - name.size(), ' '), ": ", value, "\n");
 }
 
-// All lines of a text, wrapped, the second and later ones under the first.
+// All lines of a text, wrapped and aligned.
 std::string message_field(const std::string& message) {
   constexpr std::size_t kIndent = 14;
   std::vector<std::string> lines;
@@ -251,7 +251,7 @@ bool read_error_file(const fs::path& path, WorkerFailure& failure) {
   try {
     root = json_loads(content);
   } catch (const ConfigError&) {
-    // The worker ended while it wrote, or another program wrote it: its words are all we have.
+    // The file is incomplete or written by another program: show it as it is.
     failure.message = content;
     return true;
   }
@@ -261,7 +261,7 @@ bool read_error_file(const fs::path& path, WorkerFailure& failure) {
   failure.message = text_of(is_text ? message : entry(message, "message"));
   const auto moment = moment_of(
       seconds_of(is_text ? entry(&root, "timestamp") : entry(extra, "timestamp")), written);
-  // It ended after it failed.
+  // The exception is earlier than the end of the process.
   if (moment && (failure.time_us == 0 || *moment < failure.time_us)) failure.time_us = *moment;
   if (failure.last_lines.empty()) {
     failure.last_lines = end_of_stack(text_of(entry(extra, "py_callstack")));

@@ -1,4 +1,4 @@
-// src/launch/failure.h - a worker that failed, and the report that shows the first of them first.
+// src/launch/failure.h - failed workers, and the report with the root cause first.
 #pragma once
 
 #include <sys/types.h>
@@ -20,30 +20,29 @@ struct WorkerFailure {
   std::string host = {};
   pid_t pid = 0;
   ExitStatus status = {};
-  /// Microseconds since 1970: the order of failures over all machines.
+  /// Microseconds since 1970, to order failures of all machines.
   std::int64_t time_us = 0;
-  /// Where the worker wrote its exception, if it did, and what it wrote.
+  /// The file with the worker's exception and its message; "" if there is none.
   std::string error_file = {};
   std::string message = {};
-  /// What it wrote last, stderr before stdout.
+  /// The last lines of its stderr, or of its stdout if that is empty.
   std::vector<std::string> last_lines = {};
-  /// We ended it, because of another.
+  /// The launcher ended it because another worker failed.
   bool terminated_by_launcher = false;
 
-  /// Exit code 70: it lost its peers, which is seldom the cause.
+  /// Exit code 70: it lost its peers, which is seldom the root cause.
   [[nodiscard]] bool is_consequence() const noexcept;
 };
 
-/// The one to blame: not ended by us, not a mere loss of peers where another failed too, then the
-/// earliest. Nothing for an empty list.
+/// The root cause: the earliest failure, but workers that lost their peers only if no other failed,
+/// and workers that the launcher ended last. nullopt for an empty list.
 [[nodiscard]] std::optional<WorkerFailure> root_cause(const std::vector<WorkerFailure>& failures);
 
-/// Time and message from the error file of torch's or our `record`; false where there is none. The
-/// end of a Python stack becomes the last lines where none are known.
+/// Reads time and message from the error file of torch's or our `record`. Returns false if there is
+/// no file. The end of a Python stack becomes `last_lines` if these are empty.
 bool read_error_file(const std::filesystem::path& path, WorkerFailure& failure);
 
-/// The report for people, several lines: the root cause first, then the others. "" when there are
-/// no failures.
+/// The report in several lines: the root cause, then the other failures. "" if there are none.
 [[nodiscard]] std::string failure_report(const std::string& program,
                                          const std::vector<WorkerFailure>& failures);
 

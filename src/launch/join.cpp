@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 constexpr auto kOneTry = milliseconds(1000);
 constexpr auto kLongestPause = milliseconds(500);
 constexpr auto kTimeForWelcome = milliseconds(5000);
-// When to tell people that we wait, and how often.
+// When to report that we wait, and how often.
 constexpr auto kFirstNotice = std::chrono::seconds(5);
 constexpr auto kNextNotice = std::chrono::seconds(30);
 
@@ -41,8 +41,8 @@ class Joining {
         channel.send({.kind = Kind::kHello, .member = member});
         if (welcomed(channel)) return channel;
         why_ =
-            "somebody listens there, but is no launcher that waits for machines: the job may have "
-            "started already, or the port belongs to another program";
+            "the program that listens there is not a launcher that waits for machines: the job may "
+            "have started already, or the port belongs to another program";
       }
       check_time();
       rest(pause);
@@ -54,7 +54,7 @@ class Joining {
     const auto until = Clock::now() + kTimeForWelcome;
     bool nudged = false;
     while (Clock::now() < until && !channel.closed()) {
-      // A store of workers that run already waits for more before it hangs up.
+      // The store of workers that run already needs a second line to close the connection.
       if (!std::exchange(nudged, true)) {
         pollfd answer = channel.wants();
         if (::poll(&answer, 1, 300) == 0) channel.send({.kind = Kind::kAlive});
@@ -93,9 +93,10 @@ class Joining {
     const auto tried = seconds_text(tenths);
     const auto where = str(config_.master_addr, ":", config_.master_port);
     if (now - started_ >= conf_.join_timeout) {
-      throw Error(str("nobody who leads this job answers at ", where, " (", why_, "; tried for ",
-                      tried, "). Check --main_process_ip and --main_process_port, that the ",
-                      "launcher runs on machine 0, and that no firewall is between."));
+      throw Error(str("no launcher that leads this job answers at ", where, " (", why_,
+                      "; tried for ", tried,
+                      "). Check --main_process_ip and --main_process_port, that the ",
+                      "launcher runs on machine 0, and that no firewall is between them."));
     }
     if (now < notice_at_) return;
     notice_at_ = now + kNextNotice;

@@ -1,4 +1,4 @@
-// src/launch/join.h - how a machine finds the one that leads the job.
+// src/launch/join.h - connects the agent of a machine to the host of the rendezvous.
 #pragma once
 
 #include "launch/channel.h"
@@ -9,15 +9,15 @@
 
 namespace accelerate::detail {
 
-/// A signal came while we waited.
+/// A signal arrived while `join_job` waited.
 struct Interrupted {
   int signal = 0;
 };
 
-/// Connects to `master_addr:master_port` of the configuration, again and again until somebody there
-/// welcomes us, and says hello as `member`.
+/// Connects to `master_addr:master_port` of the configuration and joins as `member`. Tries again
+/// until a launcher there sends a welcome.
 ///
-/// Throws `Error` naming address, port and time tried when nobody did; `Interrupted` after a
+/// Throws `Error` with address, port and time tried after `join_timeout`; `Interrupted` after a
 /// signal.
 [[nodiscard]] Channel join_job(const LaunchConfig& config, Member member,
                                const RendezvousConf& conf, SignalQueue& signals, Console& console);

@@ -46,7 +46,7 @@ StreamChoice StreamChoice::parse(const std::string& text, const std::string& fla
       refuse(text, flag, str("'", part, "' names no local rank."));
     }
     const auto rank = whole_number(part.substr(0, colon));
-    if (!rank) refuse(text, flag, str("'", part.substr(0, colon), "' is no local rank."));
+    if (!rank) refuse(text, flag, str("'", part.substr(0, colon), "' is not a local rank."));
     const Streams streams = read_streams(part.substr(colon + 1), text, flag);
     if (!choice.by_local_rank.emplace(*rank, streams).second) {
       refuse(text, flag, str("local rank ", *rank, " comes twice."));

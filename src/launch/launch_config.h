@@ -1,5 +1,5 @@
-// src/launch/launch_config.h - what the agent of a machine is told: how many workers, where the
-// machines meet, how often to try again, where output goes.
+// src/launch/launch_config.h - the settings of a machine's agent: number of workers, address
+// of the rendezvous, restarts, output.
 #pragma once
 
 #include <chrono>
@@ -11,10 +11,10 @@
 
 namespace accelerate::detail {
 
-/// Which of a worker's streams: torchrun's numbers.
+/// A selection of a worker's streams, with torchrun's numbers.
 enum class Streams { kNone = 0, kOutput = 1, kError = 2, kBoth = 3 };
 
-/// The streams of each worker: "3" for all, "0:3,1:1" for some by local rank (others none).
+/// The streams of each worker: "3" for all, "0:3,1:1" by local rank (none for other ranks).
 struct StreamChoice {
   Streams all = Streams::kNone;
   std::map<int, Streams> by_local_rank = {};
@@ -23,18 +23,18 @@ struct StreamChoice {
   [[nodiscard]] bool any() const noexcept {
     return all != Streams::kNone || !by_local_rank.empty();
   }
-  /// Throws `ConfigError` that names `flag` and the text.
+  /// Throws `ConfigError` with `flag` and the text if it is not valid.
   [[nodiscard]] static StreamChoice parse(const std::string& text, const std::string& flag);
 
   bool operator==(const StreamChoice&) const = default;
 };
 
 struct LogsSpecs {
-  /// Unset: a temporary folder, made when something is written there and gone at the end.
+  /// nullopt: a temporary folder, created when needed and removed at the end.
   std::optional<std::filesystem::path> log_dir = std::nullopt;
   StreamChoice redirects = {};  ///< into a file instead of the console
   StreamChoice tee = {};        ///< into a file as well
-  /// Only the workers with these local ranks are shown on the console; empty: all.
+  /// Local ranks whose output the console shows; empty: all.
   std::vector<int> local_ranks_filter = {};
 };
 
@@ -46,7 +46,7 @@ struct LaunchConfig {
   std::string role = "default";
   /// "static" or "c10d".
   std::string rdzv_backend = "static";
-  /// Where the machines meet, and the workers' store. Port 0: a free one.
+  /// The address of the rendezvous and of the workers' store. Port 0: a free one.
   std::string master_addr = "127.0.0.1";
   int master_port = 29500;
   /// timeout, join_timeout, last_call_timeout (seconds), ...
@@ -58,7 +58,7 @@ struct LaunchConfig {
   LogsSpecs logs = {};
   std::vector<int> signals_to_handle = {};
   std::chrono::seconds shutdown_timeout{30};
-  /// The address under which others reach this machine; "": found out.
+  /// The address under which others reach this machine; "": detected.
   std::string local_addr = {};
 
   [[nodiscard]] bool several_machines() const noexcept { return max_nodes > 1; }

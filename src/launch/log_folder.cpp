@@ -24,7 +24,7 @@ void make(const std::filesystem::path& folder, const std::string& what) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (!error) return;
-  throw ConfigError(str(what, " '", folder.string(), "' cannot be made: ", error.message(),
+  throw ConfigError(str(what, " '", folder.string(), "' cannot be created: ", error.message(),
                         ". Choose another --log_dir."));
 }
 
@@ -38,7 +38,7 @@ LogFolder::LogFolder(const std::optional<std::filesystem::path>& base, const std
     base_ = std::filesystem::absolute(*base);
     make(base_, "the folder for logs");
   } else {
-    std::error_code no_such_folder;  // TMPDIR may name one that is not there
+    std::error_code no_such_folder;  // TMPDIR may name a missing folder
     auto parent = std::filesystem::temp_directory_path(no_such_folder);
     if (no_such_folder) parent = "/tmp";
     base_ = parent / ("torchelastic_" + random_word());

@@ -1,4 +1,4 @@
-// src/launch/log_folder.h - where the files of a run lie: <base>/<run id>_<random>/attempt_<k>/
+// src/launch/log_folder.h - the folders of a run's files: <base>/<run id>_<random>/attempt_<k>/
 // <local rank>/{stdout.log,stderr.log,error.json}.
 #pragma once
 
@@ -10,28 +10,28 @@ namespace accelerate::detail {
 
 class LogFolder {
  public:
-  /// Without a base: a temporary folder that is made when the first file is needed (by us, or by a
-  /// worker that has an error to write down) and removed by `~LogFolder`, unless logs are in it.
+  /// Without a base: a temporary folder, created with its first file (ours, or a worker's error
+  /// file). The destructor removes it unless `has_logs`.
   ///
-  /// Throws `ConfigError` for a base that is no folder or cannot be made.
+  /// Throws `ConfigError` if the base is not a folder or cannot be created.
   LogFolder(const std::optional<std::filesystem::path>& base, const std::string& run_id,
             bool has_logs);
   ~LogFolder();
   LogFolder(const LogFolder&) = delete;
   LogFolder& operator=(const LogFolder&) = delete;
 
-  /// Throws `ConfigError` for a base that is there and is no folder.
+  /// Throws `ConfigError` if the base exists and is not a folder.
   static void check_base(const std::filesystem::path& base);
 
   [[nodiscard]] const std::filesystem::path& run() const noexcept { return run_; }
-  /// It will be removed.
+  /// True if the destructor removes the folder.
   [[nodiscard]] bool temporary() const noexcept { return temporary_; }
-  /// What has to be removed when nobody calls the destructor.
+  /// The folder to remove if the destructor does not run.
   [[nodiscard]] const std::filesystem::path& base() const noexcept { return base_; }
 
-  /// The folder of one worker, not made.
+  /// The path of one worker's folder, which may not exist.
   [[nodiscard]] std::filesystem::path of_worker(int attempt, int local_rank) const;
-  /// The same, made. Throws `ConfigError` with the reason when that is not possible.
+  /// Creates the folder of one worker. Throws `ConfigError` with the reason if that fails.
   [[nodiscard]] std::filesystem::path make_for_worker(int attempt, int local_rank) const;
 
  private:

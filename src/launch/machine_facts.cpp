@@ -34,7 +34,7 @@ constexpr std::array<Maker, 7> kMakers{{
     {AcceleratorKind::kNeuron, DistributedType::kMultiNeuron, "NEURON_RT_VISIBLE_CORES"},
 }};
 
-// Files below a folder that may be missing or closed to us.
+// Calls `f(path)` for the entries of a folder, which may be missing or not readable.
 template <class F>
 void for_each_entry(const fs::path& folder, F&& f) {
   std::error_code error;
@@ -62,8 +62,7 @@ int amd_gpu_count(const SystemRoot& root) {
 }
 
 int visible_devices(const Environment& environment, int device_count, bool amd) {
-  // A variable that is set but empty hides all devices, so `get`, which takes it for unset, is not
-  // enough.
+  // An empty variable hides all devices; `get` would treat it as unset.
   std::vector<std::string> names{"CUDA_VISIBLE_DEVICES"};
   if (amd) names.insert(names.begin(), {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"});
   for (const auto& name : names) {
@@ -97,7 +96,7 @@ std::optional<MpiProgram> find_mpi(const Environment& environment) {
   return std::nullopt;
 }
 
-// Under Windows' Linux the GPUs have no device files.
+// Under WSL the GPUs have no device files.
 NvidiaFacts ask_nvml() {
   NvidiaFacts facts;
   const Nvml* nvml = Nvml::system();
@@ -120,7 +119,7 @@ void gather_accelerators(const Environment& environment, MachineFacts& facts) {
   facts.visible_count = visible_devices(environment, facts.device_count, amd);
   facts.needs_p2p_disabled = facts.visible_count > 1 && !nvidia.driver_version.empty() &&
                              !p2p_ib_supported(nvidia.names, nvidia.driver_version);
-  // Torch computes in bfloat16 on every GPU it supports, on old ones by way of float32.
+  // Torch computes in bfloat16 on every GPU it supports, on old ones through float32.
   facts.bf16 = true;
 }
 

@@ -1,7 +1,7 @@
-// src/launch/machine_facts.h - what the plan of a launch has to know about this machine.
+// src/launch/machine_facts.h - facts about this machine that the plan of a launch needs.
 //
-// Found without CUDA, NVML or another thread: the kernel's files say enough. What takes longer is
-// behind functions and asked for only where it counts.
+// Read from the kernel's files, without CUDA or threads. Slow facts are functions, called only when
+// they are needed.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace accelerate::detail {
 
-/// Which variable chooses among the devices depends on their maker.
+/// The maker of the devices, on which the variable for visible devices depends.
 enum class AcceleratorKind : std::uint8_t {
   kNone,
   kCuda,  ///< NVIDIA, and AMD under ROCm
@@ -44,32 +44,32 @@ struct MpiProgram {
 
 struct MachineFacts {
   AcceleratorKind accelerator = AcceleratorKind::kNone;
-  /// The devices of the machine, and how many of them a process of this environment sees.
+  /// The number of devices, and how many of them a process of this environment sees.
   int device_count = 0;
   int visible_count = 0;
-  /// Whether GPUs compute in bfloat16; CPUs do.
+  /// True if the GPUs compute in bfloat16. CPUs always do.
   bool bf16 = true;
-  /// GPUs that NCCL must not connect directly: RTX 40 with an old driver.
+  /// NCCL must not connect these GPUs directly: RTX 40 with an old driver.
   bool needs_p2p_disabled = false;
   std::string host_name = {};
   std::string working_directory = {};
 
-  /// Cores this process may use, hyper-threads counted once.
+  /// The physical cores that this process may use.
   std::function<int()> physical_cores = [] { return 1; };
-  /// The mpirun of PATH; nothing without one. Starts it to learn whose it is.
+  /// The mpirun in PATH; nullopt if there is none. Runs `mpirun --version`.
   std::function<std::optional<MpiProgram>()> find_mpi = [] { return std::nullopt; };
-  /// The resolver, and Slurm's controller.
+  /// Host names and Slurm's controller.
   WorldLookups lookups = {};
 };
 
 /// The facts of this machine as seen from `environment`.
 [[nodiscard]] MachineFacts gather_machine_facts(const Environment& environment);
 
-/// How many of `device_count` devices a list such as "0,2" or "GPU-8932f937" lets through. As the
-/// driver reads it: the first entry that names no device ends the list.
+/// How many of `device_count` devices a list such as "0,2" or "GPU-8932f937" makes visible. Like
+/// the driver, stops at the first entry that is not a device.
 [[nodiscard]] int count_visible_devices(std::string_view list, int device_count);
 
-/// The NVIDIA GPUs of the kernel's files.
+/// The NVIDIA GPUs that the kernel's files list.
 struct NvidiaFacts {
   int device_count = 0;
   std::vector<std::string> names = {};
@@ -77,7 +77,7 @@ struct NvidiaFacts {
 };
 [[nodiscard]] NvidiaFacts nvidia_facts(const std::filesystem::path& dev, const SystemRoot& root);
 
-/// Whether what `mpirun --version` prints is Open MPI's.
+/// True if this output of `mpirun --version` is from Open MPI.
 [[nodiscard]] bool is_open_mpi(std::string_view version_text);
 
 }  // namespace accelerate::detail

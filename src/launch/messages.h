@@ -1,8 +1,8 @@
-// src/launch/messages.h - what launchers of several machines say to each other: one JSON object per
+// src/launch/messages.h - messages between the launchers of several machines: one JSON object per
 // line.
 //
-// The first line of a connection is kGreeting and the `Hello`. A TCP store that gets it instead of
-// its own greeting closes the connection.
+// The first line of a connection is kGreeting and a kHello. A TCP store that gets it instead of its
+// own greeting closes the connection.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ namespace accelerate::detail {
 
 inline constexpr std::string_view kGreeting = "ACCELERATE-LAUNCH 1 ";
 
-/// A machine as it introduces itself.
+/// A machine of the job.
 struct Member {
   int machine_rank = 0;
   int nproc = 1;
   std::string host = {};
   std::string address = {};
-  /// What all machines must have been told alike, for messages: "--num_machines 2 ...".
+  /// The flags that must be the same on all machines: "--num_machines 2 ...".
   std::string terms = {};
 };
 
@@ -42,7 +42,7 @@ struct LaunchRound {
 /// How the job ended.
 struct Verdict {
   int exit_code = 0;
-  /// One line for people; "" when the failures say it all.
+  /// One line for the user; "" if the failures explain it.
   std::string reason = {};
   std::vector<WorkerFailure> failures = {};
 };
@@ -50,10 +50,10 @@ struct Verdict {
 /// From a machine to the coordinator, or back.
 struct AgentMessage {
   enum class Kind : std::uint8_t {
-    kAlive,      ///< nothing new
+    kAlive,      ///< keeps the connection alive
     kHello,      ///< `member`; the first message of a machine
     kFailed,     ///< `failures`: a worker that failed
-    kSucceeded,  ///< all workers of the machine ended well
+    kSucceeded,  ///< all workers of the machine ended with code 0
     kStopped,    ///< all workers of the machine have been ended; `failures`: those that still ran
     kLeaving,    ///< `signal` ends the machine's launcher
     kWelcome,    ///< the answer to a hello
@@ -76,7 +76,7 @@ struct AgentMessage {
 /// One line, without its end.
 [[nodiscard]] std::string to_line(const AgentMessage& message);
 
-/// Nothing for a line that is no message: it may come from anybody who found the port.
+/// Returns nullopt for a line that is not a message: any program may connect to the port.
 [[nodiscard]] std::optional<AgentMessage> from_line(std::string_view line);
 
 }  // namespace accelerate::detail

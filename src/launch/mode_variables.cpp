@@ -9,8 +9,8 @@
 namespace accelerate::detail {
 namespace {
 
-// Python's readers take either spelling; these are the ones its launcher writes.
-std::string capital(bool truth) { return truth ? "True" : "False"; }
+// The spelling of Python's launcher; readers accept both.
+std::string python_bool(bool truth) { return truth ? "True" : "False"; }
 
 class Writer {
  public:
@@ -23,10 +23,10 @@ class Writer {
     variables_["ACCELERATE_MIXED_PRECISION"] = text("mixed_precision");
     engines();
     if (!run_.deepspeed) dynamo();
-    // DeepSpeed's own launcher has its own idea of threads.
+    // DeepSpeed's own launcher sets the number of threads itself.
     if (!run_.uses_deepspeed_launcher()) variables_["OMP_NUM_THREADS"] = run_.threads;
     cpu();
-    if (run_.mode != LaunchMode::kAgent && !run_.deepspeed) meeting_point();
+    if (run_.mode != LaunchMode::kAgent && !run_.deepspeed) master_address();
     if (run_.deepspeed) deepspeed();
     if (run_.mode != LaunchMode::kSimple) peer_access(warnings);
     if (run_.mpi && set_.has("mpirun_ccl")) variables_["CCL_WORKER_COUNT"] = text("mpirun_ccl");
@@ -41,7 +41,7 @@ class Writer {
   }
   void put(std::string_view name) { put(name, text(name)); }
 
-  void flip(const std::string& variable, bool on, const char* on_text, const char* off_text) {
+  void set_switch(const std::string& variable, bool on, const char* on_text, const char* off_text) {
     if (on) {
       variables_[variable] = on_text;
     } else if (outer_.flag(variable)) {
@@ -50,12 +50,12 @@ class Writer {
   }
 
   void switches() {
-    flip("ACCELERATE_DEBUG_MODE", set_.truth("debug"), "true", "false");
-    flip("ACCELERATE_CPU_AFFINITY", set_.truth("enable_cpu_affinity"), "1", "0");
-    flip("ACCELERATE_USE_DEEPSPEED", run_.deepspeed, "true", "false");
-    flip("ACCELERATE_USE_FSDP", run_.fsdp, "true", "false");
-    flip("ACCELERATE_USE_MEGATRON_LM", run_.megatron, "true", "false");
-    flip("ACCELERATE_USE_PARALLELISM_CONFIG", run_.parallelism, "true", "false");
+    set_switch("ACCELERATE_DEBUG_MODE", set_.truth("debug"), "true", "false");
+    set_switch("ACCELERATE_CPU_AFFINITY", set_.truth("enable_cpu_affinity"), "1", "0");
+    set_switch("ACCELERATE_USE_DEEPSPEED", run_.deepspeed, "true", "false");
+    set_switch("ACCELERATE_USE_FSDP", run_.fsdp, "true", "false");
+    set_switch("ACCELERATE_USE_MEGATRON_LM", run_.megatron, "true", "false");
+    set_switch("ACCELERATE_USE_PARALLELISM_CONFIG", run_.parallelism, "true", "false");
   }
 
   void devices() {
@@ -88,7 +88,7 @@ class Writer {
       } else if (flag.variable.empty()) {
         continue;
       } else if (truth && !deepspeed && flag.group != FlagGroup::kFsdp) {
-        put(flag.name, capital(value == "true"));
+        put(flag.name, python_bool(value == "true"));
       } else if (flag.kind == FlagKind::kTruthOrChoice || (deepspeed && !flag.choices.empty())) {
         put(flag.name, to_lower(value));
       } else {
@@ -98,9 +98,9 @@ class Writer {
   }
 
   void override_precisions(const std::vector<std::string>& words) {
-    variables_["ACCELERATE_FP8_OVERRIDE_FPROP"] = capital(words[0] == "true");
-    variables_["ACCELERATE_FP8_OVERRIDE_DGRAD"] = capital(words[1] == "true");
-    variables_["ACCELERATE_FP8_OVERRIDE_WGRAD"] = capital(words[2] == "true");
+    variables_["ACCELERATE_FP8_OVERRIDE_FPROP"] = python_bool(words[0] == "true");
+    variables_["ACCELERATE_FP8_OVERRIDE_DGRAD"] = python_bool(words[1] == "true");
+    variables_["ACCELERATE_FP8_OVERRIDE_WGRAD"] = python_bool(words[2] == "true");
   }
 
   void dynamo() {
@@ -108,21 +108,21 @@ class Writer {
     put("dynamo_mode");
     for (const auto* name :
          {"dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation"}) {
-      put(name, capital(set_.truth(name)));
+      put(name, python_bool(set_.truth(name)));
     }
   }
 
   void cpu() {
     const bool simple = run_.mode != LaunchMode::kAgent && !run_.deepspeed;
     if (simple || run_.cpu || outer_.contains("ACCELERATE_USE_CPU")) {
-      variables_["ACCELERATE_USE_CPU"] = capital(run_.cpu);
+      variables_["ACCELERATE_USE_CPU"] = python_bool(run_.cpu);
     }
     if (!run_.cpu) return;
     variables_["KMP_AFFINITY"] = "granularity=fine,compact,1,0";
     variables_["KMP_BLOCKTIME"] = "1";
   }
 
-  // An MPI or Slurm job on several hosts finds out by itself where rank 0 is, unless it is told.
+  // An MPI or Slurm job on several hosts finds rank 0 itself unless the address is given.
   bool spans_hosts() const {
     if (run_.outer == OuterJob::kSlurmTasks) return true;
     if (run_.outer != OuterJob::kMpi) return false;
@@ -130,7 +130,7 @@ class Writer {
     return mpi_local_size(outer_, size) < size;
   }
 
-  void meeting_point() {
+  void master_address() {
     if (run_.num_processes == 1 && run_.machines.max == 1) return;
     if (set_.has("main_process_ip") || !spans_hosts()) {
       variables_["MASTER_ADDR"] = set_.text("main_process_ip").value_or("127.0.0.1");

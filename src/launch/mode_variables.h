@@ -1,4 +1,4 @@
-// src/launch/mode_variables.h - the variables by which workers learn the settings of a launch.
+// src/launch/mode_variables.h - variables that pass the settings of a launch to the workers.
 #pragma once
 
 #include <map>
@@ -11,8 +11,8 @@
 
 namespace accelerate::detail {
 
-/// What is set on top of `outer`, the launcher's environment. A switch that `outer` has on and the
-/// launch has off is set to off.
+/// The variables to set in addition to `outer`, the launcher's environment. A switch that is on in
+/// `outer` and off in the launch is set to off.
 [[nodiscard]] std::map<std::string, std::string> mode_variables(const ResolvedLaunch& run,
                                                                 const Environment& outer,
                                                                 const MachineFacts& facts,

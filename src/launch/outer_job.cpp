@@ -16,11 +16,11 @@ bool in_mpi(const Environment& environment) {
          several(environment, "MV2_COMM_WORLD_SIZE");
 }
 
-// Slurm's tasks, or nothing. The address is not looked up: whoever needs it asks again.
+// The place in a Slurm step, without the address, whose lookup is slow.
 World slurm_world(const Environment& environment) {
   if (!environment.contains("SLURM_STEP_ID")) return {};
   auto variables = environment.variables();
-  // Some clusters export the number of nodes, and more, under torchrun's names.
+  // Some clusters export torchrun's variables with other meanings.
   for (const auto* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
                            "GROUP_WORLD_SIZE", "MASTER_PORT"}) {
     variables.erase(name);
@@ -41,12 +41,12 @@ std::int64_t mpi_local_size(const Environment& environment, std::int64_t fallbac
 }
 
 OuterJob outer_job(const Environment& environment, World& world) {
-  // WORLD_SIZE alone is no job: containers carry it around.
+  // WORLD_SIZE alone is not a job: some containers set it.
   if (several(environment, "WORLD_SIZE") && environment.contains("RANK")) {
     return OuterJob::kTorchrun;
   }
   world = slurm_world(environment);
-  // srun with PMI sets MPI's variables too, to Slurm's numbers; only Slurm tells the node.
+  // srun with PMI sets MPI's variables as well, but only Slurm's name the node.
   const bool slurm = world.source != WorldSource::kAlone && world.node_rank && world.num_nodes;
   if (slurm && *world.num_nodes > 1 && world.size == *world.num_nodes) {
     return OuterJob::kSlurmNodes;

@@ -37,9 +37,9 @@ std::map<std::string, std::string> rendezvous_settings(const Settings& settings,
                             key.empty() ? "key" : "value",
                             ". Write keys with values: timeout=900,join_timeout=600."));
     }
-    if (RendezvousConf::only_of_torchrun(key)) {
-      warnings.push_back(str("--rdzv_conf ", key, " has no effect here: torchrun's way to meet ",
-                             "needs it, ours does not."));
+    if (RendezvousConf::is_torchrun_only(key)) {
+      warnings.push_back(
+          str("--rdzv_conf ", key, " has no effect here: only torchrun's rendezvous uses it."));
       continue;
     }
     result[key] = value;
@@ -59,15 +59,16 @@ std::vector<int> signals(const Settings& settings) {
       if (signal_name(candidate) == name) number = candidate;
     }
     if (number == 0 || number == SIGKILL || number == SIGSTOP) {
-      throw ConfigError(str(settings.who("signals_to_handle"), " is '", text, "', but '", name,
-                            number == 0 ? "' is no signal" : "' cannot be caught",
+      throw ConfigError(str(settings.label("signals_to_handle"), " is '", text, "', but '", name,
+                            number == 0 ? "' is not a signal" : "' cannot be caught",
                             ". Write names with commas between them: SIGTERM,SIGUSR1."));
     }
     if (std::ranges::find(result, number) == result.end()) result.push_back(number);
   }
-  // The workers have sessions of their own: with no signal passed on, Ctrl-C would reach none.
+  // The workers have sessions of their own: Ctrl-C reaches them only if signals are passed on.
   if (result.empty()) {
-    throw ConfigError(str(settings.who("signals_to_handle"), " is '", text, "', which names none. ",
+    throw ConfigError(str(settings.label("signals_to_handle"), " is '", text,
+                          "', which names none. ",
                           "Write names with commas between them: SIGTERM,SIGUSR1."));
   }
   return result;
@@ -80,7 +81,7 @@ std::vector<int> local_ranks(const Settings& settings) {
   for (const auto& part : split(text, ',')) {
     const auto rank = parse_number<int>(trim(part));
     if (!rank || *rank < 0) {
-      throw ConfigError(str(settings.who("local_ranks_filter"), " is '", text,
+      throw ConfigError(str(settings.label("local_ranks_filter"), " is '", text,
                             "', expected local ranks with commas between them: 0,1."));
     }
     ranks.push_back(*rank);
@@ -91,7 +92,7 @@ std::vector<int> local_ranks(const Settings& settings) {
 int at_least(const Settings& settings, std::string_view name, int least) {
   const auto value = settings.integer(name).value_or(least);
   if (value >= least && value <= 1'000'000'000) return static_cast<int>(value);
-  throw ConfigError(str(settings.who(name), " is ", value, ", expected at least ", least, "."));
+  throw ConfigError(str(settings.label(name), " is ", value, ", expected at least ", least, "."));
 }
 
 LogsSpecs logs(const Settings& settings, const Environment& environment) {
@@ -100,8 +101,8 @@ LogsSpecs logs(const Settings& settings, const Environment& environment) {
     specs.log_dir = expand_user(*folder, environment);
   }
   specs.redirects =
-      StreamChoice::parse(settings.text("redirects").value_or("0"), settings.who("redirects"));
-  specs.tee = StreamChoice::parse(settings.text("tee").value_or("0"), settings.who("tee"));
+      StreamChoice::parse(settings.text("redirects").value_or("0"), settings.label("redirects"));
+  specs.tee = StreamChoice::parse(settings.text("tee").value_or("0"), settings.label("tee"));
   specs.local_ranks_filter = local_ranks(settings);
   return specs;
 }
@@ -116,8 +117,7 @@ LaunchConfig agent_config(const ResolvedLaunch& run, const Environment& environm
   config.run_id = settings.text("rdzv_id").value_or("none");
   config.role = settings.text("role").value_or("default");
   config.rdzv_backend = settings.text("rdzv_backend").value_or("static");
-  // On one machine the address of another one, such as a MASTER_ADDR of the cluster, would only
-  // lead astray.
+  // With one machine the address of another one, such as the cluster's MASTER_ADDR, is ignored.
   if (run.machines.max > 1) config.master_addr = settings.text("main_process_ip").value_or("");
   config.master_port =
       static_cast<int>(settings.integer("main_process_port").value_or(kDefaultPort));
@@ -143,7 +143,7 @@ std::vector<std::string> program_command(const LaunchArguments& arguments,
   std::vector<std::string> argv;
   if (run.python) {
     argv.push_back(environment.get("PYTHON_EXEC").value_or("python3"));
-    // Lines of several processes shall come when they are written.
+    // Python must not buffer the output of several processes.
     if (run.mode == LaunchMode::kAgent) argv.emplace_back("-u");
     if (arguments.on("module")) argv.emplace_back("-m");
   }
@@ -165,7 +165,7 @@ std::vector<std::string> mpirun_command(const ResolvedLaunch& run,
                                 str(run.num_processes)};
   if (open_mpi) {
     argv.insert(argv.end(), {"--bind-to", run.settings.text("mpirun_bind_to").value_or("socket")});
-    // Open MPI takes nothing of our environment to other hosts by itself.
+    // By default Open MPI copies no variables to other hosts.
     for (const auto& [name, value] : variables) argv.insert(argv.end(), {"-x", name});
   }
   argv.insert(argv.end(), program.begin(), program.end());
@@ -205,7 +205,7 @@ std::vector<std::string> deepspeed_command(const LaunchArguments& arguments,
   return argv;
 }
 
-// The place of a launcher that becomes a worker: whoever started several of them knows.
+// The local rank of a launcher that becomes a worker, as set by the program that started it.
 int local_rank_here(OuterJob outer, const Environment& environment) {
   if (outer == OuterJob::kNone || outer == OuterJob::kSlurmNodes) return 0;
   if (outer == OuterJob::kSlurmTasks) {
@@ -228,7 +228,7 @@ LaunchPlan make_plan(const LaunchArguments& arguments, const std::optional<Confi
   plan.variables = mode_variables(run, environment, facts, plan.warnings);
   plan.program = arguments.program;
   plan.argv = program_command(arguments, run, environment);
-  // Checked whatever the mode: a typing error shall not wait for the first large run.
+  // Checked in every mode: a typing error is reported before the first large run.
   plan.agent = agent_config(run, environment, plan.warnings);
   if (run.mode == LaunchMode::kSimple) {
     plan.argv = worker_arguments(plan.argv, local_rank_here(run.outer, environment));
@@ -246,7 +246,7 @@ LaunchPlan make_plan(const LaunchArguments& arguments, const std::optional<Confi
     plan.program_at = plan.argv.size() - own;
   }
   for (auto& setting : run.settings.list()) {
-    // Without mpirun its defaults are no news; what somebody said is.
+    // Without mpirun only explicit settings of it are shown.
     const bool of_mpi = setting.name.starts_with("mpirun_");
     const bool said = setting.source != SettingSource::kDefault;
     if (setting.name == "dry_run" || (of_mpi && !run.mpi && !said)) continue;

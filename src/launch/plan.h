@@ -1,7 +1,8 @@
-// src/launch/plan.h - from flags, configuration file, environment and machine to what is started.
+// src/launch/plan.h - what a launch starts, from flags, configuration file, environment and
+// machine.
 //
-// A pure function: it looks at nothing but its arguments and starts nothing. `accelerate launch
-// --dry_run` prints its result, `accelerate launch` carries it out.
+// `make_plan` is a pure function and starts nothing. `accelerate launch --dry_run` prints its
+// result, `accelerate launch` executes it.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +17,14 @@
 
 namespace accelerate::detail {
 
-/// What happens to the command.
+/// How the command is executed.
 enum class LaunchMode : std::uint8_t {
   kSimple,   ///< this process becomes the program; no ranks
-  kAgent,    ///< workers with ranks, started and watched by us
+  kAgent,    ///< an agent starts and watches workers with ranks
   kCommand,  ///< this process becomes another launcher: mpirun, deepspeed
 };
 
-/// Who said it. In order of precedence.
+/// Where a value comes from, in order of precedence.
 enum class SettingSource : std::uint8_t { kFlag, kEnvironment, kConfig, kDefault };
 
 /// One resolved setting, for `--dry_run`.
@@ -38,23 +39,23 @@ struct Setting {
 struct LaunchPlan {
   LaunchMode mode = LaunchMode::kSimple;
   std::vector<Setting> settings = {};
-  /// The whole command, argv[0] found and checked. For kAgent ${local_rank} is still there.
+  /// The whole command. For kAgent it still contains ${local_rank}.
   std::vector<std::string> argv = {};
-  /// What the user wants to run, as typed: with Python the script or module, not the interpreter.
+  /// The program as typed; for Python the script or module, not the interpreter.
   std::string program = {};
-  /// Set for every process on top of the launcher's environment; nothing else changes in it.
+  /// Variables of every process, in addition to the launcher's environment.
   std::map<std::string, std::string> variables = {};
   /// For kAgent.
   LaunchConfig agent = {};
-  /// The program loads libaccelerate.so: its rank 0 serves the store, on a socket that it is
-  /// handed. For all others `accelerate-torch` does.
+  /// The program loads libaccelerate.so: its rank 0 serves the store on a socket that it inherits.
+  /// For other programs `accelerate-torch` serves the store.
   bool takes_listen_fd = false;
-  /// What the user should know, once, on stderr.
+  /// Printed once on stderr.
   std::vector<std::string> warnings = {};
   bool quiet = false;
-  /// Where the user's own command begins in `argv`: behind the words of mpirun or deepspeed.
+  /// Index of the user's command in `argv`, after the words of mpirun or deepspeed.
   std::size_t program_at = 0;
-  /// Lines that DeepSpeed's launcher finds in a file and sets on the other machines.
+  /// Lines for the file from which DeepSpeed's launcher sets variables on other machines.
   std::vector<std::string> deepspeed_environment = {};
 };
 
@@ -62,13 +63,12 @@ struct LaunchArguments;
 struct ConfigFile;
 struct MachineFacts;
 
-/// The plan of a command line. Throws `ConfigError` and `UnsupportedError` as `resolve_launch`
-/// does.
+/// The plan of a command line. Throws the same errors as `resolve_launch`.
 [[nodiscard]] LaunchPlan make_plan(const LaunchArguments& arguments,
                                    const std::optional<ConfigFile>& config,
                                    const Environment& environment, const MachineFacts& facts);
 
-/// The place of a worker, once the machines have met.
+/// The ranks of a worker and the settings of its environment.
 struct WorkerPlace {
   int local_rank = 0;
   int local_world_size = 1;
@@ -82,22 +82,22 @@ struct WorkerPlace {
   int max_restarts = 0;
   std::string run_id = "none";
   std::string role = "default";
-  /// Somebody other than rank 0 serves the store.
+  /// A helper process serves the store, not rank 0.
   bool agent_store = false;
   std::string error_file = {};
 };
 
 struct LaunchRound;
-/// The place of one worker of this machine in a round; the agent's address and port.
+/// The place of a worker of this machine in a round, with the address and port of `agent`.
 [[nodiscard]] WorkerPlace worker_place(const LaunchConfig& agent, const LaunchRound& round,
                                        int local_rank);
 
-/// RANK, WORLD_SIZE, ... TORCHELASTIC_*: the variables by which a worker knows its place. `outer`
-/// is the launcher's environment: TORCH_NCCL_ASYNC_ERROR_HANDLING stays as it is there.
+/// The variables that tell a worker its place: RANK, WORLD_SIZE, ..., TORCHELASTIC_*. `outer` is
+/// the launcher's environment, whose TORCH_NCCL_ASYNC_ERROR_HANDLING is kept.
 [[nodiscard]] std::map<std::string, std::string> worker_variables(const WorkerPlace& place,
                                                                   const Environment& outer);
 
-/// The arguments of a worker: ${local_rank} replaced.
+/// The arguments of a worker, with ${local_rank} replaced.
 [[nodiscard]] std::vector<std::string> worker_arguments(const std::vector<std::string>& argv,
                                                         int local_rank);
 

@@ -30,7 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// On a disk that does not answer we start without having looked at the libraries.
+// On a slow disk the libraries are not checked.
 constexpr auto kLoaderLimit = std::chrono::seconds(20);
 // A folder with more files than this is not searched for a similar name.
 constexpr std::size_t kMostCandidates = 20'000;
@@ -50,7 +50,7 @@ bool can_execute(const std::string& path) {
   return is_file(path) && ::access(path.c_str(), X_OK) == 0;
 }
 
-// A similar name among the files that `usable` takes.
+// A similar name among the files for which `usable` returns true; "" if there is none.
 template <class Usable>
 std::string similar_name(const std::string& name, const std::vector<std::string>& folders,
                          Usable usable) {
@@ -63,7 +63,7 @@ std::string similar_name(const std::string& name, const std::vector<std::string>
       names.insert(entry->path().filename().string());
     }
   }
-  // Few names are similar, so only those are looked at on disk.
+  // Only the few similar names are checked on disk.
   std::vector<std::string> left(names.begin(), names.end());
   for (int attempt = 0; attempt < 5; ++attempt) {
     auto candidate = nearest(name, left);
@@ -87,7 +87,7 @@ std::string similar_name(const std::string& name, const std::vector<std::string>
                          : str("Did you mean '", similar, "'?"));
 }
 
-// What stat() says about a file that cannot be reached.
+// Explains the error of stat().
 [[noreturn]] void refuse_unreachable(const std::string& path, int error, bool must_be_executable) {
   std::error_code ignored;
   if (fs::is_symlink(path, ignored)) {
@@ -115,7 +115,7 @@ std::string similar_name(const std::string& name, const std::vector<std::string>
 void require_executable_file(const std::string& path) {
   struct stat facts = {};
   if (::stat(path.c_str(), &facts) != 0) refuse_unreachable(path, errno, true);
-  if (S_ISDIR(facts.st_mode)) refuse(path, "is a folder", "Name the file in it that shall run.");
+  if (S_ISDIR(facts.st_mode)) refuse(path, "is a folder", "Name the file in it to run.");
   if (!S_ISREG(facts.st_mode)) refuse(path, "is not a file", "");
   if (::access(path.c_str(), X_OK) == 0) return;
   if ((facts.st_mode & (S_IXUSR | S_IXGRP | S_IXOTH)) == 0) {
@@ -129,7 +129,7 @@ void require_executable_file(const std::string& path) {
 
 // ---- scripts ------------------------------------------------------------------------------------
 
-// The interpreter and its argument, in words, as the kernel cuts the line behind "#!".
+// The words of a #! line: the interpreter and its arguments.
 std::vector<std::string> words_of(std::string line) {
   std::ranges::replace(line, '\t', ' ');
   auto words = split(line, ' ');
@@ -137,7 +137,7 @@ std::vector<std::string> words_of(std::string line) {
   return words;
 }
 
-// The program that a "#!/usr/bin/env program" line asks for.
+// The program in a "#!/usr/bin/env program" line; nullopt for other lines.
 std::optional<std::string> program_of_env(const std::vector<std::string>& words) {
   if (words.size() != 2 || fs::path(words[0]).filename() != "env") return std::nullopt;
   const bool plain =
@@ -215,14 +215,15 @@ void require_accepted_by_kernel(const std::string& path) {
     }
   };
   wait();
+  const int error = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+  int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   if (WIFSTOPPED(status)) {
-    const int signal = WSTOPSIG(status);
+    signal = WSTOPSIG(status);  // SIGTRAP after a successful execve
     ::kill(child, SIGKILL);
     wait();
-    if (signal == SIGTRAP) return;
-    refuse(path, "is damaged or cut off", "Build or copy it again.");
   }
-  const int error = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+  // The kernel could not map all segments.
+  if (signal == SIGSEGV) refuse(path, "is damaged or cut off", "Build or copy it again.");
   if (error == ENOEXEC) {
     utsname machine = {};
     ::uname(&machine);
@@ -293,7 +294,7 @@ bool is_python_interpreter(const std::string& path) {
   return false;
 }
 
-// The script in the arguments of Python; nothing for a module, a text or standard input.
+// The script in Python's arguments; nullopt for a module, -c or standard input.
 std::optional<std::string> python_script(const std::vector<std::string>& argv) {
   for (std::size_t i = 1; i < argv.size(); ++i) {
     const auto& word = argv[i];
@@ -303,7 +304,7 @@ std::optional<std::string> python_script(const std::vector<std::string>& argv) {
       if (word == "--check-hash-based-pycs") ++i;
       continue;
     }
-    // Short options may be written in one word, and the last may have its value in the next.
+    // Short options may share a word; the value of the last may be the next word.
     const auto with_value = word.find_first_of("cmXW", 1);
     if (with_value == std::string::npos) continue;
     if (word[with_value] == 'c' || word[with_value] == 'm') return std::nullopt;
@@ -317,7 +318,7 @@ void check_python_script(const std::string& path) {
   if (::stat(path.c_str(), &facts) != 0) refuse_unreachable(path, errno, false);
   if (S_ISDIR(facts.st_mode)) {
     if (is_file(path + "/__main__.py")) return;
-    refuse(path, "is a folder without a __main__.py", "Name the script in it that shall run.");
+    refuse(path, "is a folder without a __main__.py", "Name the script in it to run.");
   }
   if (::access(path.c_str(), R_OK) != 0) {
     refuse(path, "cannot be read by this user", str("Look at its permissions: ls -l ", path, "."));

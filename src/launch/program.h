@@ -1,4 +1,4 @@
-// src/launch/program.h - the program that shall be started, looked at before anything starts.
+// src/launch/program.h - checks the program of a launch before anything starts.
 #pragma once
 
 #include <string>
@@ -9,21 +9,21 @@
 namespace accelerate::detail {
 
 struct ProgramFacts {
-  /// The file that is executed: as given, or where it was found in PATH.
+  /// The file to execute: as given, or as found in PATH.
   std::string path;
-  /// A Python interpreter; its script has been looked at too.
+  /// A Python interpreter, whose script exists.
   bool is_python = false;
-  /// It loads libaccelerate.so, so its rank 0 can serve the store on a socket that we hand it.
+  /// It loads libaccelerate.so, so its rank 0 can serve the store on an inherited socket.
   bool takes_listen_fd = false;
 
   bool operator==(const ProgramFacts&) const = default;
 };
 
-/// Finds the program of a command and looks whether it can start, without running it.
+/// Finds the program of a command and checks that it can start, without running it.
 ///
-/// Throws `ConfigError` that names the file, the reason and what to do when it does not exist, is a
-/// folder, is not executable, is for another machine or cut off, or misses its interpreter or a
-/// library.
+/// Throws `ConfigError` with the file, the reason and a remedy if it does not exist, is a folder,
+/// is not executable, cannot be executed on this machine, or its interpreter or a library is
+/// missing.
 [[nodiscard]] ProgramFacts inspect_program(const std::vector<std::string>& argv,
                                            const Environment& environment);
 

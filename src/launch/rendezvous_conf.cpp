@@ -63,7 +63,7 @@ RendezvousConf RendezvousConf::parse(const std::map<std::string, std::string>& c
   return result;
 }
 
-bool RendezvousConf::only_of_torchrun(std::string_view key) {
+bool RendezvousConf::is_torchrun_only(std::string_view key) {
   constexpr std::array<std::string_view, 6> kKeys{"read_timeout",      "close_timeout",
                                                   "heartbeat_timeout", "keep_alive_interval",
                                                   "store_type",        "keep_alive_max_attempt"};

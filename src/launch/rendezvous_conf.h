@@ -10,23 +10,22 @@
 namespace accelerate::detail {
 
 struct RendezvousConf {
-  /// timeout, join_timeout: how long machines may be missing.
+  /// timeout, join_timeout: how long to wait for machines.
   std::chrono::milliseconds join_timeout = std::chrono::seconds(900);
-  /// last_call_timeout: how long more are waited for once enough are here (c10d).
+  /// last_call_timeout: how long to wait for more after the minimum has joined (c10d).
   std::chrono::milliseconds last_call = std::chrono::seconds(30);
-  /// keep_alive: after this long without a word a machine counts as gone.
+  /// keep_alive: a machine that sends nothing for this long is lost.
   std::chrono::milliseconds keep_alive = std::chrono::seconds(10);
-  /// is_host: whether this machine is the one that the others meet at; unset: look at the address.
+  /// is_host: this machine hosts the rendezvous. nullopt: if the address is its own.
   std::optional<bool> is_host = std::nullopt;
   /// store_port: the port of the workers' store with c10d; 0 takes a free one.
   int store_port = 0;
 
-  /// Throws `ConfigError` for a key that is not known (lists those that are) or a value that is no
-  /// number of seconds, truth value or port.
+  /// Throws `ConfigError` for an unknown key (lists the valid ones) or a value that is not valid.
   [[nodiscard]] static RendezvousConf parse(const std::map<std::string, std::string>& conf);
 
-  /// Keys that torchrun knows and that command lines carry along: accepted, of no use here.
-  [[nodiscard]] static bool only_of_torchrun(std::string_view key);
+  /// True for keys of torchrun that have no effect here.
+  [[nodiscard]] static bool is_torchrun_only(std::string_view key);
 
   bool operator==(const RendezvousConf&) const = default;
 };

@@ -40,9 +40,9 @@ class Resolver {
     endpoint();
     check_engines(arguments_, run_);
     if (run_.mode == LaunchMode::kCommand && !run_.deepspeed) find_mpi();
-    fill_in();
-    say_what_is_idle();
-    say_what_was_assumed();
+    add_defaults();
+    warn_about_idle_flags();
+    warn_about_defaults();
     return std::move(run_);
   }
 
@@ -55,7 +55,7 @@ class Resolver {
     set_.set(name, "true", SettingSource::kConfig, config_->path);
   }
 
-  // A typed flag chooses the paradigm; without one the environment does, then the file.
+  // The paradigm comes from a typed flag, else from the environment, else from the file.
   void choose_paradigm() {
     constexpr std::array<std::string_view, 6> kChoices{
         "multi_gpu", "tpu", "tpu_cluster", "use_deepspeed", "use_fsdp", "use_megatron_lm"};
@@ -75,7 +75,7 @@ class Resolver {
     }
     run_.deepspeed = set_.truth("use_deepspeed");
     run_.fsdp = set_.truth("use_fsdp");
-    // Python's launcher lets --cpu win over this one, without a word.
+    // Like Python's launcher, lets --cpu override this flag without a warning.
     if (arguments_.on("cpu") && set_.truth("use_megatron_lm")) {
       set_.set("use_megatron_lm", "false", SettingSource::kDefault);
     }
@@ -92,7 +92,7 @@ class Resolver {
   void paradigm_of_file(const ClusterConfig& file) {
     using enum DistributedType;
     const auto choose = [&](std::string_view name) {
-      if (!said(name)) from_file(name);  // --no_use_fsdp, ACCELERATE_USE_CPU=0
+      if (!is_explicit(name)) from_file(name);  // --no_use_fsdp, ACCELERATE_USE_CPU=0
     };
     switch (file.distributed_type) {
       case kNo:
@@ -137,21 +137,21 @@ class Resolver {
     }
   }
 
-  // One Slurm task per node is a launcher per machine: it knows all about them.
+  // One Slurm task per node is a launcher per machine: Slurm's variables describe all machines.
   void place_in_outer_job() {
     World world;
     run_.outer = outer_job(environment_, world);
     if (run_.outer != OuterJob::kSlurmNodes) return;
     if (arguments_.typed("num_machines")) {
       const auto range = machine_range(*set_.text("num_machines"));
-      if (range.max == 1) return;  // each node for itself
+      if (range.max == 1) return;  // every node runs a job of its own
     } else {
       from_slurm("num_machines", str(*world.num_nodes), "SLURM_STEP_NUM_NODES");
     }
     if (!arguments_.typed("machine_rank")) {
       from_slurm("machine_rank", str(*world.node_rank), "SLURM_NODEID");
     }
-    if (!said("main_process_ip")) {
+    if (!is_explicit("main_process_ip")) {
       auto variables = environment_.variables();
       for (const auto* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"}) {
         variables.erase(name);
@@ -159,13 +159,13 @@ class Resolver {
       const World found = detect_world(Environment(std::move(variables)), facts_.lookups);
       from_slurm("main_process_ip", found.master_addr, "SLURM_STEP_NODELIST");
     }
-    if (!said("main_process_port")) {
+    if (!is_explicit("main_process_port")) {
       from_slurm("main_process_port", str(world.master_port), "SLURM_JOB_ID");
     }
   }
 
-  // By a flag or a variable, which count more than Slurm's.
-  bool said(std::string_view name) const {
+  // True if a flag or a variable sets it; these override Slurm's values.
+  bool is_explicit(std::string_view name) const {
     const auto source = set_.source(name);
     return set_.has(name) &&
            (source == SettingSource::kFlag || source == SettingSource::kEnvironment);
@@ -188,7 +188,7 @@ class Resolver {
 
   void machine_rank() {
     if (run_.needs_machine_rank() && !set_.has("machine_rank") && !config_) {
-      throw ConfigError(str("--machine_rank is missing: with ", set_.who("num_machines"), " ",
+      throw ConfigError(str("--machine_rank is missing: with ", set_.label("num_machines"), " ",
                             *set_.text("num_machines"), " each machine needs its own, from 0 to ",
                             run_.machines.max - 1, "."));
     }
@@ -196,8 +196,8 @@ class Resolver {
     if (run_.machines.max > 1) run_.machine_rank = check_machine_rank(run_);
   }
 
-  // Accelerators of this machine that the run may use. Ids name none where there are none; makers
-  // whose devices we cannot count are believed.
+  // The number of accelerators that the run may use on this machine. Devices of other makers than
+  // NVIDIA and AMD are not counted: their number is taken from --gpu_ids.
   int usable_devices() const {
     if (run_.accelerator == AcceleratorKind::kNone) return 0;
     const auto ids = set_.text("gpu_ids");
@@ -233,7 +233,7 @@ class Resolver {
       set_.set("num_processes", str(cluster()->num_processes), SettingSource::kDefault);
       return;
     }
-    // Each machine is taken to have as many accelerators as this one.
+    // Assumes that every machine has as many accelerators as this one.
     const int here = run_.cpu ? 1 : std::max(usable_devices(), 1);
     set_.set("num_processes", str(here * run_.machines.max), SettingSource::kDefault);
     assumed_.push_back(str("--num_processes ", here * run_.machines.max));
@@ -264,7 +264,7 @@ class Resolver {
     }
   }
 
-  // Inside of a job each launcher becomes one worker, however many were asked for.
+  // Inside a job each launcher becomes one worker, regardless of --num_processes.
   void notice_job_size() {
     if (!in_sized_job() || !arguments_.typed("num_processes")) return;
     const bool mpi = run_.outer == OuterJob::kMpi;
@@ -276,7 +276,7 @@ class Resolver {
                                 "worker of it."));
   }
 
-  // Whoever started several of us on this machine wants each to become one worker.
+  // Several launchers of one job on this machine: each becomes one worker.
   bool one_worker_per_launcher() const {
     if (run_.outer == OuterJob::kSlurmTasks) return true;
     return run_.outer == OuterJob::kMpi && mpi_local_size(environment_, 1) > 1;
@@ -294,7 +294,7 @@ class Resolver {
                                   " names none that the program could use."));
       return;
     }
-    // The makers whose devices we cannot count are believed.
+    // Devices of other makers are not counted, so they may exist.
     if (run_.accelerator > AcceleratorKind::kCuda) return;
     run_.cpu = true;
     set_.set("cpu", "true", SettingSource::kDefault);
@@ -349,19 +349,19 @@ class Resolver {
   void find_mpi() {
     run_.mpi = facts_.find_mpi();
     if (run_.mpi) return;
-    throw ConfigError(str(set_.who("mpirun_hostfile"), " is '", *set_.text("mpirun_hostfile"),
+    throw ConfigError(str(set_.label("mpirun_hostfile"), " is '", *set_.text("mpirun_hostfile"),
                           "', but PATH has neither mpirun nor mpiexec. Install Open MPI, Intel MPI "
                           "or MVAPICH."));
   }
 
-  // What the plan shows although nobody said it.
-  void fill_in() {
+  // Defaults that the plan shows.
+  void add_defaults() {
     for (const auto* name : {"cpu", "debug", "enable_cpu_affinity"}) {
       if (!set_.has(name)) set_.set(name, "false", SettingSource::kDefault);
     }
   }
 
-  void say_what_is_idle() {
+  void warn_about_idle_flags() {
     const auto idle = idle_flags(arguments_, run_);
     if (idle.empty()) return;
     const bool one = idle.size() == 1;
@@ -369,11 +369,11 @@ class Resolver {
                                 "does not use ", one ? "it." : "them."));
   }
 
-  void say_what_was_assumed() {
+  void warn_about_defaults() {
     if (assumed_.empty() || arguments_.on("quiet")) return;
     run_.warnings.push_back(
-        str("nobody has set these, so defaults are taken: ", join(assumed_, "; "),
-            ". Pass them, or write them into a configuration file, to silence this."));
+        str("defaults are used for settings that were not given: ", join(assumed_, "; "),
+            ". Pass them or write them into a configuration file to avoid this message."));
   }
 
   const LaunchArguments& arguments_;

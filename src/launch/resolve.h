@@ -1,5 +1,5 @@
-// src/launch/resolve.h - all decisions of a launch: what was said where, what follows from it, and
-// every check that can be made before anything starts.
+// src/launch/resolve.h - all decisions of a launch: the settings, what follows from them, and
+// every check that is possible before anything starts.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace accelerate::detail {
 
-/// Who started this launcher, if it is itself one of several processes.
+/// The kind of job that started this launcher as one of several processes.
 enum class OuterJob : std::uint8_t {
   kNone,
   kTorchrun,
@@ -55,28 +55,28 @@ struct ResolvedLaunch {
 
   /// DeepSpeed's own launcher starts the other machines.
   [[nodiscard]] bool uses_deepspeed_launcher() const;
-  /// Each machine has to know which one it is: mpirun, most of DeepSpeed's launchers and machines
-  /// that come and go are numbered without.
+  /// True if each machine needs --machine_rank. mpirun, most of DeepSpeed's launchers and c10d
+  /// number the machines themselves.
   [[nodiscard]] bool needs_machine_rank() const;
 };
 
-/// Looks at nothing but its arguments (and asks the functions of `facts`), starts nothing.
+/// A pure function of its arguments (and of the functions in `facts`); starts nothing.
 ///
-/// Throws `ConfigError` naming flags, variables or file when they do not fit together, and
-/// `UnsupportedError` for what only Python Accelerate can do.
+/// Throws `ConfigError` with the names of flags, variables or file that do not fit together, and
+/// `UnsupportedError` for features that only Python Accelerate has.
 [[nodiscard]] ResolvedLaunch resolve_launch(const LaunchArguments& arguments,
                                             const std::optional<ConfigFile>& config,
                                             const Environment& environment,
                                             const MachineFacts& facts);
 
-/// Whether the program is run with Python: a script by its name, or a module.
+/// True if the program runs with Python: a script (*.py) or a module.
 [[nodiscard]] bool is_python_program(const LaunchArguments& arguments);
 
 /// The processes of the MPI job around this launcher: all of them, and those of this machine.
 [[nodiscard]] std::int64_t mpi_size(const Environment& environment, std::int64_t fallback);
 [[nodiscard]] std::int64_t mpi_local_size(const Environment& environment, std::int64_t fallback);
 
-/// The job around this launcher. With `kSlurmNodes`, `world` is filled as well.
+/// The job around this launcher. `kSlurmNodes` fills `world` as well.
 [[nodiscard]] OuterJob outer_job(const Environment& environment, World& world);
 
 }  // namespace accelerate::detail

@@ -19,14 +19,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Python's questionnaire writes the left ones, its launcher reads the right ones.
+// Python's questionnaire writes the left names, its launcher reads the right ones.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kOldKeys{{
     {"fp8_amax_history_length", "fp8_amax_history_len"},
     {"fp8_amax_compute_algorithm", "fp8_amax_compute_algo"},
     {"fp8_optimization_level", "fp8_opt_level"},
 }};
 
-// Sections whose keys may leave the prefix out.
+// The flag of a key. In some sections keys may omit the prefix.
 std::string flag_of_key(std::string_view section, std::string key) {
   for (const auto* prefix : {"fsdp", "fp8", "dynamo"}) {
     if (section == str(prefix, "_config") && !key.starts_with(prefix)) key = str(prefix, "_", key);
@@ -60,7 +60,7 @@ std::optional<std::string> text_of(const Value& value, const std::string& source
   }
 }
 
-// What a configuration file says, by flag name.
+// The values of a configuration file by flag name.
 class FileValues {
  public:
   explicit FileValues(const std::optional<ConfigFile>& file) : file_(file) {
@@ -75,7 +75,7 @@ class FileValues {
     if (flag.key.ends_with("_config")) {
       return value->is_dict() ? in_section(flag, value->as_dict()) : std::nullopt;
     }
-    // `fp16: true` of old files has become a precision.
+    // Old files have `fp16: true` instead; ClusterConfig converts it to a precision.
     if (!file_->keys.contains(flag.key) && flag.key != "mixed_precision") return std::nullopt;
     return text_of(*value, source(flag.key));
   }
@@ -98,7 +98,7 @@ class FileValues {
   Value::Dict values_;
 };
 
-// The variable in the spelling of the flag. Python's launcher writes None for what is not set.
+// The value of the flag's variable. Python's launcher writes None for settings without a value.
 std::optional<std::string> from_environment(const Flag& flag, const Environment& environment) {
   if (flag.name == "fp8_override_linear_precision") {
     std::vector<std::string> words;
@@ -109,7 +109,7 @@ std::optional<std::string> from_environment(const Flag& flag, const Environment&
     for (auto& word : words) word = word.empty() ? "false" : word;
     return join(words, ",");
   }
-  // The threads have rules of their own.
+  // The number of threads has rules of its own (resolve.cpp).
   if (flag.variable.empty() || flag.variable == "OMP_NUM_THREADS") return std::nullopt;
   auto text = environment.get(std::string(flag.variable));
   if (text == "None") return std::nullopt;
@@ -120,7 +120,7 @@ std::string_view variable_of(const Flag& flag) {
   return flag.kind == FlagKind::kTruths ? "ACCELERATE_FP8_OVERRIDE_*" : flag.variable;
 }
 
-// Precisions count in any case, as Python's launcher reads them.
+// Like Python's launcher, accepts precisions in any case.
 std::string checked(const Flag& flag, const std::string& text, const std::string& source) {
   return canonical_value(flag, flag.name == "mixed_precision" ? to_lower(text) : text, source);
 }
@@ -154,7 +154,7 @@ std::optional<ConfigFile> read_launch_config(const LaunchArguments& arguments,
     if (arguments.on("cpu") || !fs::is_regular_file(path, ignored)) return std::nullopt;
   }
   ConfigFile file{.path = path.string(), .config = load_config_from_file(path)};
-  // Which keys stand there, the record cannot tell.
+  // The record does not tell which keys the file has.
   const auto text = read_whole_file(path);
   const auto content = path.extension() == ".json" ? json_loads(text) : yaml_loads(text);
   for (const auto& [key, value] : content.as_dict()) {
@@ -201,7 +201,7 @@ std::string Settings::origin(std::string_view name) const {
   return found == values_.end() ? std::string() : found->second.origin;
 }
 
-std::string Settings::who(std::string_view name) const {
+std::string Settings::label(std::string_view name) const {
   const auto found = values_.find(name);
   const bool there = found != values_.end();
   if (there && found->second.source == SettingSource::kEnvironment) return found->second.origin;

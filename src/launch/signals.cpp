@@ -18,7 +18,7 @@ SignalQueue::SignalQueue(const std::vector<int>& signals) {
   ::sigemptyset(&set);
   for (const int signal : signals) {
     if (signal == SIGHUP && is_ignored(SIGHUP)) continue;
-    // A shell lets its background commands ignore SIGINT; who sends it to us means it.
+    // Shells let background commands ignore SIGINT; a SIGINT sent to us is intended.
     if (is_ignored(signal)) ::signal(signal, SIG_DFL);
     ::sigaddset(&set, signal);
   }

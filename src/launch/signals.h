@@ -1,4 +1,4 @@
-// src/launch/signals.h - signals as something to read, instead of something that interrupts.
+// src/launch/signals.h - signals that are read from a queue.
 #pragma once
 
 #include <csignal>
@@ -9,9 +9,9 @@
 
 namespace accelerate::detail {
 
-/// Blocks the given signals, SIGTSTP, SIGCONT and SIGWINCH in this process as long as it lives, and
-/// hands them out one by one. SIGPIPE is ignored meanwhile. A SIGHUP that was ignored before
-/// (`nohup`) stays so.
+/// Blocks the given signals, SIGTSTP, SIGCONT and SIGWINCH in this process during its lifetime and
+/// returns them one by one. Ignores SIGPIPE. A SIGHUP that was ignored before (`nohup`) stays
+/// ignored.
 class SignalQueue {
  public:
   explicit SignalQueue(const std::vector<int>& signals);
@@ -19,7 +19,7 @@ class SignalQueue {
   SignalQueue(const SignalQueue&) = delete;
   SignalQueue& operator=(const SignalQueue&) = delete;
 
-  /// Readable when a signal waits.
+  /// Readable if a signal is pending.
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
   [[nodiscard]] std::optional<int> next();
 

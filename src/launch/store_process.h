@@ -1,5 +1,5 @@
 // src/launch/store_process.h - the workers' store in a process of its own, for programs whose rank
-// 0 cannot serve it on a socket of ours.
+// 0 cannot serve it on an inherited socket.
 #pragma once
 
 #include <memory>
@@ -15,9 +15,9 @@ class StoreProcess {
   /// `socket`, on which the store will listen, must outlive this.
   explicit StoreProcess(const Descriptor& socket);
 
-  /// Whether `accelerate-torch` is beside this program or in PATH.
+  /// True if `accelerate-torch` is in the folder of this program or in PATH.
   [[nodiscard]] bool available() const noexcept { return !program_.empty(); }
-  /// A fresh, empty store.
+  /// Starts an empty store.
   void start();
   void stop() noexcept { process_.reset(); }
   [[nodiscard]] bool running() const noexcept { return process_ != nullptr; }

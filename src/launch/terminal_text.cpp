@@ -11,7 +11,7 @@ namespace {
 constexpr char kEscape = '\x1b';
 constexpr char kBell = '\x07';
 
-// How many bytes the control sequence at the start of `text` has, its ESC included.
+// The number of bytes of the control sequence at the start of `text`, including ESC.
 std::size_t sequence_length(std::string_view text) {
   if (text.size() < 2) return text.size();
   if (text[1] == '[') {  // ends with a letter or one of @[\\]^_`{|}~

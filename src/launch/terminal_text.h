@@ -1,4 +1,4 @@
-// src/launch/terminal_text.h - text from elsewhere, made fit for a terminal.
+// src/launch/terminal_text.h - text of other programs, made safe for a terminal.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace accelerate::detail {
 
-/// One line as a terminal would end up showing it: what a carriage return covered, colours and all
-/// other control sequences are gone, and what is no UTF-8 shows as '?'.
+/// One line as a terminal would show it in the end: without text that a carriage return overwrites
+/// and without control sequences. Control characters and bytes that are not UTF-8 become '?'.
 [[nodiscard]] std::string printable_line(std::string_view line);
 
-/// Breaks a line at blanks so that no part is wider than `width`, except for words that are.
+/// Breaks a line at blanks into parts of at most `width` columns; longer words are not broken.
 [[nodiscard]] std::vector<std::string> wrap_line(std::string_view line, std::size_t width);
 
 }  // namespace accelerate::detail

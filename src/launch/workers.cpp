@@ -19,7 +19,7 @@ namespace {
 using Stream = ProcessSet::Stream;
 
 constexpr const char* kDefaultPrefix = "[${role_name}${local_rank}]:";
-// Enough for the last lines of a file.
+// Bytes at the end of a file that hold its last lines.
 constexpr std::streamoff kTail = 8192;
 constexpr std::size_t kLastLines = 20;
 
@@ -42,7 +42,7 @@ std::vector<std::string> end_of_file(const std::filesystem::path& path) {
   while (text.ends_with('\n')) text.pop_back();
   if (text.empty()) return {};
   auto lines = split(text, '\n');
-  // The first one may have been cut.
+  // The first line may be incomplete.
   if (size > kTail && lines.size() > 1) lines.erase(lines.begin());
   if (lines.size() > kLastLines) lines.erase(lines.begin(), lines.end() - kLastLines);
   return lines;
@@ -50,18 +50,19 @@ std::vector<std::string> end_of_file(const std::filesystem::path& path) {
 
 }  // namespace
 
-Workers::Workers(const LaunchPlan& plan, Console& console, const LogFolder& logs, Guard& guard)
+Workers::Workers(const LaunchPlan& plan, Console& console, const LogFolder& logs,
+                 CleanupProcess& cleanup)
     : plan_(plan),
       console_(console),
       logs_(logs),
-      guard_(guard),
+      cleanup_(cleanup),
       processes_([&console](std::size_t index, Stream stream,
                             std::string_view bytes) { console.bytes(index, stream, bytes); },
                  ProcessSet::Pieces::kBytes) {}
 
 Workers::~Workers() {
-  // What still runs is killed by the set; the guard need not look after it any more.
-  for (std::size_t i = 0; i < processes_.size(); ++i) guard_.forget_group(processes_.pid(i));
+  // The process set kills the running workers, so the cleanup process need not.
+  for (std::size_t i = 0; i < processes_.size(); ++i) cleanup_.forget_group(processes_.pid(i));
   console_.clear();
 }
 
@@ -74,7 +75,7 @@ void Workers::start(const LaunchRound& round, const StoreFacts& store) {
 std::vector<std::string> Workers::environment_of(const WorkerPlace& place,
                                                  const StoreFacts& store) const {
   std::vector<std::pair<std::string, std::optional<std::string>>> changes;
-  // Traces of another launcher that we run below.
+  // Variables of another launcher that started this one.
   for (const char* stale : {"ACCELERATE_MASTER_LISTEN_FD", "ACCELERATE_DEBUG_RDV_FILE",
                             "FORK_LAUNCHED", "TORCHELASTIC_ERROR_FILE"}) {
     changes.emplace_back(stale, std::nullopt);
@@ -126,7 +127,7 @@ void Workers::route(SpawnOptions& options, const LaunchRound& round, Place& plac
       target = StreamTarget::kTerminal;
     }
   }
-  // On one screen the main worker's streams keep their order, and share a line.
+  // On one screen both streams of the main worker go through one pipe and keep their order.
   const bool raw = !routes[0].prefix && !routes[1].prefix;
   if (raw && console_.one_screen() && options.output == options.error &&
       options.output != StreamTarget::kFile) {
@@ -139,11 +140,10 @@ void Workers::spawn(const LaunchRound& round, const StoreFacts& store, int local
   const int rank = round.first_rank + local_rank;
   Place place{.rank = rank, .local_rank = local_rank};
   place.error_file = logs_.of_worker(round.restart_count, local_rank) / "error.json";
-  // A round that follows a join or a leave has the files of the one before it, whose error would be
-  // taken for one of this round.
+  // A round after a machine joined or left uses the same files: an old error must not be reported.
   std::error_code not_there;
   std::filesystem::remove(place.error_file, not_there);
-  // Our `record` makes the folder when it has something to write; Python's does not.
+  // Our `record` creates the folder when it has an error to write; Python's does not.
   if (!plan_.takes_listen_fd) (void)logs_.make_for_worker(round.restart_count, local_rank);
 
   SpawnOptions options;
@@ -154,12 +154,12 @@ void Workers::spawn(const LaunchRound& round, const StoreFacts& store, int local
   known.error_file = place.error_file.string();
   options.environment = environment_of(known, store);
   options.new_session = true;
-  // A terminal belongs to the foreground; reading from it elsewhere would stop the worker.
+  // Only the foreground group may read from a terminal; a worker that tries is stopped.
   options.no_input = rank != 0 || ::isatty(STDIN_FILENO) == 1;
   if (rank == 0 && store.listen_fd >= 0) options.inherit.push_back(store.listen_fd);
   route(options, round, place, processes_.size());
   const auto index = processes_.spawn(options);
-  guard_.add_group(processes_.pid(index));
+  cleanup_.add_group(processes_.pid(index));
   places_.push_back(std::move(place));
 }
 
@@ -185,7 +185,7 @@ std::optional<WorkerFailure> Workers::failure_of(std::size_t index) {
                         .last_lines = last_lines(index),
                         .terminated_by_launcher = ending_};
   if (read_error_file(place.error_file, failure) && logs_.temporary()) {
-    failure.error_file.clear();  // gone when somebody wants to read it
+    failure.error_file.clear();  // the folder is removed at the end
   }
   return failure;
 }
@@ -195,7 +195,7 @@ std::vector<WorkerFailure> Workers::wait(Clock::time_point deadline, std::span<p
   std::vector<WorkerFailure> failures;
   for (const auto index : processes_.wait(deadline, also)) {
     console_.ended(index);
-    guard_.forget_group(processes_.pid(index));
+    cleanup_.forget_group(processes_.pid(index));
     if (auto failure = failure_of(index)) failures.push_back(std::move(*failure));
   }
   return failures;

@@ -1,4 +1,4 @@
-// src/launch/workers.h - the workers of this machine in one round: started, shown, ended.
+// src/launch/workers.h - starts, shows and ends the workers of this machine in one round.
 #pragma once
 
 #include <poll.h>
@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "core/subprocess.h"
+#include "launch/cleanup_process.h"
 #include "launch/console.h"
 #include "launch/failure.h"
-#include "launch/guard.h"
 #include "launch/log_folder.h"
 #include "launch/plan.h"
 
@@ -21,11 +21,11 @@ namespace accelerate::detail {
 
 struct LaunchRound;
 
-/// What the workers of a round are told about the store.
+/// The store that the workers of a round use.
 struct StoreFacts {
   int port = 0;
   bool agent_store = false;
-  /// A listening socket for rank 0; -1: it gets none.
+  /// A listening socket for rank 0; -1 for none.
   int listen_fd = -1;
 };
 
@@ -33,22 +33,22 @@ class Workers {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// All must outlive the workers.
-  Workers(const LaunchPlan& plan, Console& console, const LogFolder& logs, Guard& guard);
+  /// All arguments must outlive the workers.
+  Workers(const LaunchPlan& plan, Console& console, const LogFolder& logs, CleanupProcess& cleanup);
   ~Workers();
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  /// Starts all. Throws `Error` when a program cannot be executed; then none is left.
+  /// Starts all workers. Throws `Error` if the program cannot be executed.
   void start(const LaunchRound& round, const StoreFacts& store);
 
-  /// Passes output on until a worker ends, `also` has something, or the time is over. Returns the
-  /// failures that are new.
+  /// Passes output on until a worker ends, a descriptor in `also` is ready, or the deadline.
+  /// Returns the new failures.
   [[nodiscard]] std::vector<WorkerFailure> wait(Clock::time_point deadline, std::span<pollfd> also);
 
-  /// A signal for all that run, and for what they started.
+  /// Sends a signal to all running workers and the processes that they started.
   void signal(int signal) noexcept;
-  /// From now on, whoever ends badly was ended by us.
+  /// From now on failures count as caused by the launcher.
   void expect_end() noexcept { ending_ = true; }
   void set_terminal_size() noexcept;
 
@@ -60,7 +60,7 @@ class Workers {
     int rank = 0;
     int local_rank = 0;
     std::filesystem::path error_file = {};
-    /// Streams that go to a file alone; its end is read when the worker fails.
+    /// Files of streams that the console does not get; their last lines are read after a failure.
     std::filesystem::path output_only_in = {};
     std::filesystem::path error_only_in = {};
   };
@@ -76,7 +76,7 @@ class Workers {
   const LaunchPlan& plan_;
   Console& console_;
   const LogFolder& logs_;
-  Guard& guard_;
+  CleanupProcess& cleanup_;
   bool ending_ = false;
   std::vector<Place> places_;
   ProcessSet processes_;

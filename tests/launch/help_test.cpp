@@ -133,7 +133,7 @@ TEST(CommandLine, NamesTheCommandsThatAreNotThereYet) {
                            "tpu-config", "checkpoint", "monitor"}) {
     const auto answer = ran({kAccelerate, name});
     EXPECT_EQ(answer.code, 2) << name;
-    EXPECT_TRUE(has(answer.err, str("`accelerate ", name, "` is not there yet")));
+    EXPECT_TRUE(has(answer.err, str("`accelerate ", name, "` is not available yet")));
   }
 }
 

@@ -40,13 +40,13 @@ TEST(StreamChoice, NamesFlagAndTextOfWhatItCannotRead) {
   EXPECT_EQ(refusal("-1"), "--tee is '-1', but '-1' names no streams." + remedy);
   EXPECT_EQ(refusal("0:3,1"), "--tee is '0:3,1', but '1' names no local rank." + remedy);
   EXPECT_EQ(refusal("0:3,"), "--tee is '0:3,', but '' names no local rank." + remedy);
-  EXPECT_EQ(refusal("x:3"), "--tee is 'x:3', but 'x' is no local rank." + remedy);
-  EXPECT_EQ(refusal("-1:3"), "--tee is '-1:3', but '-1' is no local rank." + remedy);
+  EXPECT_EQ(refusal("x:3"), "--tee is 'x:3', but 'x' is not a local rank." + remedy);
+  EXPECT_EQ(refusal("-1:3"), "--tee is '-1:3', but '-1' is not a local rank." + remedy);
   EXPECT_EQ(refusal("0:9"), "--tee is '0:9', but '9' names no streams." + remedy);
   EXPECT_EQ(refusal("0:1:2"), "--tee is '0:1:2', but '1:2' names no streams." + remedy);
   EXPECT_EQ(refusal("0:1,0:2"), "--tee is '0:1,0:2', but local rank 0 comes twice." + remedy);
   EXPECT_EQ(refusal("99999999999:1"),
-            "--tee is '99999999999:1', but '99999999999' is no local rank." + remedy);
+            "--tee is '99999999999:1', but '99999999999' is not a local rank." + remedy);
 }
 
 }  // namespace

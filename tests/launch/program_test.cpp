@@ -134,8 +134,7 @@ TEST_F(InspectProgram, RefusesADanglingLinkAndNamesItsTarget) {
 
 TEST_F(InspectProgram, RefusesAFolder) {
   fs::create_directory("train");
-  EXPECT_EQ(refusal({"./train"}),
-            "The program './train' is a folder. Name the file in it that shall run.");
+  EXPECT_EQ(refusal({"./train"}), "The program './train' is a folder. Name the file in it to run.");
 }
 
 TEST_F(InspectProgram, TellsHowToMakeAFileExecutable) {
@@ -297,8 +296,8 @@ TEST_F(InspectPython, LeavesModulesTextsAndStandardInputToPython) {
 TEST_F(InspectPython, TakesAFolderThatPythonCanRun) {
   fs::create_directories("package");
   EXPECT_EQ(refusal({"./python3", "package"}),
-            "The program 'package' is a folder without a __main__.py. Name the script in it that "
-            "shall run.");
+            "The program 'package' is a folder without a __main__.py. Name the script in it to "
+            "run.");
   write("package/__main__.py", "");
   EXPECT_TRUE(inspect({"./python3", "package"}).is_python);
 }

@@ -296,12 +296,12 @@ TEST(Checks, LookAtDeviceIds) {
                   "this machine has 8 devices"));
   EXPECT_TRUE(has(refusal_of("--gpu_ids 1,1 --num_processes 2 x", {{}, {}, gpus(8)}),
                   "device 1 comes twice"));
-  EXPECT_TRUE(
-      has(refusal_of("--gpu_ids 0,x --num_processes 2 x", {{}, {}, gpus(8)}), "'x' is no id"));
+  EXPECT_TRUE(has(refusal_of("--gpu_ids 0,x --num_processes 2 x", {{}, {}, gpus(8)}),
+                  "'x' is not a device id"));
   EXPECT_EQ(refusal_of("--gpu_ids GPU-1a,GPU-2b --num_processes 2 x", {{}, {}, gpus(8)}),
             "no error");
-  EXPECT_TRUE(
-      has(refusal_of("--gpu_ids a,b --num_processes 2 x", {{}, {}, cores(8)}), "'a' is no id"));
+  EXPECT_TRUE(has(refusal_of("--gpu_ids a,b --num_processes 2 x", {{}, {}, cores(8)}),
+                  "'a' is not a device id"));
 }
 
 TEST(Checks, RefuseMoreProcessesThanAMachineCanHave) {
@@ -338,7 +338,7 @@ TEST(Checks, LookAtEverySettingOfTheAgentWhateverTheMode) {
   EXPECT_TRUE(has(refusal_of("x", {{{"PET_REDIRECTS", "9"}}}), "PET_REDIRECTS is '9'"));
   EXPECT_TRUE(has(refusal_of("--max_restarts -1 x"), "--max_restarts is -1"));
   EXPECT_TRUE(has(refusal_of("--monitor_interval 0 x"), "--monitor_interval"));
-  EXPECT_TRUE(has(refusal_of("--signals_to_handle SIGTERM,SIGFOO x"), "'SIGFOO' is no signal"));
+  EXPECT_TRUE(has(refusal_of("--signals_to_handle SIGTERM,SIGFOO x"), "'SIGFOO' is not a signal"));
   EXPECT_TRUE(has(refusal_of("--signals_to_handle SIGKILL x"), "cannot be caught"));
   EXPECT_TRUE(has(refusal_of("--signals_to_handle= x"), "is '', which names none"));
   EXPECT_TRUE(has(refusal_of("--local_ranks_filter 0,b x"), "--local_ranks_filter is '0,b'"));

@@ -1,4 +1,4 @@
-#include "launch/guard.h"
+#include "launch/cleanup_process.h"
 
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -15,17 +15,17 @@
 namespace accelerate::detail {
 namespace {
 
-constexpr const char* kFarewell = "bye";
+constexpr const char* kDone = "done";
 
-/// What the guard has been told so far.
-struct Charge {
+/// The process groups and folders of the launch.
+struct Registered {
   std::set<pid_t> groups;
   std::set<std::string> folders;
-  bool farewell = false;
+  bool done = false;
 
-  void hear(std::string_view line) {
-    if (line == kFarewell) {
-      farewell = true;
+  void apply(std::string_view line) {
+    if (line == kDone) {
+      done = true;
     } else if (line.starts_with("+")) {
       groups.insert(std::atoi(std::string(line.substr(1)).c_str()));
     } else if (line.starts_with("-")) {
@@ -43,16 +43,16 @@ struct Charge {
 };
 
 [[noreturn]] void watch(int fd) {
-  // In a session of its own and deaf: no key and no hang-up of the terminal reaches it.
+  // A session of its own and blocked signals: the terminal's keys and its end do not reach it.
   ::setsid();
   sigset_t all;
   ::sigfillset(&all);
   ::sigprocmask(SIG_BLOCK, &all, nullptr);
-  ::prctl(PR_SET_NAME, "accelerate-grd");
-  // Nobody shall wait for a pipe that only we hold open.
+  ::prctl(PR_SET_NAME, "accelerate-cln");
+  // No pipe of the launcher stays open because of this process.
   ::dup2(fd, STDIN_FILENO);
   ::close_range(STDOUT_FILENO, ~0U, 0);
-  Charge charge;
+  Registered registered;
   LineBuffer lines;
   std::array<char, 4096> bytes;
   for (;;) {
@@ -60,15 +60,15 @@ struct Charge {
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) break;
     lines.append({bytes.data(), static_cast<std::size_t>(count)},
-                 [&](std::string_view line) { charge.hear(line); });
+                 [&](std::string_view line) { registered.apply(line); });
   }
-  if (!charge.farewell) charge.clean_up();
+  if (!registered.done) registered.clean_up();
   ::_exit(0);
 }
 
 }  // namespace
 
-Guard::Guard() {
+CleanupProcess::CleanupProcess() {
   pid_ = ::fork();
   if (pid_ == 0) {
     pipe_.close_write();
@@ -77,8 +77,8 @@ Guard::Guard() {
   pipe_.close_read();
 }
 
-Guard::~Guard() {
-  tell(kFarewell);
+CleanupProcess::~CleanupProcess() {
+  send(kDone);
   pipe_.close_write();
   if (pid_ > 0) {
     while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
@@ -86,12 +86,14 @@ Guard::~Guard() {
   }
 }
 
-void Guard::tell(const std::string& line) {
+void CleanupProcess::send(const std::string& line) {
   if (pid_ > 0) write_fully(pipe_.write_end(), line + "\n");
 }
 
-void Guard::add_group(pid_t group) { tell(str("+", group)); }
-void Guard::forget_group(pid_t group) { tell(str("-", group)); }
-void Guard::add_folder(const std::filesystem::path& folder) { tell("d" + folder.string()); }
+void CleanupProcess::add_group(pid_t group) { send(str("+", group)); }
+void CleanupProcess::forget_group(pid_t group) { send(str("-", group)); }
+void CleanupProcess::add_folder(const std::filesystem::path& folder) {
+  send("d" + folder.string());
+}
 
 }  // namespace accelerate::detail
