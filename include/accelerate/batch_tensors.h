@@ -26,7 +26,7 @@ class RowsInPlace;
 struct LoadContext {
   /// Into page-locked memory.
   bool pinned = false;
-  /// One batch may keep all cores busy: nobody else is loading.
+  /// One batch may use all cores: no other thread is loading.
   bool parallel = false;
   std::shared_ptr<ReusedMemory> memory = nullptr;
   /// Set where tensors were put into the batch as the samples were read.

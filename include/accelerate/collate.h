@@ -1,4 +1,4 @@
-// accelerate/collate.h - how samples become a batch, when nobody says otherwise.
+// accelerate/collate.h - how samples become a batch by default.
 //
 //     DefaultCollate{}(std::vector<std::pair<at::Tensor, int>>{...})  // pair of tensors
 //

@@ -32,7 +32,7 @@ struct DataLoaderOptions {
   bool pin_memory = false;
   /// Leave out the last batch when it is not full.
   bool drop_last = false;
-  /// The longest wait for a batch of a worker; then `DataLoaderTimeout`. 0 waits for ever.
+  /// The longest wait for a batch of a worker; then `DataLoaderTimeout`. 0 waits without a limit.
   std::chrono::milliseconds timeout{0};
   /// Called by each worker before its first batch of a pass (of the first pass only, if
   /// `persistent_workers`) with its number and the pass's base seed plus that number.

@@ -9,7 +9,6 @@
 #include <concepts>
 #include <cstdint>
 #include <iterator>
-#include <memory>
 #include <optional>
 #include <source_location>
 #include <type_traits>
@@ -17,9 +16,9 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/collectives.h"
+#include "accelerate/collectives_detail.h"
 #include "accelerate/object_operations.h"
-#include "accelerate/tensor_operations.h"
+#include "accelerate/tree.h"
 
 namespace accelerate {
 
@@ -30,60 +29,36 @@ struct GatherForMetricsOptions {
 
 namespace detail {
 
-/// What each process holds of one batch, by rank: how many samples, and how many of them are no
-/// repeats.
-struct UnevenParts {
-  std::vector<std::int64_t> lengths = {};
-  std::vector<std::int64_t> genuine = {};
+/// Gathered items [begin, end).
+struct ItemRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
 };
 
-/// The parts of the batch of the loader that is iterated; null where nothing is uneven.
-[[nodiscard]] ACCELERATE_API std::shared_ptr<const UnevenParts> uneven_parts();
-/// Collective. Gathers tensors with a row per sample, whatever their lengths, without repeats;
-/// others as they are.
-[[nodiscard]] ACCELERATE_API std::vector<at::Tensor> gather_uneven(std::vector<at::Tensor> leaves,
-                                                                   const UnevenParts& parts,
-                                                                   std::source_location where);
-/// Whether `length` gathered items are one per sample. Warns once where not.
-[[nodiscard]] ACCELERATE_API bool one_per_sample(std::int64_t length, const UnevenParts& parts);
-
-/// How many of the gathered samples are genuine, and how many there are if one was computed for
-/// each sample of each process.
-struct MetricsCut {
-  std::int64_t genuine = 0;
-  std::int64_t padded = 0;
-};
-
-/// Returns nullopt if no row is dropped; logs if the number of genuine samples is not known.
-[[nodiscard]] ACCELERATE_API std::optional<MetricsCut> metrics_cut();
-/// How many of `length` gathered items to keep: all, with a warning, unless there is one per
-/// sample.
-[[nodiscard]] ACCELERATE_API std::int64_t kept_of(std::int64_t length, const MetricsCut& cut);
-[[nodiscard]] ACCELERATE_API at::Tensor kept_of(const at::Tensor& gathered, const MetricsCut& cut);
-/// Whether every leaf of a value is a tensor.
-[[nodiscard]] ACCELERATE_API bool holds_tensors_alone(const Value& value);
+/// Which of `length` gathered items were computed for genuine samples; nullopt keeps all of them.
+/// Warns once, and keeps all, where there is not one item per sample.
+[[nodiscard]] ACCELERATE_API std::optional<std::vector<ItemRange>> genuine_items(
+    std::int64_t length);
+/// Collective. Replaces the tensors by those of all processes, without the rows of repeated
+/// samples.
+ACCELERATE_API void gather_for_metrics(std::vector<at::Tensor>& leaves, const TreeView& view,
+                                       std::source_location where);
 [[nodiscard]] ACCELERATE_API at::Tensor gather_rows_as_objects(const at::Tensor& tensor,
                                                                std::source_location where);
+/// Whether every leaf of a value is a tensor.
+[[nodiscard]] ACCELERATE_API bool holds_tensors_alone(const Value& value);
 [[noreturn]] ACCELERATE_API void refuse_as_objects();
 
 template <class T>
 std::vector<T> gather_list(const std::vector<T>& items, std::source_location where) {
   auto all = accelerate::gather_object(items, where);
-  if (const auto parts = uneven_parts()) {
-    if (!one_per_sample(std::ssize(all), *parts)) return all;
-    std::vector<T> kept;
-    auto from = all.begin();
-    for (std::size_t rank = 0; rank < parts->lengths.size(); ++rank) {
-      kept.insert(kept.end(), from, from + parts->genuine[rank]);
-      from += parts->lengths[rank];
-    }
-    return kept;
+  const auto ranges = genuine_items(std::ssize(all));
+  if (!ranges) return all;
+  std::vector<T> kept;
+  for (const auto& [begin, end] : *ranges) {
+    kept.insert(kept.end(), all.begin() + begin, all.begin() + end);
   }
-  if (const auto cut = metrics_cut()) {
-    const auto kept = kept_of(std::ssize(all), *cut);
-    all.erase(all.begin() + kept, all.end());
-  }
-  return all;
+  return kept;
 }
 
 template <class T>
@@ -127,15 +102,9 @@ template <class T>
     bool as_objects = options.use_gather_object;
     if constexpr (std::same_as<Tree, Value>) as_objects |= !detail::holds_tensors_alone(x);
     if (as_objects) return detail::gather_as_objects<Tree>(x, where);
-    if (const auto parts = detail::uneven_parts()) {
-      auto leaves = detail::gather_uneven(tree::leaves(x), *parts, where);
-      return tree::unflatten(Tree(std::forward<T>(x)), leaves);
-    }
-    auto gathered = gather(std::forward<T>(x), where);
-    const auto cut = detail::metrics_cut();
-    if (!cut) return gathered;
-    return tree::map([&](const at::Tensor& leaf) { return detail::kept_of(leaf, *cut); },
-                     std::move(gathered));
+    return detail::on_leaves(std::forward<T>(x), [&](auto& leaves, const auto& view) {
+      detail::gather_for_metrics(leaves, view, where);
+    });
   }
 }
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
+#include "accelerate/collectives.h"
 #include "accelerate/errors.h"
 #include "accelerate/gather_for_metrics.h"
 #include "accelerate/gradient_state.h"
@@ -21,8 +23,14 @@ std::int64_t rows_of(const std::vector<at::Tensor>& parts) {
   return rows;
 }
 
-}  // namespace
+/// How many of the gathered samples are genuine, and how many there are if one was computed for
+/// each sample of each process.
+struct MetricsCut {
+  std::int64_t genuine = 0;
+  std::int64_t padded = 0;
+};
 
+/// Returns nullopt if no row is dropped; logs if the number of genuine samples is not known.
 std::optional<MetricsCut> metrics_cut() {
   if (is_alone(nullptr)) return std::nullopt;
   const auto loader = GradientState().active_dataloader();
@@ -37,6 +45,7 @@ std::optional<MetricsCut> metrics_cut() {
   return cuts ? std::optional(cut) : std::nullopt;
 }
 
+/// The parts of the batch of the loader that is iterated; null where nothing is uneven.
 std::shared_ptr<const UnevenParts> uneven_parts() {
   if (is_alone(nullptr)) return nullptr;
   const auto loader = GradientState().active_dataloader();
@@ -44,6 +53,7 @@ std::shared_ptr<const UnevenParts> uneven_parts() {
   return ours == nullptr ? nullptr : ours->uneven_parts();
 }
 
+/// Whether `length` gathered items are one per sample. Warns once where not.
 bool one_per_sample(std::int64_t length, const UnevenParts& parts) {
   const auto samples = std::accumulate(parts.lengths.begin(), parts.lengths.end(), std::int64_t{0});
   if (length == samples) return true;
@@ -52,6 +62,8 @@ bool one_per_sample(std::int64_t length, const UnevenParts& parts) {
   return false;
 }
 
+/// Collective. Gathers tensors with a row per sample, whatever their lengths, without repeats;
+/// others as they are.
 std::vector<at::Tensor> gather_uneven(std::vector<at::Tensor> leaves, const UnevenParts& parts,
                                       std::source_location where) {
   if (leaves.empty()) return leaves;
@@ -82,6 +94,8 @@ std::vector<at::Tensor> gather_uneven(std::vector<at::Tensor> leaves, const Unev
   return leaves;
 }
 
+/// How many of `length` gathered items to keep: all, with a warning, unless there is one per
+/// sample.
 std::int64_t kept_of(std::int64_t length, const MetricsCut& cut) {
   if (length == cut.padded) return cut.genuine;
   warn_once(str("gather_for_metrics returns ", length, " gathered rows whole: the processes hold ",
@@ -92,6 +106,36 @@ std::int64_t kept_of(std::int64_t length, const MetricsCut& cut) {
 
 at::Tensor kept_of(const at::Tensor& gathered, const MetricsCut& cut) {
   return gathered.narrow(0, 0, kept_of(gathered.size(0), cut));
+}
+
+}  // namespace
+
+std::optional<std::vector<ItemRange>> genuine_items(std::int64_t length) {
+  if (const auto parts = uneven_parts()) {
+    if (!one_per_sample(length, *parts)) return std::nullopt;
+    std::vector<ItemRange> ranges;
+    std::int64_t begin = 0;
+    for (std::size_t rank = 0; rank < parts->lengths.size(); ++rank) {
+      ranges.push_back({begin, begin + parts->genuine[rank]});
+      begin += parts->lengths[rank];
+    }
+    return ranges;
+  }
+  const auto cut = metrics_cut();
+  if (!cut) return std::nullopt;
+  return std::vector{ItemRange{0, kept_of(length, *cut)}};
+}
+
+void gather_for_metrics(std::vector<at::Tensor>& leaves, const TreeView& view,
+                        std::source_location where) {
+  if (const auto parts = uneven_parts()) {
+    leaves = gather_uneven(std::move(leaves), *parts, where);
+    return;
+  }
+  detail::gather(leaves, view, {nullptr, where});
+  const auto cut = metrics_cut();
+  if (!cut) return;
+  for (auto& leaf : leaves) leaf = kept_of(leaf, *cut);
 }
 
 bool holds_tensors_alone(const Value& value) {

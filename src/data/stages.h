@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "accelerate/batch_type.h"
-#include "accelerate/gather_for_metrics.h"
 #include "accelerate/loader_core.h"
 #include "accelerate/loader_recipe.h"
 #include "data/batch_plan.h"
@@ -22,6 +21,13 @@
 #include "data/preparation.h"
 
 namespace accelerate::detail {
+
+/// What each process holds of one batch, by rank: how many samples, and how many of them are no
+/// repeats.
+struct UnevenParts {
+  std::vector<std::int64_t> lengths = {};
+  std::vector<std::int64_t> genuine = {};
+};
 
 /// A batch as a stage hands it on.
 struct LoadedBatch {

@@ -186,12 +186,12 @@ void expect_continued(const BatchSamplerPtr& batches, const GridSetting& setting
                       const Walked& walked, const IndexBatch& order,
                       const at::Tensor& generator_state = {}) {
   for (const auto& held : walked.processes[0]) {
-    if (held.last) continue;
+    if (held.facts.last) continue;
     for (int processes = 1; processes <= 5; ++processes) {
       GridSetting other = setting;
       other.num_processes = processes;
       if (!accepted(other)) continue;
-      const PlanPosition from{held.samples_after, held.batches_after, generator_state};
+      const PlanPosition from{held.facts.samples_after, held.facts.batches_after, generator_state};
       const auto rest = walk(batches, plan_options(other), from);
       const auto round = other.batch_size * (other.split_batches ? 1 : processes);
       auto left = std::ssize(order) - from.samples;
@@ -223,8 +223,9 @@ TEST(BatchPlan, GoesOnAtTheSameNumberOfProcessesAsIfNothingHadHappened) {
       const auto walked = walk(batches, plan_options(setting));
       for (std::size_t i = 0; i + 1 < walked.processes[0].size(); ++i) {
         const auto& held = walked.processes[0][i];
-        const auto rest = walk(batches, plan_options(setting),
-                               {.samples = held.samples_after, .batches = held.batches_after});
+        const auto rest =
+            walk(batches, plan_options(setting),
+                 {.samples = held.facts.samples_after, .batches = held.facts.batches_after});
         ASSERT_EQ(rest.remainder, walked.remainder);
         for (std::size_t process = 0; process < rest.processes.size(); ++process) {
           const std::span<const PlannedBatch> whole = walked.processes[process];
@@ -239,7 +240,7 @@ TEST(BatchPlan, GoesOnAtTheSameNumberOfProcessesAsIfNothingHadHappened) {
 TEST(BatchPlan, GoesOnAtTheSampleWhenTheBatchSizeHasChanged) {
   BatchPlan before(sequential_batches(30, 4), {.num_processes = 2, .even_batches = true}, 0);
   const auto held = *before.next();
-  const PlanPosition from{held.samples_after, held.batches_after};
+  const PlanPosition from{held.facts.samples_after, held.facts.batches_after};
   for (std::int64_t batch_size = 1; batch_size <= 12; ++batch_size) {
     const auto rest =
         walk(sequential_batches(30, batch_size), {.num_processes = 3, .even_batches = true}, from);
@@ -299,8 +300,9 @@ TEST(BatchPlan, LeavesAGeneratorWhereAnUninterruptedPassLeavesIt) {
   // position.
   for (const int processes : {1, 5, 8}) {
     const auto generator = at::make_generator<at::CPUGeneratorImpl>(4);
-    BatchPlan resumed(make(generator), {.num_processes = processes, .even_batches = true}, 0,
-                      {first.samples_after, first.batches_after, whole.generator_state()});
+    BatchPlan resumed(
+        make(generator), {.num_processes = processes, .even_batches = true}, 0,
+        {first.facts.samples_after, first.facts.batches_after, whole.generator_state()});
     std::ignore = rest_of(resumed);
     EXPECT_TRUE(torch::equal(generator.get_state(), whole_generator.get_state())) << processes;
   }
@@ -310,10 +312,10 @@ TEST(BatchPlan, GoesOnAtTheBatchWithABatchSamplerOfTheUser) {
   const auto batches = as_batch_sampler(SizedBatchesOfSizes({4, 3, 4, 2, 4, 4, 1, 4, 2}, 4));
   BatchPlan plan(batches, {.num_processes = 2, .even_batches = true}, 0);
   const auto held = *plan.next();
-  EXPECT_EQ(held.samples_after, 7);
-  EXPECT_EQ(held.batches_after, 2);
+  EXPECT_EQ(held.facts.samples_after, 7);
+  EXPECT_EQ(held.facts.batches_after, 2);
   const auto rest = walk(batches, {.num_processes = 3, .even_batches = true},
-                         {held.samples_after, held.batches_after});
+                         {held.facts.samples_after, held.facts.batches_after});
   auto expected = test::iota(28);
   expected.erase(expected.begin(), expected.begin() + 7);
   EXPECT_EQ(rest.gathered, expected);
@@ -357,7 +359,7 @@ TEST(BatchPlan, SeeksWithoutWalking) {
   skipped.skip(kBatch);
   const auto found = *skipped.next();
   EXPECT_EQ(found.indices.front(), (kBatch * 4 + 3) * 256);
-  EXPECT_EQ(found.samples_after, (kBatch + 1) * 4 * 256);
+  EXPECT_EQ(found.facts.samples_after, (kBatch + 1) * 4 * 256);
 
   BatchPlan resumed(batches, options, 0, {.samples = kBatch * 4 * 256, .batches = kBatch * 4});
   EXPECT_EQ(resumed.next()->indices, found.indices);
@@ -453,10 +455,10 @@ TEST(BatchPlan, HandsOutABatchSamplerAsItIs) {
 TEST(BatchPlan, KnowsNoRemainderBeforeTheLastRound) {
   BatchPlan plan(sequential_batches(10, 2), {.num_processes = 2, .even_batches = true}, 0);
   EXPECT_EQ(plan.remainder(), -1);
-  EXPECT_FALSE(plan.next()->last);
+  EXPECT_FALSE(plan.next()->facts.last);
   EXPECT_EQ(plan.remainder(), -1);
-  EXPECT_FALSE(plan.next()->last);
-  EXPECT_TRUE(plan.next()->last);
+  EXPECT_FALSE(plan.next()->facts.last);
+  EXPECT_TRUE(plan.next()->facts.last);
   EXPECT_EQ(plan.remainder(), 2);
   EXPECT_FALSE(plan.next());
 }
@@ -514,7 +516,8 @@ TEST(BatchPlan, KeepsItsPromisesForBatchesOfAnySize) {
     const auto stop = static_cast<std::size_t>(draw(0, static_cast<int>(rounds) - 2));
     const auto& held = walked.processes[0][stop];
     const auto rest =
-        walk(batches, options, {.samples = held.samples_after, .batches = held.batches_after});
+        walk(batches, options,
+             {.samples = held.facts.samples_after, .batches = held.facts.batches_after});
     for (std::size_t process = 0; process < rest.processes.size(); ++process) {
       const std::span<const PlannedBatch> whole = walked.processes[process];
       expect_equal(rest.processes[process], whole.subspan(std::min(stop + 1, whole.size())));
