@@ -29,7 +29,7 @@ struct TorchAdapter {
   /// The options of ours with the same formula.
   using OwnOptions = OwnOptionsType;
 
-  /// Calls `f(name, option)` for each option, `Options` being const or not.
+  /// Calls `f(name, option)` for each option. `O` is `Options`, const or not.
   template <class O, class F>
   static void for_each_option(O& options, const F& f) {
     f("lr", options.lr());
@@ -86,14 +86,13 @@ struct TorchAdapter {
   }
 };
 
-// clang-format off
-using TorchAdapters = std::tuple<
-    TorchAdapter<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState, AdamWOptions>,
-    TorchAdapter<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState, AdamOptions>,
-    TorchAdapter<torch::optim::SGD, torch::optim::SGDOptions, torch::optim::SGDParamState, SGDOptions>,
-    TorchAdapter<torch::optim::Adagrad, torch::optim::AdagradOptions, torch::optim::AdagradParamState, AdagradOptions>,
-    TorchAdapter<torch::optim::RMSprop, torch::optim::RMSpropOptions, torch::optim::RMSpropParamState, RMSpropOptions>>;
-// clang-format on
+#define ACCELERATE_TORCH_ADAPTER(Name)                                                          \
+  TorchAdapter<torch::optim::Name, torch::optim::Name##Options, torch::optim::Name##ParamState, \
+               Name##Options>
+using TorchAdapters = std::tuple<ACCELERATE_TORCH_ADAPTER(AdamW), ACCELERATE_TORCH_ADAPTER(Adam),
+                                 ACCELERATE_TORCH_ADAPTER(SGD), ACCELERATE_TORCH_ADAPTER(Adagrad),
+                                 ACCELERATE_TORCH_ADAPTER(RMSprop)>;
+#undef ACCELERATE_TORCH_ADAPTER
 
 /// Calls `f(adapter)` and returns true if `optimizer` is exactly one of these classes; a derived
 /// class may keep another state and step in another way.
