@@ -51,7 +51,7 @@ class ACCELERATE_API ObjectWriter {
   void real(double x);
   void text(std::string_view x);
   /// A node with `count` items (or the index of an alternative), which the caller writes next.
-  void open(ObjectTag kind, std::uint64_t count);
+  void open(ObjectTag tag, std::uint64_t count);
   /// Memory as it lies, with the name of its type.
   void raw(std::string_view type, const void* data, std::size_t size);
   /// Throws `ArgumentError` for a value nested too deeply, or with a leaf that `leaves` cannot
@@ -78,7 +78,7 @@ class ACCELERATE_API ObjectReader {
   [[nodiscard]] double real();
   [[nodiscard]] std::string text();
   /// The number of items, which is never larger than what the rest can hold.
-  [[nodiscard]] std::uint64_t open(ObjectTag wanted);
+  [[nodiscard]] std::uint64_t open(ObjectTag tag);
   /// Checks name and size of the type, then fills `data`.
   void raw(std::string_view type, void* data, std::size_t size);
   /// The next `raw` piece, without a copy.
