@@ -55,7 +55,7 @@ check_headers() {
   while read -r lines file; do
     limit=250
     [ "$file" != include/accelerate/accelerator.h ] || limit=350
-    [ "$file" = total ] || [ "$lines" -le $limit ] || complain "$file has $lines lines; $limit is the limit of a public header"
+    [ "$file" = total ] || [ "$lines" -le "$limit" ] || complain "$file has $lines lines; $limit is the limit of a public header"
   done < <(sources | grep '^include/' | xargs wc -l)
   count=$(sources | grep -cE '^include/accelerate/[^/]*$' || true)
   [ "$count" -le 50 ] || complain "include/accelerate has $count headers at its top; 50 is the limit: parts belong into folders, internals into detail/"

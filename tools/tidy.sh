@@ -4,7 +4,8 @@
 #   tools/tidy.sh               all sources of src/, cuda/ and cli/ (with LibTorch: up to a minute per file)
 #   tools/tidy.sh src/core/*    these
 #   tools/tidy.sh --changed     what differs from the branch it will be merged into, or is not committed yet; skipped
-#                               where no clang-tidy is installed. TIDY_BASE=<commit> compares with another one.
+#                               if no clang-tidy is installed, or for more than 12 files, since lint must be quick.
+#                               TIDY_BASE=<commit> compares with another one, TIDY_LIMIT=<files> sets the limit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 clang_tidy=clang-tidy-19  # the newest of Debian 12
@@ -26,6 +27,10 @@ case "${1:-}" in
     [ ${#files[@]} -ne 0 ] || exit 0
     command -v "$clang_tidy" >/dev/null || {
       echo "lint: $clang_tidy is not installed: ${#files[@]} changed files are not checked by it (make tidy installs it)"
+      exit 0
+    }
+    [ ${#files[@]} -le "${TIDY_LIMIT:-12}" ] || {
+      echo "lint: ${#files[@]} changed files are too many for clang-tidy in make lint: run make tidy"
       exit 0
     }
     ;;

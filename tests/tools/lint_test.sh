@@ -187,6 +187,8 @@ tidy --changed
 prints 0 "tidy: 1 files in order"
 grep -q "^clang-tidy-19 .*src/core/new.cpp$" "$calls" || wrong "does not run it"
 grep -q "old.cpp" "$calls" && wrong "looks at a file that has not changed"
+TIDY_LIMIT=0 tidy --changed
+prints 0 "1 changed files are too many for clang-tidy in make lint: run make tidy"
 stub "$bin/clang-tidy-19" <<<'exit 1'
 tidy --changed
 prints 1 "clang-tidy complains"
