@@ -89,7 +89,7 @@ class ShmCall final : public ExecutorCall {
   bool single_round() const noexcept override { return rounds_->last(0); }
 
  private:
-  [[noreturn]] void fail(const ShmOutcome& outcome) {
+  void fail(const ShmOutcome& outcome) {
     const auto why = str(kind, ": ", segment_->describe(outcome), ".");
     if (outcome.fault == ShmFault::kClosed) throw CommError(why);
     guard->fail(ticket, why, outcome.rank);
