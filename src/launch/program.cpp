@@ -237,13 +237,21 @@ void require_accepted_by_kernel(const std::string& path) {
   if (error != 0) refuse(path, str("cannot be executed: ", std::strerror(error)), "");
 }
 
-// Asks the loader, as ldd does, whether a binary loads libaccelerate.so. Executes nothing of the
-// program. Throws with the loader's words if a library or a version of one is missing.
+// Asks the loader, as ldd does, whether a binary loads libaccelerate.so, or else the kernel whether
+// it can execute the file. Executes nothing of the program. Throws if the file cannot be executed,
+// and with the loader's words if a library or a version of one is missing.
 bool loads_accelerate(const std::string& path, const Environment& environment) {
   const std::string loader = loader_of(path);
   const auto name = fs::path(loader).filename().string();
+  std::error_code failed;
+  // $ORIGIN is the folder of the file, not of a link to it.
+  const auto real_path = fs::canonical(path, failed);
   // A loader without LD_TRACE_LOADED_OBJECTS (musl's) would run the program.
-  if (!name.starts_with("ld-linux") && !name.starts_with("ld64.so")) return false;
+  const bool known = name.starts_with("ld-linux") || name.starts_with("ld64.so");
+  if (failed || !known || !can_execute(loader)) {
+    require_accepted_by_kernel(path);
+    return false;
+  }
 
   auto variables = environment.variables();
   // Switches that would change the answer.
@@ -254,11 +262,6 @@ bool loads_accelerate(const std::string& path, const Environment& environment) {
   variables["LC_ALL"] = "C";
   std::vector<std::string> settings;
   for (const auto& [variable, value] : variables) settings.push_back(variable + "=" + value);
-  // $ORIGIN is the folder of the file, not of a link to it.
-  std::error_code failed;
-  const auto real_path = fs::canonical(path, failed);
-  if (failed) return false;
-
   bool found = false;
   std::set<std::string> missing;
   ProcessSet processes([&](std::size_t, ProcessSet::Stream, std::string_view text) {
@@ -275,6 +278,9 @@ bool loads_accelerate(const std::string& path, const Environment& environment) {
                    .output = StreamTarget::kPipe,
                    .error = StreamTarget::kWithOutput});
   if (!processes.wait_all(ProcessSet::Clock::now() + kLoaderLimit)) return false;
+  // What the loader lists without an error, the kernel executes.
+  if (missing.empty() && processes.status(0).ok()) return found;
+  require_accepted_by_kernel(path);
   if (missing.empty()) return found;
   refuse(path, str("cannot load its libraries: ", join(missing, "; ")),
          "Add their folders to LD_LIBRARY_PATH, build the program with an RPATH, or build it on "
@@ -336,7 +342,6 @@ ProgramFacts inspect_program(const std::vector<std::string>& argv, const Environ
   }
   require_executable_file(facts.path);
   check_script(facts.path, environment);
-  require_accepted_by_kernel(facts.path);
   facts.takes_listen_fd = loads_accelerate(facts.path, environment);
   facts.is_python = is_python_interpreter(facts.path);
   if (facts.is_python) {
