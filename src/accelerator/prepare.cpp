@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "core/text.h"
 #include "training/data_parallel.h"
+#include "training/gradient_watch.h"
 #include "training/optimizer_state.h"
 
 namespace accelerate::detail {
@@ -135,6 +136,7 @@ std::shared_ptr<OptimizerCore> Preparer::optimizer(
     if (known->optimizer.get() == optimizer.get()) return known;
   }
   auto result = make_optimizer_core(std::move(optimizer), moved_from);
+  result->before_step = warn_of_strays;
   if (places(core, placement)) move_optimizer_state(*result->optimizer, core.state.device());
   add(result);
   return result;

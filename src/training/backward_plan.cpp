@@ -6,9 +6,9 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
-#include "training/gradient_watch.h"
 #include "training/join.h"
 #include "training/model_registry.h"
+#include "training/own_backward.h"
 
 namespace accelerate::detail {
 namespace {

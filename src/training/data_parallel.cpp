@@ -21,7 +21,7 @@
 #include "core/log.h"
 #include "core/text.h"
 #include "training/data_parallel_state.h"
-#include "training/gradient_watch.h"
+#include "training/own_backward.h"
 #include "training/sparse_average.h"
 
 namespace accelerate::detail {

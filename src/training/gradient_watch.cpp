@@ -12,13 +12,13 @@
 #include "core/log.h"
 #include "core/text.h"
 #include "training/model_registry.h"
+#include "training/own_backward.h"
 
 namespace accelerate::detail {
 namespace {
 
 using torch::autograd::variable_list;
 
-std::atomic<int> own_backwards = 0;
 /// Whether any model has strayed: steps look at nothing else.
 std::atomic<bool> any_stray = false;
 
@@ -27,7 +27,7 @@ class Hook final : public torch::autograd::FunctionPostHook {
   explicit Hook(std::weak_ptr<ModelCore> model) : model_(std::move(model)) {}
 
   variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
-    if (own_backwards == 0) note();
+    if (!own_backward_runs()) note();
     return outputs;
   }
 
@@ -50,9 +50,6 @@ bool holds(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter
 }
 
 }  // namespace
-
-OwnBackward::OwnBackward() noexcept { ++own_backwards; }
-OwnBackward::~OwnBackward() { --own_backwards; }
 
 GradientWatch::GradientWatch(const std::shared_ptr<ModelCore>& model) : model_(model) { renew(); }
 

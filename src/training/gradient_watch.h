@@ -16,15 +16,6 @@
 
 namespace accelerate::detail {
 
-/// While it lives, a backward of this library is running.
-class OwnBackward {
- public:
-  OwnBackward() noexcept;
-  ~OwnBackward();
-  OwnBackward(const OwnBackward&) = delete;
-  OwnBackward& operator=(const OwnBackward&) = delete;
-};
-
 class GradientWatch {
  public:
   explicit GradientWatch(const std::shared_ptr<ModelCore>& model);

@@ -6,7 +6,6 @@
 #include "accelerate/errors.h"
 #include "training/engine.h"
 #include "training/fused_step.h"
-#include "training/gradient_watch.h"
 #include "training/optimizer_core.h"
 #include "training/optimizer_state.h"
 
@@ -101,7 +100,7 @@ detail::OptimizerCore& AcceleratedOptimizer::core() const {
 at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) {
   auto& own = core();
   if (!own.gradient_state.sync_gradients()) return {};
-  detail::warn_of_strays(*own.optimizer);
+  if (own.before_step) own.before_step(*own.optimizer);
   if (own.scaling) {
     if (closure) {
       throw UnsupportedError(

@@ -25,6 +25,8 @@ struct OptimizerCore {
   bool step_was_skipped = false;
   /// The engines that are attached to it.
   std::vector<std::weak_ptr<Engine>> engines = {};
+  /// Called before each step; empty for nothing.
+  std::function<void(const torch::optim::Optimizer&)> before_step = {};
   /// Calls `train` or `eval` of the optimizer; empty if it has neither.
   std::function<void(torch::optim::Optimizer&, bool training)> modes = {};
 
