@@ -8,7 +8,7 @@
 
 #include "mlp.h"
 #include "support.h"
-#include "training/data_parallel.h"
+#include "parallel/data_parallel.h"
 
 namespace {
 

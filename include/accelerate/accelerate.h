@@ -27,7 +27,7 @@
 #include "accelerate/prepared_loader.h"
 #include "accelerate/progress.h"
 #include "accelerate/random.h"
-#include "accelerate/rich.h"
+#include "accelerate/logging/rich.h"
 #include "accelerate/scheduler.h"
 #include "accelerate/state.h"
 #include "accelerate/tree.h"

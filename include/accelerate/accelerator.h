@@ -29,17 +29,17 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/accelerator_base.h"
-#include "accelerate/accelerator_options.h"
+#include "accelerate/accelerator/base.h"
+#include "accelerate/accelerator/options.h"
 #include "accelerate/api.h"
 #include "accelerate/grad_scaler.h"
 #include "accelerate/memory.h"
 #include "accelerate/modeling.h"
-#include "accelerate/prepare.h"
-#include "accelerate/refused_members.h"
+#include "accelerate/detail/accelerator/prepare.h"
+#include "accelerate/accelerator/refused_members.h"
 #include "accelerate/scheduler.h"
-#include "accelerate/stateful.h"
-#include "accelerate/training_scopes.h"
+#include "accelerate/state/stateful.h"
+#include "accelerate/accelerator/scopes.h"
 
 namespace accelerate {
 
@@ -253,7 +253,7 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
 
   // ---- state ------------------------------------------------------------------------------------
 
-  /// Registers objects with `state_dict()` and `load_state_dict(state)` (accelerate/stateful.h),
+  /// Registers objects with `state_dict()` and `load_state_dict(state)` (accelerate/state/stateful.h),
   /// and modules, to be saved with the state of the run. They must outlive the accelerator; one
   /// that is given by `std::shared_ptr` is shared. Objects count from 0 in the order of
   /// registration.

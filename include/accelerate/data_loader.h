@@ -18,15 +18,15 @@
 #include <type_traits>
 #include <utility>
 
-#include "accelerate/collate.h"
-#include "accelerate/data_loader_detail.h"
-#include "accelerate/data_loader_options.h"
-#include "accelerate/data_loader_state.h"
+#include "accelerate/data/collate.h"
+#include "accelerate/detail/data/make_recipe.h"
+#include "accelerate/data/options.h"
+#include "accelerate/data/state.h"
 #include "accelerate/datasets.h"
-#include "accelerate/gather_for_metrics.h"
-#include "accelerate/loader_core.h"
-#include "accelerate/sampler_adaptors.h"
-#include "accelerate/worker_generator.h"
+#include "accelerate/data/gather_for_metrics.h"
+#include "accelerate/detail/data/loader_core.h"
+#include "accelerate/data/sampler_adaptors.h"
+#include "accelerate/data/worker_generator.h"
 
 namespace accelerate {
 
@@ -127,7 +127,7 @@ class DataLoader {
 
 /// A loader over a dataset, in its order or shuffled. The dataset is moved or copied in; pass a
 /// `std::shared_ptr` to share it. `collate` makes a batch of a `std::vector` of samples, and gets
-/// the generator of the batch as well if it takes one; without it see accelerate/collate.h.
+/// the generator of the batch as well if it takes one; without it see accelerate/data/collate.h.
 ///
 /// Throws `ArgumentError` for options that contradict each other, as Python's `DataLoader` does.
 template <detail::Dataset D, class Collate = DefaultCollate>
@@ -146,7 +146,7 @@ template <detail::Dataset D, class Collate = DefaultCollate>
 }
 
 /// A loader over the samples that a sampler names: one of accelerate/samplers.h or LibTorch's, one
-/// of your own (accelerate/sampler_adaptors.h), or a list of indices. With a batch sampler
+/// of your own (accelerate/data/sampler_adaptors.h), or a list of indices. With a batch sampler
 /// `batch_size`, `shuffle` and `drop_last` are left as they are.
 template <detail::Dataset D, class S, class Collate = DefaultCollate>
 requires(SamplerLike<detail::PointeeOf<S>> || BatchSamplerLike<detail::PointeeOf<S>>)

@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/batch_tensors.h"
+#include "accelerate/detail/data/batch_tensors.h"
 #include "accelerate/tree.h"
 
 namespace accelerate {

@@ -3,7 +3,7 @@
 //     Accelerator accelerator({.kwargs_handlers = {GradScalerKwargs{.init_scale = 1024.0},
 //                                                  InitProcessGroupKwargs{.timeout = 20min}}});
 //
-// Field names and their order are Python's. accelerate/options.h says how fields that are left out
+// Field names and their order are Python's. accelerate/kwargs/options.h says how fields that are left out
 // get their values and how options become a dictionary.
 #pragma once
 
@@ -18,10 +18,10 @@
 
 #include "accelerate/api.h"
 #include "accelerate/enums.h"
-#include "accelerate/fp8_recipes.h"
+#include "accelerate/kwargs/fp8_recipes.h"
 #include "accelerate/fwd.h"
-#include "accelerate/options.h"
-#include "accelerate/plugins.h"
+#include "accelerate/kwargs/options.h"
+#include "accelerate/kwargs/plugins.h"
 #include "accelerate/value.h"
 
 namespace accelerate {

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "accelerate/errors.h"
-#include "accelerate/partial_state_options.h"
+#include "accelerate/state/partial_state_options.h"
 
 namespace accelerate {
 namespace detail {

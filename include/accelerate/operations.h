@@ -9,8 +9,8 @@
 // object_operations.h what moves other data between processes.
 #pragma once
 
-#include "accelerate/collectives.h"
-#include "accelerate/from_value.h"
-#include "accelerate/name_collectives.h"
-#include "accelerate/object_operations.h"
-#include "accelerate/tensor_operations.h"
+#include "accelerate/operations/collectives.h"
+#include "accelerate/value/from_value.h"
+#include "accelerate/operations/name_collectives.h"
+#include "accelerate/operations/objects.h"
+#include "accelerate/operations/tensors.h"

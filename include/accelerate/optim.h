@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/optim_options.h"
+#include "accelerate/optim/options.h"
 #include "accelerate/value.h"
 
 namespace accelerate {

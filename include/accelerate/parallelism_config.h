@@ -5,7 +5,7 @@
 //     auto mesh = config.mesh();                            // 4 x 2: dp_shard, tp
 //     mesh->members("tp", /*rank=*/5);                      // {4, 5}
 //
-// `get_device_mesh` (accelerate/device_mesh.h) makes the process groups of a mesh.
+// `get_device_mesh` (accelerate/state/device_mesh.h) makes the process groups of a mesh.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/options.h"
-#include "accelerate/parallelism_handlers.h"
+#include "accelerate/kwargs/options.h"
+#include "accelerate/kwargs/parallelism_handlers.h"
 
 namespace accelerate {
 

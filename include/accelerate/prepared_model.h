@@ -19,9 +19,9 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/model_core.h"
+#include "accelerate/detail/accelerator/model_core.h"
 #include "accelerate/state_dict.h"
-#include "accelerate/tensor_operations.h"
+#include "accelerate/operations/tensors.h"
 
 namespace accelerate {
 

@@ -10,14 +10,14 @@
 
 #include <cstdint>
 
-#include "accelerate/accelerated_scheduler.h"
+#include "accelerate/scheduler/accelerated_scheduler.h"
 #include "accelerate/api.h"
-#include "accelerate/cycle_schedulers.h"
-#include "accelerate/lambda_schedulers.h"
-#include "accelerate/lr_scheduler.h"
-#include "accelerate/lr_schedulers.h"
-#include "accelerate/reduce_lr_on_plateau.h"
-#include "accelerate/scheduler_chains.h"
+#include "accelerate/scheduler/cycle_schedulers.h"
+#include "accelerate/scheduler/lambda_schedulers.h"
+#include "accelerate/scheduler/lr_scheduler.h"
+#include "accelerate/scheduler/lr_schedulers.h"
+#include "accelerate/scheduler/reduce_lr_on_plateau.h"
+#include "accelerate/scheduler/scheduler_chains.h"
 
 namespace accelerate {
 

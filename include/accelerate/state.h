@@ -7,6 +7,6 @@
 //     if (state.is_main_process()) std::cout << state;
 #pragma once
 
-#include "accelerate/accelerator_state.h"
-#include "accelerate/gradient_state.h"
-#include "accelerate/partial_state.h"
+#include "accelerate/state/accelerator_state.h"
+#include "accelerate/state/gradient_state.h"
+#include "accelerate/state/partial_state.h"

@@ -2,7 +2,7 @@
 //
 // A tree is a tensor, or a vector, deque, list, array, pair, tuple, map, unordered_map,
 // torch::OrderedDict, optional, variant, torch::data::Example, `Value`, or struct of your own (see
-// accelerate/tree_traits.h) of trees. A tensor that is not defined counts as absent: it is passed
+// accelerate/tree/traits.h) of trees. A tensor that is not defined counts as absent: it is passed
 // over and stays as it is.
 //
 //     auto halves = tree::map([](const at::Tensor& t) { return t.to(at::kHalf); }, batch);
@@ -23,10 +23,10 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/tree_path.h"
-#include "accelerate/tree_rebind.h"
-#include "accelerate/tree_traits.h"
-#include "accelerate/tree_walk.h"
+#include "accelerate/tree/path.h"
+#include "accelerate/detail/tree/rebind.h"
+#include "accelerate/tree/traits.h"
+#include "accelerate/detail/tree/walk.h"
 
 namespace accelerate::tree {
 
@@ -41,7 +41,7 @@ constexpr void check_tree() {
       "at::Tensor and the containers of the standard library, torch::OrderedDict, "
       "torch::data::Example and accelerate::Value with tensors in them. For a struct of "
       "your own write tensor_tree_fields(std::type_identity<YourType>) beside it; "
-      "accelerate/tree_traits.h shows how.");
+      "accelerate/tree/traits.h shows how.");
 }
 template <class T>
 constexpr void check_pure_tree() {

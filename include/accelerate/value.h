@@ -24,8 +24,8 @@
 
 #include "accelerate/api.h"
 #include "accelerate/fwd.h"
-#include "accelerate/value_dict.h"
-#include "accelerate/value_leaf.h"
+#include "accelerate/value/dict.h"
+#include "accelerate/detail/core/value_leaf.h"
 
 namespace accelerate {
 

@@ -11,9 +11,9 @@
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
-#include "training/clip_grad.h"
-#include "training/join.h"
-#include "training/model_registry.h"
+#include "optim/clip_grad.h"
+#include "parallel/join.h"
+#include "accelerator/model_registry.h"
 
 namespace accelerate {
 

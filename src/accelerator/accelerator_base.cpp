@@ -1,4 +1,4 @@
-#include "accelerate/accelerator_base.h"
+#include "accelerate/accelerator/base.h"
 
 #include <ATen/ATen.h>
 

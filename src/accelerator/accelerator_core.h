@@ -6,12 +6,12 @@
 #include <optional>
 #include <utility>
 
-#include "accelerate/accelerator_options.h"
-#include "accelerate/device_mesh.h"
-#include "accelerate/loader_core.h"
+#include "accelerate/accelerator/options.h"
+#include "accelerate/state/device_mesh.h"
+#include "accelerate/detail/data/loader_core.h"
 #include "accelerate/state.h"
 #include "accelerator/registry.h"
-#include "training/backward_plan.h"
+#include "accelerator/backward_plan.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "accelerate/prepare.h"
+#include "accelerate/detail/accelerator/prepare.h"
 
 #include <torch/nn/module.h>
 
@@ -10,9 +10,9 @@
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
-#include "training/data_parallel.h"
-#include "training/gradient_watch.h"
-#include "training/optimizer_state.h"
+#include "parallel/data_parallel.h"
+#include "accelerator/gradient_watch.h"
+#include "optim/optimizer_state.h"
 
 namespace accelerate::detail {
 namespace {

@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "accelerate/errors.h"
-#include "accelerate/refused_members.h"
+#include "accelerate/accelerator/refused_members.h"
 #include "core/text.h"
 
 namespace accelerate {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "accelerate/constants.h"
-#include "accelerate/from_value.h"
-#include "accelerate/prepare.h"
+#include "accelerate/value/from_value.h"
+#include "accelerate/detail/accelerator/prepare.h"
 #include "core/text.h"
 
 namespace accelerate::detail {

@@ -4,11 +4,11 @@
 #include <memory>
 #include <vector>
 
-#include "accelerate/loader_core.h"
-#include "accelerate/model_core.h"
-#include "accelerate/stateful.h"
-#include "training/optimizer_core.h"
-#include "training/scheduler_core.h"
+#include "accelerate/detail/data/loader_core.h"
+#include "accelerate/detail/accelerator/model_core.h"
+#include "accelerate/state/stateful.h"
+#include "optim/optimizer_core.h"
+#include "optim/scheduler_core.h"
 
 namespace accelerate::detail {
 

@@ -3,7 +3,7 @@
 #include <array>
 #include <string>
 
-#include "accelerate/to_value.h"
+#include "accelerate/value/to_value.h"
 #include "core/text.h"
 
 namespace accelerate::detail {

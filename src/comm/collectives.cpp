@@ -1,4 +1,4 @@
-#include "accelerate/collectives.h"
+#include "accelerate/operations/collectives.h"
 
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
@@ -10,8 +10,8 @@
 #include <cstring>
 
 #include "accelerate/errors.h"
-#include "accelerate/object_operations.h"
-#include "accelerate/to_value.h"
+#include "accelerate/operations/objects.h"
+#include "accelerate/value/to_value.h"
 #include "comm/peers.h"
 #include "comm/sharded.h"
 #include "core/log.h"

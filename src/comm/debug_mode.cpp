@@ -10,8 +10,8 @@
 #include <mutex>
 
 #include "accelerate/errors.h"
-#include "accelerate/object_operations.h"
-#include "accelerate/to_value.h"
+#include "accelerate/operations/objects.h"
+#include "accelerate/value/to_value.h"
 #include "comm/peers.h"
 #include "core/text.h"
 

@@ -7,7 +7,7 @@
 #include <exception>
 
 #include "accelerate/errors.h"
-#include "accelerate/object_operations.h"
+#include "accelerate/operations/objects.h"
 #include "comm/peers.h"
 #include "core/exception_text.h"
 #include "core/text.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "accelerate/errors.h"
-#include "accelerate/reused_memory.h"
+#include "accelerate/detail/state/reused_memory.h"
 #include "comm/call_facts.h"
 #include "comm/call_log.h"
 #include "comm/shm_backend.h"

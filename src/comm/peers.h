@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "accelerate/collectives_detail.h"
+#include "accelerate/detail/comm/collectives.h"
 #include "accelerate/fwd.h"
 #include "accelerate/state.h"
 #include "comm/call_checks.h"

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "accelerate/errors.h"
-#include "accelerate/to_value.h"
+#include "accelerate/value/to_value.h"
 #include "comm/peers.h"
 #include "core/log.h"
 #include "core/text.h"

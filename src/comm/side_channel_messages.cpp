@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "accelerate/errors.h"
-#include "accelerate/from_value.h"
+#include "accelerate/value/from_value.h"
 #include "core/json.h"
 
 namespace accelerate::detail {

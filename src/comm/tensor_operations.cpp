@@ -1,4 +1,4 @@
-#include "accelerate/tensor_operations.h"
+#include "accelerate/operations/tensors.h"
 
 #include <ATen/ATen.h>
 #include <cxxabi.h>
@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <memory>
 
-#include "accelerate/from_value.h"
-#include "accelerate/to_value.h"
+#include "accelerate/value/from_value.h"
+#include "accelerate/value/to_value.h"
 #include "core/text.h"
 
 namespace accelerate {

@@ -4,10 +4,10 @@
 #include <algorithm>
 
 #include "accelerate/errors.h"
-#include "accelerate/from_value.h"
-#include "accelerate/object_codec.h"
-#include "accelerate/tensor_operations.h"
-#include "accelerate/to_value.h"
+#include "accelerate/value/from_value.h"
+#include "accelerate/detail/comm/object_codec.h"
+#include "accelerate/operations/tensors.h"
+#include "accelerate/value/to_value.h"
 #include "accelerate/value.h"
 #include "core/text.h"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "accelerate/errors.h"
-#include "accelerate/from_value.h"
+#include "accelerate/value/from_value.h"
 #include "core/config_fields.h"
 #include "core/files.h"
 #include "core/json.h"

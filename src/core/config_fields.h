@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "accelerate/config.h"
-#include "accelerate/fields.h"
+#include "accelerate/value/fields.h"
 
 namespace accelerate {
 

@@ -1,12 +1,12 @@
 // DeepSpeed configurations: reading, queries, and reconciling plugin and tree.
-#include "accelerate/deepspeed_plugin.h"
+#include "accelerate/kwargs/deepspeed_plugin.h"
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <limits>
 
-#include "accelerate/from_value.h"
+#include "accelerate/value/from_value.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/options.h"

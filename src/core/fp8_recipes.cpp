@@ -1,5 +1,5 @@
 // The recipes of 8-bit training.
-#include "accelerate/fp8_recipes.h"
+#include "accelerate/kwargs/fp8_recipes.h"
 
 #include "core/options.h"
 

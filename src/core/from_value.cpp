@@ -1,4 +1,4 @@
-#include "accelerate/from_value.h"
+#include "accelerate/value/from_value.h"
 
 #include "core/text.h"
 

@@ -6,7 +6,7 @@
 
 #include <regex>
 
-#include "accelerate/plugins.h"
+#include "accelerate/kwargs/plugins.h"
 #include "core/options.h"
 #include "core/process_variables.h"
 

@@ -1,5 +1,5 @@
 // Tensor, pipeline and sequence parallelism in Megatron-LM's words.
-#include "accelerate/megatron_plugin.h"
+#include "accelerate/kwargs/megatron_plugin.h"
 
 #include "core/options.h"
 

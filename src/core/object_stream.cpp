@@ -1,4 +1,4 @@
-#include "accelerate/object_stream.h"
+#include "accelerate/detail/core/object_stream.h"
 
 #include <bit>
 #include <cstring>

@@ -1,4 +1,4 @@
-// src/core/options.h - the one implementation behind all options structs of accelerate/options.h.
+// src/core/options.h - the one implementation behind all options structs of accelerate/kwargs/options.h.
 //
 // An options struct `T` is described by up to three functions in namespace accelerate, in the file
 // that instantiates it with ACCELERATE_OPTIONS:
@@ -24,9 +24,9 @@
 
 #include "accelerate/enums.h"
 #include "accelerate/errors.h"
-#include "accelerate/fields.h"
-#include "accelerate/options.h"
-#include "accelerate/to_value.h"
+#include "accelerate/value/fields.h"
+#include "accelerate/kwargs/options.h"
+#include "accelerate/value/to_value.h"
 #include "core/log.h"
 #include "core/resolve.h"
 #include "core/text.h"
@@ -239,7 +239,7 @@ Value::Dict to_kwargs(const T& options, const Environment& environment) {
 
 }  // namespace accelerate
 
-/// Makes the functions of accelerate/options.h for one struct, in the file that describes it.
+/// Makes the functions of accelerate/kwargs/options.h for one struct, in the file that describes it.
 #define ACCELERATE_OPTIONS(T)                                                  \
   template T detail::resolve(const T&, const Environment&, detail::Warnings&); \
   template ACCELERATE_API T resolved(const T&, const Environment&);            \

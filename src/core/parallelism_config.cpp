@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <ostream>
 
-#include "accelerate/from_value.h"
+#include "accelerate/value/from_value.h"
 #include "core/json.h"
 #include "core/options.h"
 

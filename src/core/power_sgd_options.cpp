@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "accelerate/errors.h"
-#include "accelerate/from_value.h"
+#include "accelerate/value/from_value.h"
 #include "core/text.h"
 
 namespace accelerate::detail {

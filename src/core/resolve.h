@@ -1,10 +1,10 @@
-// src/core/resolve.h - `resolved` of accelerate/options.h that returns its warnings.
+// src/core/resolve.h - `resolved` of accelerate/kwargs/options.h that returns its warnings.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "accelerate/options.h"
+#include "accelerate/kwargs/options.h"
 
 namespace accelerate::detail {
 

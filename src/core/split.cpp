@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "accelerate/errors.h"
-#include "accelerate/split_range.h"
+#include "accelerate/detail/core/split_range.h"
 #include "core/text.h"
 
 namespace accelerate {

@@ -1,4 +1,4 @@
-#include "accelerate/tree_path.h"
+#include "accelerate/tree/path.h"
 
 namespace accelerate {
 

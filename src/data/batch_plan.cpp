@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "accelerate/errors.h"
-#include "accelerate/split_range.h"
+#include "accelerate/detail/core/split_range.h"
 #include "core/text.h"
 
 namespace accelerate::detail {

@@ -11,8 +11,8 @@
 #include <optional>
 #include <vector>
 
-#include "accelerate/batch_samplers.h"
-#include "accelerate/loader_recipe.h"
+#include "accelerate/data/batch_samplers.h"
+#include "accelerate/detail/data/loader_recipe.h"
 
 namespace accelerate::detail {
 

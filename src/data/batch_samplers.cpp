@@ -1,4 +1,4 @@
-#include "accelerate/batch_samplers.h"
+#include "accelerate/data/batch_samplers.h"
 
 #include <algorithm>
 #include <utility>

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "accelerate/worker_generator.h"
+#include "accelerate/data/worker_generator.h"
 
 namespace accelerate::detail {
 

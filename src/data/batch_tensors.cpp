@@ -1,4 +1,4 @@
-#include "accelerate/batch_tensors.h"
+#include "accelerate/detail/data/batch_tensors.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>

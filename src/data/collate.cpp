@@ -1,4 +1,4 @@
-#include "accelerate/collate.h"
+#include "accelerate/data/collate.h"
 
 #include "accelerate/errors.h"
 #include "core/text.h"

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <utility>
 
-#include "accelerate/tensor_operations.h"
+#include "accelerate/operations/tensors.h"
 
 namespace accelerate::detail {
 namespace {

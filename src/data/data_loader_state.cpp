@@ -1,4 +1,4 @@
-#include "accelerate/data_loader_state.h"
+#include "accelerate/data/state.h"
 
 #include <ATen/Functions.h>
 

@@ -11,13 +11,13 @@
 #include <tuple>
 #include <utility>
 
-#include "accelerate/collectives_detail.h"
+#include "accelerate/detail/comm/collectives.h"
 #include "accelerate/errors.h"
-#include "accelerate/name_collectives.h"
-#include "accelerate/object_operations.h"
-#include "accelerate/prepare_options.h"
-#include "accelerate/split_range.h"
-#include "accelerate/tensor_operations.h"
+#include "accelerate/operations/name_collectives.h"
+#include "accelerate/operations/objects.h"
+#include "accelerate/data/prepare_options.h"
+#include "accelerate/detail/core/split_range.h"
+#include "accelerate/operations/tensors.h"
 #include "core/text.h"
 #include "data/copy_stream.h"
 #include "data/stages.h"

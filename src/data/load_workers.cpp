@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "accelerate/data_loader_options.h"
-#include "accelerate/indexed_fetch.h"
+#include "accelerate/data/options.h"
+#include "accelerate/detail/data/indexed_fetch.h"
 #include "core/exception_text.h"
 #include "core/text.h"
 

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "accelerate/batch_samplers.h"
+#include "accelerate/data/batch_samplers.h"
 
 namespace accelerate::detail {
 

@@ -1,5 +1,5 @@
 // A loader and its passes: the first stage puts the other ones together.
-#include "accelerate/loader_core.h"
+#include "accelerate/detail/data/loader_core.h"
 
 #include <ATen/Context.h>
 
@@ -11,12 +11,12 @@
 #include <tuple>
 #include <utility>
 
-#include "accelerate/batch_samplers.h"
+#include "accelerate/data/batch_samplers.h"
 #include "accelerate/errors.h"
-#include "accelerate/name_collectives.h"
-#include "accelerate/object_operations.h"
+#include "accelerate/operations/name_collectives.h"
+#include "accelerate/operations/objects.h"
 #include "accelerate/random.h"
-#include "accelerate/sample_stream.h"
+#include "accelerate/detail/data/sample_stream.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "data/copy_stream.h"

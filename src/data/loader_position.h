@@ -5,7 +5,7 @@
 #include <mutex>
 #include <optional>
 
-#include "accelerate/data_loader_state.h"
+#include "accelerate/data/state.h"
 #include "data/stages.h"
 
 namespace accelerate::detail {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "accelerate/enums.h"
-#include "accelerate/loader_recipe.h"
-#include "accelerate/prepare_options.h"
-#include "accelerate/sampler_adaptors_detail.h"
+#include "accelerate/detail/data/loader_recipe.h"
+#include "accelerate/data/prepare_options.h"
+#include "accelerate/detail/data/sampler_adaptors.h"
 #include "data/batch_plan.h"
 
 namespace accelerate::detail {

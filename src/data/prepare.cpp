@@ -9,15 +9,15 @@
 #include <set>
 #include <utility>
 
-#include "accelerate/batch_tensors.h"
-#include "accelerate/collectives.h"
+#include "accelerate/detail/data/batch_tensors.h"
+#include "accelerate/operations/collectives.h"
 #include "accelerate/errors.h"
-#include "accelerate/iterable_dataset_shard.h"
+#include "accelerate/data/iterable_dataset_shard.h"
 #include "accelerate/kwargs.h"
-#include "accelerate/name_collectives.h"
-#include "accelerate/object_operations.h"
-#include "accelerate/partial_state.h"
-#include "accelerate/prepare_options.h"
+#include "accelerate/operations/name_collectives.h"
+#include "accelerate/operations/objects.h"
+#include "accelerate/state/partial_state.h"
+#include "accelerate/data/prepare_options.h"
 #include "accelerate/samplers.h"
 #include "core/log.h"
 #include "core/text.h"

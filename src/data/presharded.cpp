@@ -3,10 +3,10 @@
 #include <exception>
 #include <utility>
 
-#include "accelerate/collectives.h"
+#include "accelerate/operations/collectives.h"
 #include "accelerate/errors.h"
-#include "accelerate/name_collectives.h"
-#include "accelerate/partial_state.h"
+#include "accelerate/operations/name_collectives.h"
+#include "accelerate/state/partial_state.h"
 #include "core/text.h"
 #include "data/stages.h"
 

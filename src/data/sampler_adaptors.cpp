@@ -1,4 +1,4 @@
-#include "accelerate/sampler_adaptors_detail.h"
+#include "accelerate/detail/data/sampler_adaptors.h"
 
 #include "accelerate/errors.h"
 #include "accelerate/random.h"

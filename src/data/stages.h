@@ -12,9 +12,9 @@
 #include <source_location>
 #include <vector>
 
-#include "accelerate/batch_type.h"
-#include "accelerate/loader_core.h"
-#include "accelerate/loader_recipe.h"
+#include "accelerate/detail/data/batch_type.h"
+#include "accelerate/detail/data/loader_core.h"
+#include "accelerate/detail/data/loader_recipe.h"
 #include "data/batch_plan.h"
 #include "data/batch_seed.h"
 #include "data/load_workers.h"

@@ -1,4 +1,4 @@
-#include "accelerate/worker_generator.h"
+#include "accelerate/data/worker_generator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 

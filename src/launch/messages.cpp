@@ -4,7 +4,7 @@
 #include <array>
 
 #include "accelerate/errors.h"
-#include "accelerate/from_value.h"
+#include "accelerate/value/from_value.h"
 #include "core/json.h"
 
 namespace accelerate::detail {

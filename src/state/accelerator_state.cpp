@@ -1,4 +1,4 @@
-#include "accelerate/accelerator_state.h"
+#include "accelerate/state/accelerator_state.h"
 
 #include <ATen/Context.h>
 

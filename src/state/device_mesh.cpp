@@ -1,4 +1,4 @@
-#include "accelerate/device_mesh.h"
+#include "accelerate/state/device_mesh.h"
 
 #include <algorithm>
 #include <memory>
@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "accelerate/errors.h"
-#include "accelerate/partial_state.h"
+#include "accelerate/state/partial_state.h"
 #include "core/text.h"
 
 namespace accelerate {

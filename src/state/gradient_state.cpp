@@ -1,4 +1,4 @@
-#include "accelerate/gradient_state.h"
+#include "accelerate/state/gradient_state.h"
 
 #include <algorithm>
 #include <mutex>

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "accelerate/errors.h"
-#include "accelerate/partial_state_options.h"
+#include "accelerate/state/partial_state_options.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "core/uncaught.h"

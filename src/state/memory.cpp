@@ -10,7 +10,7 @@
 #include <new>
 #include <stdexcept>
 
-#include "accelerate/reused_memory.h"
+#include "accelerate/detail/state/reused_memory.h"
 #include "core/bytes.h"
 #include "state/accelerator_backend.h"
 

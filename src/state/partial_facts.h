@@ -1,4 +1,4 @@
-// src/state/partial_facts.h - the data behind the handles of accelerate/partial_state.h.
+// src/state/partial_facts.h - the data behind the handles of accelerate/state/partial_state.h.
 //
 // Internal. One slot holds the facts of this process, another the group that it belongs to: the
 // group outlives `_reset_state()`, and the next state adopts it.
@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "accelerate/enums.h"
-#include "accelerate/partial_state_options.h"
+#include "accelerate/state/partial_state_options.h"
 #include "core/world.h"
 
 namespace accelerate::detail {

@@ -1,4 +1,4 @@
-#include "accelerate/partial_state.h"
+#include "accelerate/state/partial_state.h"
 
 #include <ATen/ATen.h>
 
@@ -8,8 +8,8 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/kwargs.h"
-#include "accelerate/name_collectives.h"
-#include "accelerate/rich.h"
+#include "accelerate/operations/name_collectives.h"
+#include "accelerate/logging/rich.h"
 #include "core/cpu_features.h"
 #include "core/log.h"
 #include "core/text.h"

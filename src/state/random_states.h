@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "accelerate/stateful.h"
+#include "accelerate/state/stateful.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "accelerate/reused_memory.h"
+#include "accelerate/detail/state/reused_memory.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>

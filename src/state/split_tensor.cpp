@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "accelerate/errors.h"
-#include "accelerate/split.h"
+#include "accelerate/state/split.h"
 #include "accelerate/value.h"
 #include "core/text.h"
 

@@ -1,6 +1,6 @@
 // A second engine beside data parallelism: what backward, clipping, optimizers and state
 // dictionaries ask of any engine.
-#include "training/engine.h"
+#include "parallel/engine.h"
 
 #include <accelerate/accelerate.h>
 #include <gtest/gtest.h>

@@ -16,7 +16,7 @@
 #include "accelerator/nets.h"
 #include "core/text.h"
 #include "support/on_processes.h"
-#include "training/optimizer_core.h"
+#include "optim/optimizer_core.h"
 
 namespace accelerate {
 namespace {

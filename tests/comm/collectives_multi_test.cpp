@@ -9,7 +9,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/operations.h"
 #include "accelerate/state.h"
-#include "accelerate/tree_ivalue.h"
+#include "accelerate/tree/ivalue.h"
 #include "comm/samples.h"
 #include "support/on_processes.h"
 

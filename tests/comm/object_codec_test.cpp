@@ -1,4 +1,4 @@
-#include "accelerate/object_codec.h"
+#include "accelerate/detail/comm/object_codec.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -6,7 +6,7 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
-#include "accelerate/tree_ivalue.h"
+#include "accelerate/tree/ivalue.h"
 #include "comm/samples.h"
 #include "comm/sharded.h"
 #include "core/captured_log.h"

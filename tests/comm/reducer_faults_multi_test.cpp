@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "accelerate/errors.h"
-#include "accelerate/name_collectives.h"
+#include "accelerate/operations/name_collectives.h"
 #include "accelerate/operations.h"
 #include "accelerate/state.h"
 #include "support/on_processes.h"

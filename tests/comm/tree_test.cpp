@@ -7,8 +7,8 @@
 #include <unordered_set>
 
 #include "accelerate/errors.h"
-#include "accelerate/from_value.h"
-#include "accelerate/tree_ivalue.h"
+#include "accelerate/value/from_value.h"
+#include "accelerate/tree/ivalue.h"
 #include "comm/samples.h"
 
 namespace shop {

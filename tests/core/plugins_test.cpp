@@ -1,4 +1,4 @@
-#include "accelerate/plugins.h"
+#include "accelerate/kwargs/plugins.h"
 
 #include <gtest/gtest.h>
 

@@ -12,7 +12,7 @@
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
-#include "accelerate/options.h"
+#include "accelerate/kwargs/options.h"
 #include "accelerate/value.h"
 #include "reference.h"
 

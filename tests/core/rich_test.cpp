@@ -1,4 +1,4 @@
-#include "accelerate/rich.h"
+#include "accelerate/logging/rich.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "accelerate/errors.h"
-#include "accelerate/split_range.h"
+#include "accelerate/detail/core/split_range.h"
 #include "support/reference_path.h"
 
 namespace accelerate {

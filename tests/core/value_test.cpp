@@ -8,7 +8,7 @@
 
 #include "accelerate/enums.h"
 #include "accelerate/errors.h"
-#include "accelerate/from_value.h"
+#include "accelerate/value/from_value.h"
 #include "core/python_text.h"
 #include "reference.h"
 

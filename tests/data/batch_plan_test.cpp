@@ -9,7 +9,7 @@
 #include <string>
 
 #include "accelerate/errors.h"
-#include "accelerate/sampler_adaptors.h"
+#include "accelerate/data/sampler_adaptors.h"
 #include "accelerate/samplers.h"
 #include "data/index_reference.h"
 #include "data/index_samplers.h"

@@ -1,4 +1,4 @@
-#include "accelerate/collate.h"
+#include "accelerate/data/collate.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "accelerate/batch_samplers.h"
+#include "accelerate/data/batch_samplers.h"
 
 namespace accelerate::test {
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/batch_samplers.h"
-#include "accelerate/sampler_adaptors.h"
+#include "accelerate/data/batch_samplers.h"
+#include "accelerate/data/sampler_adaptors.h"
 #include "accelerate/samplers.h"
 #include "data/batch_plan.h"
 

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "accelerate/batch_samplers.h"
+#include "accelerate/data/batch_samplers.h"
 #include "accelerate/errors.h"
-#include "accelerate/sampler_adaptors.h"
+#include "accelerate/data/sampler_adaptors.h"
 #include "data/index_reference.h"
 #include "data/index_samplers.h"
 #include "support/message_of.h"

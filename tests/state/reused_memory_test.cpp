@@ -1,4 +1,4 @@
-#include "accelerate/reused_memory.h"
+#include "accelerate/detail/state/reused_memory.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

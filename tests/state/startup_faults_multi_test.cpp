@@ -18,7 +18,7 @@
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
-#include "accelerate/object_operations.h"
+#include "accelerate/operations/objects.h"
 #include "accelerate/operations.h"
 #include "accelerate/state.h"
 #include "support/on_processes.h"

@@ -15,7 +15,7 @@
 #include "accelerate/checks.h"
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
-#include "accelerate/plugins.h"
+#include "accelerate/kwargs/plugins.h"
 #include "accelerate/state.h"
 #include "support/listening_socket.h"
 #include "support/on_processes.h"

@@ -12,8 +12,8 @@
 #include "support/message_of.h"
 #include "support/on_processes.h"
 #include "support/reference_path.h"
-#include "training/data_parallel.h"
-#include "training/power_sgd.h"
+#include "parallel/data_parallel.h"
+#include "parallel/power_sgd.h"
 #include "training/two_heads.h"
 
 namespace accelerate {

@@ -1,4 +1,4 @@
-#include "training/data_parallel.h"
+#include "parallel/data_parallel.h"
 
 #include <accelerate/accelerate.h>
 #include <gtest/gtest.h>

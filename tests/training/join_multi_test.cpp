@@ -1,4 +1,4 @@
-#include "training/join.h"
+#include "parallel/join.h"
 
 #include <accelerate/accelerate.h>
 #include <gtest/gtest.h>

@@ -11,7 +11,7 @@
 #include "accelerate/optim.h"
 #include "accelerate/optimizer.h"
 #include "support/message_of.h"
-#include "training/optimizer_core.h"
+#include "optim/optimizer_core.h"
 #include "training/optimizer_tensors.h"
 
 namespace accelerate {

@@ -1,4 +1,4 @@
-#include "training/optimizer_state.h"
+#include "optim/optimizer_state.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

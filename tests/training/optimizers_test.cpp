@@ -16,7 +16,7 @@
 #include "accelerate/errors.h"
 #include "support/message_of.h"
 #include "support/reference_path.h"
-#include "training/fused_step.h"
+#include "optim/fused_step.h"
 #include "training/optimizer_tensors.h"
 
 namespace accelerate {

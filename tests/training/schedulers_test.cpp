@@ -521,7 +521,7 @@ TEST_F(SchedulerTest, AsksForANewOneAfterAGroupWasAdded) {
   EXPECT_EQ(steps.get_last_lr().size(), 3);
 }
 
-/// The example of accelerate/lr_scheduler.h.
+/// The example of accelerate/scheduler/lr_scheduler.h.
 class Halving : public LRScheduler {
  public:
   explicit Halving(Optimizer& optimizer) : LRScheduler(optimizer) { initialize(); }

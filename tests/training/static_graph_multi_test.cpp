@@ -10,7 +10,7 @@
 #include "support/message_of.h"
 #include "support/on_processes.h"
 #include "support/recomputed.h"
-#include "training/data_parallel.h"
+#include "parallel/data_parallel.h"
 #include "training/two_heads.h"
 
 namespace accelerate {

@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/autocast.h"
+#include "accelerate/accelerator/autocast.h"
 #include "accelerate/deferred_metrics.h"
 #include "accelerate/errors.h"
 #include "accelerate/nn.h"
 #include "support/message_of.h"
 #include "support/reference_path.h"
-#include "training/clip_grad.h"
+#include "optim/clip_grad.h"
 
 namespace accelerate {
 namespace {

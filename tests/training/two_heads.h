@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
-#include "training/data_parallel.h"
+#include "parallel/data_parallel.h"
 
 namespace accelerate::test {
 

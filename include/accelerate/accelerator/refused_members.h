@@ -1,0 +1,76 @@
+// accelerate/accelerator/refused_members.h - members of Python's `Accelerator` that are not available yet, or
+// not in C++.
+//
+// Part of accelerate/accelerator.h. Each throws `UnsupportedError` that says why.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+
+#include "accelerate/api.h"
+
+namespace accelerate {
+
+namespace detail {
+/// Throws `UnsupportedError` that says why there is no such member, or when it comes.
+[[noreturn]] ACCELERATE_API void refuse_member(const char* name);
+}  // namespace detail
+
+class ACCELERATE_API RefusedMembers {
+ public:
+  [[noreturn]] void save_state(const std::filesystem::path& output_dir = {});
+  [[noreturn]] void load_state(const std::filesystem::path& input_dir = {});
+  [[noreturn]] void wait_for_save_state();
+  template <class... Ts>
+  [[noreturn]] void save(const Ts&...) {
+    detail::refuse_member("save");
+  }
+  template <class... Ts>
+  [[noreturn]] void save_model(const Ts&...) {
+    detail::refuse_member("save_model");
+  }
+  template <class Hook>
+  [[noreturn]] void register_save_state_pre_hook(const Hook&) {
+    detail::refuse_member("register_save_state_pre_hook");
+  }
+  template <class Hook>
+  [[noreturn]] void register_load_state_pre_hook(const Hook&) {
+    detail::refuse_member("register_load_state_pre_hook");
+  }
+  template <class... Ts>
+  [[noreturn]] void init_trackers(const Ts&...) {
+    detail::refuse_member("init_trackers");
+  }
+  template <class... Ts>
+  [[noreturn]] void get_tracker(const Ts&...) {
+    detail::refuse_member("get_tracker");
+  }
+  template <class... Ts>
+  [[noreturn]] void log(const Ts&...) {
+    detail::refuse_member("log");
+  }
+  template <class... Ts>
+  [[noreturn]] void profile(const Ts&...) {
+    detail::refuse_member("profile");
+  }
+  template <class... Ts>
+  [[noreturn]] void capture(const Ts&...) {
+    detail::refuse_member("capture");
+  }
+  template <class... Ts>
+  [[noreturn]] void maybe_context_parallel(const Ts&...) {
+    detail::refuse_member("maybe_context_parallel");
+  }
+  [[noreturn]] void lomo_backward(const at::Tensor& loss, double learning_rate);
+  template <class... Ts>
+  [[noreturn]] void deepspeed_ulysses_dl_adapter(const Ts&...) {
+    detail::refuse_member("deepspeed_ulysses_dl_adapter");
+  }
+
+ protected:
+  RefusedMembers() = default;
+  ~RefusedMembers() = default;
+};
+
+}  // namespace accelerate

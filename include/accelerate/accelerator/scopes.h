@@ -1,0 +1,81 @@
+// accelerate/accelerator/scopes.h - parts of a training loop in which gradients are treated otherwise.
+//
+// Part of accelerate/accelerator.h.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <type_traits>
+
+#include "accelerate/prepared_model.h"
+
+namespace accelerate {
+
+/// What `accumulate`, `no_sync` and `trigger_sync_in_backward` return: until it ends, backward
+/// synchronizes the gradients of some models or not. Scopes nest, and restore what they found.
+template <std::size_t N>
+class [[nodiscard]] GradientSyncScope {
+ public:
+  using Models = std::array<std::shared_ptr<detail::ModelCore>, N>;
+
+  /// nullopt keeps the current setting; false keeps gradients local.
+  GradientSyncScope(std::optional<bool> synchronizes, Models models) {
+    if (!synchronizes) return;
+    models_ = std::move(models);
+    for (std::size_t i = 0; i < N; ++i) {
+      if (models_[i]) before_[i] = std::exchange(models_[i]->synchronizes, *synchronizes);
+    }
+  }
+  ~GradientSyncScope() {
+    for (std::size_t i = N; i-- > 0;) {
+      if (models_[i]) models_[i]->synchronizes = before_[i];
+    }
+  }
+  GradientSyncScope(const GradientSyncScope&) = delete;
+  GradientSyncScope& operator=(const GradientSyncScope&) = delete;
+
+ private:
+  Models models_ = {};
+  std::array<bool, N> before_ = {};
+};
+
+struct JoinOptions {
+  std::optional<bool> even_batches = std::nullopt;
+};
+
+namespace detail {
+
+template <class T>
+inline constexpr bool kIsPreparedModel = false;
+template <class Holder>
+inline constexpr bool kIsPreparedModel<PreparedModel<Holder>> = true;
+
+/// A prepared model, or a holder of one that is not prepared.
+template <class T>
+concept AnyModel = kIsPreparedModel<std::remove_cvref_t<T>> || ModelHolder<std::remove_cvref_t<T>>;
+
+/// Throws `StateError` for a prepared model that is empty.
+template <AnyModel Model>
+std::shared_ptr<ModelCore> core_of(const Model& model) {
+  if constexpr (kIsPreparedModel<Model>) {
+    if (!model) refuse_empty_model();
+    return model._core();
+  } else {
+    return nullptr;
+  }
+}
+
+template <AnyModel Model>
+std::shared_ptr<torch::nn::Module> module_of(const Model& model) {
+  if constexpr (kIsPreparedModel<Model>) {
+    if (!model) refuse_empty_model();
+    return model._core()->module;
+  } else {
+    return ModuleOf<Model>::pointer(model);
+  }
+}
+
+}  // namespace detail
+}  // namespace accelerate

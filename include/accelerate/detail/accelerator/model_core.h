@@ -1,0 +1,127 @@
+// accelerate/detail/accelerator/model_core.h - what the copies of a prepared model share.
+//
+// Part of accelerate/prepared_model.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <atomic>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "accelerate/api.h"
+#include "accelerate/accelerator/autocast.h"
+#include "accelerate/kwargs.h"
+#include "accelerate/state_dict.h"
+
+namespace accelerate {
+
+/// What `replace_parameter` does with the optimizer's state of the parameter.
+enum class ReplacedState : std::uint8_t {
+  /// Drops it: the next step starts from the initial state.
+  kDrop,
+  /// Keeps it: the shape must be the same.
+  kKeep
+};
+
+/// Returns the new state tensor for an old one, which has the old shape of the parameter. `name` is
+/// Python's: "exp_avg", ... Counters are kept.
+using CarryState = std::function<at::Tensor(const std::string& name, const at::Tensor& old_state)>;
+
+struct ReplaceParameterOptions {
+  std::variant<ReplacedState, CarryState> state = ReplacedState::kDrop;
+};
+
+namespace detail {
+
+class Engine;
+class GradientWatch;
+struct OptimizerCore;
+
+/// The autocast settings of a forward pass.
+struct CastSettings {
+  c10::DeviceType device_type = c10::DeviceType::CPU;
+  at::ScalarType dtype = at::kFloat;
+  AutocastKwargs kwargs = {};
+};
+
+/// What the copies of a prepared model and its accelerator share.
+struct ACCELERATE_API ModelCore : std::enable_shared_from_this<ModelCore> {
+  std::shared_ptr<torch::nn::Module> module;
+  c10::Device device = c10::Device(c10::kCPU);
+  std::optional<CastSettings> cast = std::nullopt;
+  /// Whether arguments are sent to the device, as Python's DistributedDataParallel does.
+  bool moves_inputs = false;
+  /// How processes train the model together. Null for a model that this process has for itself: one
+  /// process, evaluation, no trainable parameter.
+  std::shared_ptr<Engine> engine = nullptr;
+  /// Whether backward synchronizes gradients; false under `no_sync`.
+  bool synchronizes = true;
+  /// An error ended a backward before its gradients were synchronized.
+  bool unfinished = false;
+  /// The model got gradients outside of `Accelerator::backward` that are not synchronized, and no
+  /// scope asked for that; see `watch`.
+  std::atomic<bool> strayed = false;
+  std::shared_ptr<GradientWatch> watch = nullptr;
+  /// The optimizers of the accelerator, for parameters that are replaced.
+  std::function<std::vector<std::shared_ptr<OptimizerCore>>()> optimizers = {};
+
+  /// Gives the model its engine, and lets every backward of the process know of it.
+  void use(std::shared_ptr<Engine> new_engine);
+  /// Collective if the engine shards parameters. Whole parameters and buffers.
+  [[nodiscard]] StateDict state_dict() const;
+  void load_state_dict(const StateDict& state, bool strict) const;
+  /// Collective.
+  void replace_parameter(std::string_view name, const at::Tensor& tensor,
+                         const ReplaceParameterOptions& options, std::source_location where);
+};
+
+/// While it lives a model is in its forward: under autocast, and in the scope of its engine.
+class ACCELERATE_API ForwardScope {
+ public:
+  explicit ForwardScope(const ModelCore& core);
+  ForwardScope(const ForwardScope&) = delete;
+  ForwardScope& operator=(const ForwardScope&) = delete;
+  ~ForwardScope() = default;
+
+ private:
+  std::shared_ptr<void> engine_ = nullptr;
+  std::optional<AutocastScope> autocast_ = std::nullopt;
+};
+
+/// The module that a holder or a smart pointer leads to.
+template <class Holder>
+struct ModuleOf;
+template <class Holder>
+requires torch::detail::is_module_holder<Holder>::value struct ModuleOf<Holder> {
+  using type = typename Holder::ContainedType;
+  static const std::shared_ptr<type>& pointer(const Holder& holder) { return holder.ptr(); }
+};
+template <std::derived_from<torch::nn::Module> M>
+struct ModuleOf<std::shared_ptr<M>> {
+  using type = M;
+  static const std::shared_ptr<M>& pointer(const std::shared_ptr<M>& holder) { return holder; }
+};
+
+template <class T>
+concept ModelHolder = requires {
+  typename ModuleOf<T>::type;
+};
+
+/// Throws `StateError`.
+[[noreturn]] ACCELERATE_API void refuse_empty_model();
+
+}  // namespace detail
+
+}  // namespace accelerate

@@ -1,0 +1,232 @@
+// accelerate/detail/accelerator/prepare.h - what `Accelerator::prepare` makes of each kind of object.
+//
+// Part of accelerate/accelerator.h. Templates find out what an object is; functions without
+// templates do the work.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "accelerate/api.h"
+#include "accelerate/operations/name_collectives.h"
+#include "accelerate/detail/accelerator/prepare_arguments.h"
+#include "accelerate/state/stateful.h"
+
+namespace accelerate::detail {
+
+/// What an accelerator knows and has prepared.
+struct AcceleratorCore;
+class AtCallSite;
+
+/// While it lives, error reports show the line of the user for the collectives of this thread.
+class ACCELERATE_API CalledFrom {
+ public:
+  explicit CalledFrom(const std::source_location& where);
+  ~CalledFrom();
+  CalledFrom(const CalledFrom&) = delete;
+  CalledFrom& operator=(const CalledFrom&) = delete;
+
+ private:
+  std::unique_ptr<AtCallSite> here_;
+};
+
+/// What `prepare` does to objects of each kind, without templates.
+class ACCELERATE_API Preparer {
+ public:
+  explicit Preparer(AcceleratorCore& core) : core_(core) {}
+
+  /// Throws `StateError` if the state was reset, and `ArgumentError` for another number of flags.
+  static void check(const DevicePlacement* placement, std::size_t objects);
+
+  // Collective. Each registers what it makes.
+  [[nodiscard]] std::shared_ptr<ModelCore> model(std::shared_ptr<torch::nn::Module> module,
+                                                 std::optional<bool> placement,
+                                                 bool evaluation_mode) const;
+  [[nodiscard]] std::shared_ptr<OptimizerCore> optimizer(
+      std::shared_ptr<torch::optim::Optimizer> optimizer, const torch::optim::Optimizer* moved_from,
+      std::optional<bool> placement) const;
+  [[nodiscard]] std::shared_ptr<SchedulerCore> scheduler(SchedulerParts parts) const;
+  [[nodiscard]] PrepareDataLoaderOptions loader_options(std::optional<bool> placement) const;
+
+  // Register an object that is prepared already, unless it is known.
+  void add(const std::shared_ptr<ModelCore>& model) const;
+  void add(const std::shared_ptr<OptimizerCore>& optimizer) const;
+  void add(const std::shared_ptr<SchedulerCore>& scheduler) const;
+  void add(const std::shared_ptr<LoaderCore>& loader) const;
+
+ private:
+  AcceleratorCore& core_;
+};
+
+/// A module as an object with a state.
+[[nodiscard]] ACCELERATE_API std::shared_ptr<Stateful> stateful_module(
+    std::shared_ptr<torch::nn::Module> module);
+
+/// What `register_for_checkpointing` makes of an object.
+template <class Arg>
+std::shared_ptr<Stateful> stateful_of(Arg&& object) {
+  using T = std::remove_cvref_t<Arg>;
+  if constexpr (ModelHolder<T>) {
+    return stateful_module(ModuleOf<T>::pointer(object));
+  } else if constexpr (!std::same_as<typename Target<T>::type, T>) {
+    return make_stateful(std::shared_ptr<typename Target<T>::type>(std::forward<Arg>(object)));
+  } else {
+    static_assert(HasStateDict<std::remove_reference_t<Arg>>,
+                  "accelerate: register_for_checkpointing takes objects with state_dict() and "
+                  "load_state_dict(const accelerate::Value&), and modules.");
+    static_assert(std::is_lvalue_reference_v<Arg>,
+                  "accelerate: register_for_checkpointing refers to an object, which must outlive "
+                  "the accelerator: give it by name, or as a std::shared_ptr.");
+    return make_stateful(object);
+  }
+}
+
+template <class Model>
+auto prepare_model(const Preparer& preparer, const Model& model, std::optional<bool> placement,
+                   bool evaluation_mode) {
+  static_assert(AnyModel<Model>,
+                "accelerate: prepare_model takes a module holder (TORCH_MODULE) "
+                "or a std::shared_ptr to a module.");
+  if constexpr (kIsPreparedModel<Model>) {
+    if (!model) refuse_empty_model();
+    preparer.add(model._core());
+    return model;
+  } else {
+    const auto& module = ModuleOf<Model>::pointer(model);
+    return PreparedModel<Model>(model, preparer.model(module, placement, evaluation_mode));
+  }
+}
+
+template <class Arg>
+AcceleratedOptimizer prepare_optimizer(const Preparer& preparer, Arg&& optimizer,
+                                       std::optional<bool> placement) {
+  using T = std::remove_cvref_t<Arg>;
+  if constexpr (std::same_as<T, AcceleratedOptimizer>) {
+    if (!optimizer) refuse_empty_optimizer();
+    preparer.add(optimizer._core());
+    return optimizer;
+  } else {
+    static_assert(AnyOptimizer<T>, "accelerate: this is no torch::optim::Optimizer.");
+    const torch::optim::Optimizer* moved_from = nullptr;
+    if constexpr (std::same_as<typename Target<T>::type, T> && !std::is_lvalue_reference_v<Arg>) {
+      moved_from = std::addressof(optimizer);
+    }
+    auto made = preparer.optimizer(taken<torch::optim::Optimizer>(std::forward<Arg>(optimizer)),
+                                   moved_from, placement);
+    using O = typename Target<T>::type;
+    if constexpr (requires(O & own) {
+                    own.train();
+                    own.eval();
+                  }) {
+      set_modes(*made, [](torch::optim::Optimizer& own, bool training) {
+        auto& it = dynamic_cast<O&>(own);
+        training ? static_cast<void>(it.train()) : static_cast<void>(it.eval());
+      });
+    }
+    return AcceleratedOptimizer(std::move(made));
+  }
+}
+
+template <class Arg>
+AcceleratedScheduler prepare_scheduler(const Preparer& preparer, Arg&& scheduler) {
+  using T = std::remove_cvref_t<Arg>;
+  if constexpr (std::same_as<T, AcceleratedScheduler>) {
+    if (!scheduler) refuse_empty_scheduler();
+    preparer.add(scheduler._core());
+    return scheduler;
+  } else {
+    static_assert(SchedulerArgument<T>,
+                  "accelerate: this is no scheduler of accelerate/scheduler.h or torch::optim.");
+    using S = typename Target<T>::type;
+    return AcceleratedScheduler(
+        preparer.scheduler(scheduler_parts(taken<S>(std::forward<Arg>(scheduler)))));
+  }
+}
+
+template <class Batch>
+DataLoader<Batch> prepare_loader(const Preparer& preparer, const DataLoader<Batch>& loader,
+                                 std::optional<bool> placement,
+                                 SliceFunction<Batch> slice_fn_for_dispatch = {}) {
+  auto prepared = accelerate::prepare_data_loader(loader, preparer.loader_options(placement),
+                                                  std::move(slice_fn_for_dispatch));
+  preparer.add(prepared._core());
+  return prepared;
+}
+
+template <class Arg>
+auto prepare_one(const Preparer& preparer, Arg&& object, std::optional<bool> placement) {
+  using T = std::remove_cvref_t<Arg>;
+  // In a tuple, which can hold a reference too.
+  if constexpr (AnyModel<T>) {
+    return std::tuple(prepare_model(preparer, object, placement, /*evaluation_mode=*/false));
+  } else if constexpr (kIsDataLoader<T>) {
+    return std::tuple(prepare_loader(preparer, object, placement));
+  } else if constexpr (AnyOptimizer<T> || std::same_as<T, AcceleratedOptimizer>) {
+    return std::tuple(prepare_optimizer(preparer, std::forward<Arg>(object), placement));
+  } else if constexpr (IsScheduler<T>) {
+    return std::tuple(prepare_scheduler(preparer, std::forward<Arg>(object)));
+  } else {
+    static_assert(!BareModel<T>,
+                  "accelerate: prepare takes a model as a module holder (TORCH_MODULE) or as a "
+                  "std::shared_ptr to the module, which it shares with the program. A module by "
+                  "value, a pointer to it, a std::unique_ptr, torch::nn::AnyModule and "
+                  "torch::jit::Module would come back as they are and train each process alone.");
+    static_assert(!TorchLoader<T>,
+                  "accelerate: a loader of torch::data cannot be shared between processes: each "
+                  "would read all of the data. Make it with accelerate::make_data_loader, which "
+                  "takes any dataset with size() and get(i).");
+    return std::tuple<PassedOn<Arg>>(std::forward<Arg>(object));
+  }
+}
+
+template <class... Ts>
+auto prepare_all(const Preparer& preparer, const DevicePlacement* placement, Ts&&... objects) {
+  static_assert(!(kMovesOptimizer<Ts...> && kHasLibTorchScheduler<Ts...>),
+                "accelerate: LibTorch's schedulers keep a reference to their optimizer that cannot "
+                "be changed, so the optimizer must not be moved: give it by name (lvalue), or use "
+                "the scheduler of the same name in accelerate/scheduler.h.");
+  const auto named = name_collectives("prepare");
+  Preparer::check(placement, sizeof...(Ts));
+  std::tuple<std::optional<decltype(prepare_one(preparer, std::declval<Ts>(), true))>...> slots;
+
+  const auto prepare_stage = [&]<PrepareStage stage, std::size_t... I>(
+      std::integral_constant<PrepareStage, stage>, std::index_sequence<I...>) {
+    const auto one = [&]<std::size_t J>(std::integral_constant<std::size_t, J>, auto& object) {
+      using Arg = std::tuple_element_t<J, std::tuple<Ts&&...>>;
+      if constexpr (stage_of<std::remove_cvref_t<Arg>>() == stage) {
+        std::optional<bool> on_device;
+        if (placement != nullptr) on_device = placement->flags()[J];
+        std::get<J>(slots).emplace(prepare_one(preparer, static_cast<Arg>(object), on_device));
+      }
+    };
+    (one(std::integral_constant<std::size_t, I>(), objects), ...);
+  };
+  const auto indices = std::index_sequence_for<Ts...>();
+  using enum PrepareStage;
+  prepare_stage(std::integral_constant<PrepareStage, kModels>(), indices);
+  prepare_stage(std::integral_constant<PrepareStage, kOptimizers>(), indices);
+  prepare_stage(std::integral_constant<PrepareStage, kSchedulers>(), indices);
+  prepare_stage(std::integral_constant<PrepareStage, kLoaders>(), indices);
+
+  return std::apply(
+      [](auto&... slot) {
+        auto all = std::tuple_cat(std::move(*slot)...);
+        if constexpr (sizeof...(slot) == 1) {
+          using Only = std::tuple_element_t<0, decltype(all)>;
+          return static_cast<Only>(std::get<0>(std::move(all)));
+        } else {
+          return all;
+        }
+      },
+      slots);
+}
+
+}  // namespace accelerate::detail

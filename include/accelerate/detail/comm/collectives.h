@@ -1,0 +1,106 @@
+// accelerate/detail/comm/collectives.h - internals of accelerate/operations/collectives.h: from trees to tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Scalar.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <source_location>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "accelerate/api.h"
+#include "accelerate/enums.h"
+#include "accelerate/fwd.h"
+#include "accelerate/detail/comm/leaf_checks.h"
+#include "accelerate/tree.h"
+
+namespace accelerate::detail {
+
+/// The group (null means the processes of `PartialState`) and the line of a call.
+struct Call {
+  const c10::intrusive_ptr<c10d::ProcessGroup>* group = nullptr;
+  std::source_location where;
+};
+
+/// The tree that the tensors come from, without its type. Nothing is computed before it is asked
+/// for.
+class TreeView {
+ public:
+  template <class T>
+  explicit TreeView(const T& tree)
+      : tree_(&tree), flatten_(&flatten<T>), describe_(&describe<T>), refuse_(&refuse<T>) {}
+
+  /// The paths of the leaves, in the order in which they are sent.
+  [[nodiscard]] std::vector<std::string> paths() const { return flatten_(tree_).paths; }
+  /// The tree with `of(tensor)` in place of each tensor, in container order.
+  [[nodiscard]] Value described(Value (*of)(const at::Tensor&)) const {
+    return describe_(tree_, of);
+  }
+
+  /// Throws `ArgumentError` for a leaf that is no tensor. To be called after debug mode has
+  /// compared the processes, or the others would wait.
+  void refuse_others(std::string_view operation) const { refuse_(operation, tree_); }
+
+ private:
+  template <class T>
+  static tree::Flat flatten(const void* tree) {
+    return tree::flatten(*static_cast<const T*>(tree), tree::Order::kSorted);
+  }
+  template <class T>
+  static Value describe(const void* tree, Value (*of)(const at::Tensor&)) {
+    return to_value(tree::transform<Value>(*of, *static_cast<const T*>(tree)));
+  }
+  template <class T>
+  static void refuse(std::string_view operation, const void* tree) {
+    detail::refuse_others<at::Tensor>(operation, *static_cast<const T*>(tree));
+  }
+
+  const void* tree_;
+  tree::Flat (*flatten_)(const void*);
+  Value (*describe_)(const void*, Value (*)(const at::Tensor&));
+  void (*refuse_)(std::string_view, const void*);
+};
+
+struct Padding {
+  std::int64_t dim;
+  at::Scalar pad_index;
+  bool pad_first;
+};
+
+using Tensors = std::vector<at::Tensor>;
+
+/// The collectives on the leaves of a tree. Each replaces the tensors by the results.
+struct ACCELERATE_API LeafCollectives {
+  static void gather(Tensors& leaves, const TreeView& view, const Call& call);
+  static void broadcast(Tensors& leaves, const TreeView& view, int from_process, const Call& call);
+  static void reduce(Tensors& leaves, const TreeView& view, Reduction reduction, double scale,
+                     const Call& call);
+  static void pad_across_processes(Tensors& leaves, const TreeView& view, const Padding& padding,
+                                   const Call& call);
+  /// Throws `ArgumentError` for a rank outside of the group, `UnsupportedError` for sharded
+  /// parameters.
+  static void check_gathered(std::span<const at::Tensor> parameters,
+                             std::optional<int> modifier_rank);
+};
+
+/// Runs a collective on the leaves of a tree and puts the results in their places. Every process
+/// visits in the same order: by key.
+template <class T, class F>
+std::remove_cvref_t<T> on_leaves(T&& tree, F&& collective) {
+  using Tree = std::remove_cvref_t<T>;
+  tree::detail::check_pure_tree<Tree>();
+  Tree result = std::forward<T>(tree);
+  auto leaves = tree::leaves(result, tree::Order::kSorted);
+  collective(leaves, TreeView(std::as_const(result)));
+  return tree::unflatten(std::move(result), leaves, tree::Order::kSorted);
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,190 @@
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "accelerate/errors.h"
+#include "accelerate/modeling.h"
+#include "accelerate/prepared_model.h"
+#include "core/call_site.h"
+#include "core/text.h"
+#include "parallel/engine.h"
+#include "accelerator/gradient_watch.h"
+#include "accelerator/model_registry.h"
+#include "optim/optimizer_core.h"
+#include "optim/optimizer_state.h"
+
+namespace accelerate {
+namespace {
+
+void add_states(const torch::nn::Module& module, const std::string& prefix, StateDict& all) {
+  for (const auto& entry : module.named_parameters(/*recurse=*/false)) {
+    all.insert(prefix + entry.key(), entry.value());
+  }
+  for (const auto& entry : module.named_buffers(/*recurse=*/false)) {
+    all.insert(prefix + entry.key(), entry.value());
+  }
+  for (const auto& entry : module.named_children()) {
+    add_states(*entry.value(), prefix + entry.key() + ".", all);
+  }
+}
+
+}  // namespace
+
+StateDict state_dict(const torch::nn::Module& module) {
+  StateDict all("Tensor");
+  add_states(module, "", all);
+  return all;
+}
+
+void load_state_dict(torch::nn::Module& module, const StateDict& state, bool strict) {
+  const auto own = state_dict(module);
+  std::vector<std::string> missing, unexpected;
+  std::string problems;
+  for (const auto& entry : own) {
+    const auto* const given = state.find(entry.key());
+    if (given == nullptr) {
+      missing.push_back(detail::str('"', entry.key(), '"'));
+    } else if (given->sizes() != entry.value().sizes()) {
+      problems += detail::str("\n\tsize mismatch for ", entry.key(), ": the state has shape ",
+                              given->sizes(), ", the module ", entry.value().sizes(), ".");
+    }
+  }
+  for (const auto& entry : state) {
+    if (!own.contains(entry.key())) unexpected.push_back(detail::str('"', entry.key(), '"'));
+  }
+  const auto list = [&](const char* what, const std::vector<std::string>& names) {
+    if (strict && !names.empty()) {
+      problems += detail::str("\n\t", what, " key(s) in state_dict: ", detail::join(names), ".");
+    }
+  };
+  list("Unexpected", unexpected);
+  list("Missing", missing);
+  if (!problems.empty()) {
+    throw StateDictMismatch(detail::str("The state does not fit the module:", problems));
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& entry : own) {
+    if (const auto* given = state.find(entry.key())) entry.value().copy_(*given);
+  }
+}
+
+namespace detail {
+
+void refuse_empty_model() {
+  throw StateError(
+      "This prepared model is empty: it was never assigned, or given back by free_memory.");
+}
+
+ForwardScope::ForwardScope(const ModelCore& core) {
+  if (core.engine) engine_ = core.engine->enter_forward();
+  if (core.cast) autocast_.emplace(core.cast->device_type, core.cast->dtype, core.cast->kwargs);
+}
+
+void ModelCore::use(std::shared_ptr<Engine> new_engine) {
+  engine = std::move(new_engine);
+  watch = std::make_shared<GradientWatch>(shared_from_this());
+  add_to_model_registry(shared_from_this());
+}
+
+StateDict ModelCore::state_dict() const {
+  return engine ? engine->state_dict(*module) : accelerate::state_dict(*module);
+}
+
+void ModelCore::load_state_dict(const StateDict& state, bool strict) const {
+  if (engine) return engine->load_state_dict(*module, state, strict);
+  accelerate::load_state_dict(*module, state, strict);
+}
+
+namespace {
+
+at::Tensor named_parameter(const torch::nn::Module& module, std::string_view name) {
+  std::vector<std::string> names;
+  for (const auto& entry : module.named_parameters()) {
+    if (entry.key() == name) return entry.value();
+    names.push_back(entry.key());
+  }
+  throw ArgumentError(detail::str("replace_parameter: there is no parameter '", name,
+                                  "'. Choose one of: ", join(names), "."));
+}
+
+/// The new state of the parameter in an optimizer; empty to drop it.
+NamedTensors carried(const NamedTensors& old, const at::Tensor& parameter, const at::Tensor& tensor,
+                     const ReplaceParameterOptions& options) {
+  if (const auto* choice = std::get_if<ReplacedState>(&options.state)) {
+    if (*choice == ReplacedState::kDrop) return {};
+    if (tensor.sizes() != parameter.sizes()) {
+      throw ArgumentError(
+          detail::str("replace_parameter: the state of the optimizer cannot be kept, since "
+                      "the shape changes from ",
+                      parameter.sizes(), " to ", tensor.sizes(),
+                      ". Give a function that makes the new state of the old one."));
+    }
+    return old;
+  }
+  const auto& carry = std::get<CarryState>(options.state);
+  NamedTensors result;
+  for (const auto& [name, state] : old) {
+    // Counters have no elements to carry.
+    const bool belongs_to_elements = state.sizes() == parameter.sizes() && state.dim() > 0;
+    if (!belongs_to_elements) {
+      result.emplace_back(name, state);
+      continue;
+    }
+    auto next = carry(name, state);
+    if (!next.defined() || next.sizes() != tensor.sizes()) {
+      throw ArgumentError(detail::str("replace_parameter: the new '", name, "' has shape ",
+                                      next.defined() ? detail::str(next.sizes()) : "none",
+                                      ", but the parameter has ", tensor.sizes(), "."));
+    }
+    result.emplace_back(name, std::move(next));
+  }
+  return result;
+}
+
+bool steps(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
+  return std::ranges::any_of(optimizer.param_groups(), [&](const auto& group) {
+    return std::ranges::any_of(group.params(),
+                               [&](const at::Tensor& one) { return one.is_same(parameter); });
+  });
+}
+
+}  // namespace
+
+void ModelCore::replace_parameter(std::string_view name, const at::Tensor& tensor,
+                                  const ReplaceParameterOptions& options,
+                                  std::source_location where) {
+  const AtCallSite here(where);
+  auto parameter = named_parameter(*module, name);
+  if (!tensor.defined() || tensor.scalar_type() != parameter.scalar_type()) {
+    throw ArgumentError(
+        detail::str("replace_parameter: '", name, "' is ", parameter.scalar_type(),
+                    ", and so must be what replaces it; this is ",
+                    tensor.defined() ? detail::str(tensor.scalar_type()) : "not defined", "."));
+  }
+  const at::NoGradGuard no_grad;
+  const auto values = tensor.detach().to(parameter.device(), /*non_blocking=*/false, /*copy=*/true);
+
+  // Compute all states first: nothing has changed if one does not fit.
+  std::vector<std::pair<std::shared_ptr<OptimizerCore>, NamedTensors>> states;
+  for (const auto& core :
+       optimizers ? optimizers() : std::vector<std::shared_ptr<OptimizerCore>>()) {
+    if (!steps(*core->optimizer, parameter)) continue;
+    auto old = optimizer_state_of(*core->optimizer, parameter);
+    states.emplace_back(core, carried(old, parameter, values, options));
+  }
+
+  for (const auto& [core, state] : states) drop_optimizer_state_of(*core->optimizer, parameter);
+  parameter.mutable_grad().reset();
+  parameter.set_data(values);
+  // The gradient accumulator has the old shape.
+  torch::autograd::impl::get_autograd_meta(parameter)->grad_accumulator_.reset();
+  for (const auto& [core, state] : states) {
+    if (!state.empty()) set_optimizer_state_of(*core->optimizer, parameter, state);
+  }
+  if (engine) engine->rebuild();
+  if (watch) watch->renew();
+}
+
+}  // namespace detail
+}  // namespace accelerate

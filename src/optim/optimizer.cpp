@@ -1,0 +1,181 @@
+#include "accelerate/optimizer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "accelerate/errors.h"
+#include "parallel/engine.h"
+#include "optim/fused_step.h"
+#include "optim/optimizer_core.h"
+#include "optim/optimizer_state.h"
+
+namespace accelerate {
+namespace detail {
+
+bool OptimizerCore::has_gradients() const {
+  return std::ranges::any_of(optimizer->param_groups(), [](const auto& group) {
+    return std::ranges::any_of(group.params(),
+                               [](const at::Tensor& one) { return one.grad().defined(); });
+  });
+}
+
+void OptimizerCore::attach(const std::shared_ptr<Engine>& engine) {
+  std::erase_if(engines, [](const auto& one) { return one.expired(); });
+  if (std::ranges::any_of(engines, [&](const auto& one) { return one.lock() == engine; })) return;
+  engine->attach(*optimizer);
+  engines.push_back(engine);
+}
+
+void OptimizerCore::tell_engines() const {
+  for (const auto& one : engines) {
+    if (const auto engine = one.lock()) engine->after_step(*optimizer);
+  }
+}
+
+void carry_out_step(torch::optim::Optimizer& optimizer) {
+  if (!fused_step(optimizer)) optimizer.step();
+}
+
+at::Tensor LossScaling::scale(const at::Tensor& loss) {
+  if (!stepped_.empty()) update();
+  return scaler_.scale(loss);
+}
+
+void LossScaling::unscale(OptimizerCore& optimizer) {
+  if (!optimizer.has_gradients() || scaler_.is_unscaled(*optimizer.optimizer)) return;
+  scaler_.unscale_(*optimizer.optimizer);
+}
+
+bool LossScaling::step(OptimizerCore& optimizer) {
+  const bool done =
+      scaler_.step(*optimizer.optimizer, [&] { carry_out_step(*optimizer.optimizer); });
+  stepped_.push_back(&optimizer);
+  if (all_have_stepped()) update();
+  return done;
+}
+
+bool LossScaling::all_have_stepped() const {
+  return std::ranges::all_of(optimizers_, [this](const auto& reference) {
+    const auto optimizer = reference.lock();
+    return !optimizer || std::ranges::find(stepped_, optimizer.get()) != stepped_.end() ||
+           !optimizer->has_gradients();
+  });
+}
+
+void LossScaling::update() {
+  scaler_.update();
+  stepped_.clear();
+  std::erase_if(optimizers_, [](const auto& reference) { return reference.expired(); });
+}
+
+std::shared_ptr<OptimizerCore> make_optimizer_core(
+    std::shared_ptr<torch::optim::Optimizer> optimizer, const torch::optim::Optimizer* moved_from) {
+  if (!optimizer) throw ArgumentError("There is no optimizer to prepare: the pointer is empty.");
+  auto core = std::make_shared<OptimizerCore>();
+  core->optimizer = std::move(optimizer);
+  core->moved_from = moved_from;
+  return core;
+}
+
+void set_modes(OptimizerCore& core,
+               std::function<void(torch::optim::Optimizer&, bool training)> modes) {
+  core.modes = std::move(modes);
+}
+
+void refuse_empty_optimizer() {
+  throw StateError(
+      "This prepared optimizer is empty: it was never assigned, or free_memory has reset it.");
+}
+
+}  // namespace detail
+
+AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<detail::OptimizerCore> core)
+    : core_(std::move(core)) {}
+
+detail::OptimizerCore& AcceleratedOptimizer::core() const {
+  if (!core_) detail::refuse_empty_optimizer();
+  return *core_;
+}
+
+at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) {
+  auto& own = core();
+  if (!own.gradient_state.sync_gradients()) return {};
+  if (own.before_step) own.before_step(*own.optimizer);
+  if (own.scaling) {
+    if (closure) {
+      throw UnsupportedError(
+          "step: a closure computes new gradients, which cannot be scaled for float16. Call "
+          "backward before step, or train in bf16.");
+    }
+    own.step_was_skipped = !own.scaling->step(own);
+    if (!own.step_was_skipped) own.tell_engines();
+    return {};
+  }
+  at::Tensor loss;
+  if (closure) {
+    loss = own.optimizer->step(closure);
+  } else {
+    detail::carry_out_step(*own.optimizer);
+  }
+  own.tell_engines();
+  return loss;
+}
+
+void AcceleratedOptimizer::zero_grad(bool set_to_none) {
+  auto& own = core();
+  if (!own.gradient_state.sync_gradients()) return;
+  // LibTorch's zero_grad detaches gradients, which fails for views into a bucket.
+  for (auto& group : own.optimizer->param_groups()) {
+    for (auto& parameter : group.params()) {
+      auto& gradient = parameter.mutable_grad();
+      if (!gradient.defined()) continue;
+      if (set_to_none) {
+        gradient.reset();
+        continue;
+      }
+      if (gradient.grad_fn()) gradient.detach_();
+      gradient.requires_grad_(false);
+      gradient.zero_();
+    }
+  }
+}
+
+bool AcceleratedOptimizer::step_was_skipped() const { return core().step_was_skipped; }
+
+std::vector<torch::optim::OptimizerParamGroup>& AcceleratedOptimizer::param_groups() const {
+  return core().optimizer->param_groups();
+}
+
+void AcceleratedOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  core().optimizer->add_param_group(group);
+}
+
+AcceleratedOptimizer::ParamStates& AcceleratedOptimizer::state() const {
+  return core().optimizer->state();
+}
+
+torch::optim::OptimizerOptions& AcceleratedOptimizer::defaults() const {
+  return core().optimizer->defaults();
+}
+
+Value AcceleratedOptimizer::state_dict() const {
+  return detail::optimizer_state_dict(*core().optimizer);
+}
+
+void AcceleratedOptimizer::load_state_dict(const Value& state) {
+  detail::load_optimizer_state_dict(*core().optimizer, state);
+}
+
+void AcceleratedOptimizer::train() const {
+  const auto& own = core();
+  if (own.modes) own.modes(*own.optimizer, /*training=*/true);
+}
+
+void AcceleratedOptimizer::eval() const {
+  const auto& own = core();
+  if (own.modes) own.modes(*own.optimizer, /*training=*/false);
+}
+
+torch::optim::Optimizer& AcceleratedOptimizer::optimizer() const { return *core().optimizer; }
+
+}  // namespace accelerate

@@ -1,0 +1,74 @@
+// src/training/optimizer_core.h - the shared part of all handles to a prepared optimizer.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "accelerate/api.h"
+#include "accelerate/grad_scaler.h"
+#include "accelerate/state/gradient_state.h"
+
+namespace accelerate::detail {
+
+class Engine;
+class LossScaling;
+
+struct OptimizerCore {
+  std::shared_ptr<torch::optim::Optimizer> optimizer;
+  const torch::optim::Optimizer* moved_from = nullptr;
+  /// The accelerator's, in float16; null otherwise.
+  std::shared_ptr<LossScaling> scaling = nullptr;
+  GradientState gradient_state = {};
+  bool step_was_skipped = false;
+  /// The engines that are attached to it.
+  std::vector<std::weak_ptr<Engine>> engines = {};
+  /// Called before each step; empty for nothing.
+  std::function<void(const torch::optim::Optimizer&)> before_step = {};
+  /// Calls `train` or `eval` of the optimizer; empty if it has neither.
+  std::function<void(torch::optim::Optimizer&, bool training)> modes = {};
+
+  [[nodiscard]] bool has_gradients() const;
+  /// Lets an engine replace parameters in the groups, once.
+  void attach(const std::shared_ptr<Engine>& engine);
+  /// Tells the engines of a step that was carried out.
+  void tell_engines() const;
+};
+
+/// The loss scale of all optimizers of an accelerator. It changes after all optimizers with
+/// gradients have stepped, so that each is unscaled with the factor that its loss was scaled with.
+class LossScaling {
+ public:
+  explicit LossScaling(const GradScalerKwargs& options) : scaler_(options) {}
+
+  [[nodiscard]] GradScaler& scaler() { return scaler_; }
+  void add(const std::shared_ptr<OptimizerCore>& optimizer) { optimizers_.push_back(optimizer); }
+
+  /// Updates the factor first if some, but not all, optimizers have stepped since the last update.
+  [[nodiscard]] at::Tensor scale(const at::Tensor& loss);
+  /// Unscales at most once between two updates. Does nothing without gradients.
+  void unscale(OptimizerCore& optimizer);
+  /// Steps and returns true; skips the step and returns false if a gradient is infinite or NaN.
+  bool step(OptimizerCore& optimizer);
+
+ private:
+  [[nodiscard]] bool all_have_stepped() const;
+  void update();
+
+  GradScaler scaler_;
+  std::vector<std::weak_ptr<OptimizerCore>> optimizers_;
+  std::vector<const OptimizerCore*> stepped_;
+};
+
+/// The shared part of a prepared optimizer. `moved_from` is its address before it was moved to the
+/// heap, or null: schedulers may still refer to that address.
+[[nodiscard]] ACCELERATE_API std::shared_ptr<OptimizerCore> make_optimizer_core(
+    std::shared_ptr<torch::optim::Optimizer> optimizer,
+    const torch::optim::Optimizer* moved_from = nullptr);
+
+/// One step of `optimizer`, with fused kernels if possible.
+void carry_out_step(torch::optim::Optimizer& optimizer);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,56 @@
+// src/training/optimizer_state.h - the state of one parameter in any optimizer, by Python's names.
+//
+//     for (const auto& [name, tensor] : optimizer_state_of(adamw, weight)) ...  // step, exp_avg,
+//     ...
+//
+// For the optimizers of accelerate/optim.h and optim/torch_optimizers.h. For all others, LBFGS
+// and derived classes included, each function throws `UnsupportedError` that names the class.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/optim/optimizer.h>
+
+#include <span>
+#include <string_view>
+
+#include "accelerate/api.h"
+#include "accelerate/optim.h"
+#include "accelerate/value.h"
+
+namespace accelerate::detail {
+
+/// The state of a parameter in Python's order; empty if there is none. The tensors are the
+/// optimizer's own, except for `step` of LibTorch's: a new float32 without dimensions on the CPU.
+[[nodiscard]] ACCELERATE_API NamedTensors optimizer_state_of(torch::optim::Optimizer& optimizer,
+                                                             const at::Tensor& parameter);
+
+/// Replaces the state of a parameter by copies of `tensors` with its device and type. An empty list
+/// drops the state. Throws `ArgumentError` for a parameter that is in no group, a name that is
+/// unknown or missing, and a wrong shape; nothing has changed then.
+ACCELERATE_API void set_optimizer_state_of(torch::optim::Optimizer& optimizer,
+                                           const at::Tensor& parameter,
+                                           const NamedTensors& tensors);
+
+/// Drops the state of a parameter: it is as before the first step.
+ACCELERATE_API void drop_optimizer_state_of(torch::optim::Optimizer& optimizer,
+                                            const at::Tensor& parameter);
+
+/// Moves all states to `device`, for example after the parameters were moved. Step counts stay
+/// where the optimizer reads them. Does nothing while there is no state, for any optimizer.
+ACCELERATE_API void move_optimizer_state(torch::optim::Optimizer& optimizer, c10::Device device);
+
+/// The state and options of a whole optimizer, see `AcceleratedOptimizer::state_dict`.
+[[nodiscard]] Value optimizer_state_dict(torch::optim::Optimizer& optimizer);
+void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const Value& state);
+
+/// The group that holds `parameter`. Throws `ArgumentError` if there is none.
+[[nodiscard]] const torch::optim::OptimizerParamGroup& group_of(
+    const torch::optim::Optimizer& optimizer, const at::Tensor& parameter);
+/// Throws `ArgumentError` for a tensor whose name is not in `known`.
+void require_known_names(const NamedTensors& tensors, std::span<const std::string_view> known);
+/// Throws `ArgumentError` for a state tensor that is undefined or of another shape than the state
+/// of `parameter` has.
+void require_shape(std::string_view name, const at::Tensor& tensor, const at::Tensor& parameter);
+
+}  // namespace accelerate::detail

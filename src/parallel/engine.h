@@ -1,0 +1,159 @@
+// src/training/engine.h - how the processes of a run train one model together.
+//
+// `prepare` gives a model an engine: data parallelism (data_parallel.h) is the first one; sharding,
+// offload and pipelines will be others. Backward, clipping, optimizers, state dictionaries and
+// `join_uneven_inputs` know this interface alone. A model that one process trains by itself has no
+// engine: `ModelCore::engine` is null.
+//
+// The calls of a step, in order:
+//
+//     enter_forward                     for each call of the prepared model
+//     reached_by                        for each `Accelerator::backward`; if it returns true:
+//     before_backward, after_backward
+//     shards_of, norm_over_processes    for each `clip_grad_norm_`
+//     after_step                        for each step of a prepared optimizer that was carried out
+//
+// Functions marked "Collective" are called by all processes in the same order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "accelerate/errors.h"
+#include "accelerate/fwd.h"
+#include "accelerate/state_dict.h"
+#include "parallel/reached_leaves.h"
+
+namespace accelerate::detail {
+
+class Joinable;
+
+/// A backward that is about to run.
+struct BackwardPass {
+  const at::Tensor& loss;
+  const ReachedLeaves& leaves;
+  /// False under `no_sync` and for batches that are only accumulated: the gradients of this
+  /// backward stay with the process until a later one synchronizes them.
+  bool synchronizes = true;
+};
+
+/// The gradients of some parameters, where each process holds a part of them.
+struct GradientShards {
+  /// What this process holds; may be empty.
+  std::vector<at::Tensor> gradients = {};
+  /// One flag per parameter that was asked for: whether its gradient is sharded.
+  std::vector<bool> sharded = {};
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // ---- forward
+
+  /// Called before each forward of the prepared model. The guard that it returns is destroyed when
+  /// the forward has ended, by an exception or not; its destructor must not communicate. Null if
+  /// there is nothing to do.
+  [[nodiscard]] virtual std::shared_ptr<void> enter_forward() { return nullptr; }
+
+  // ---- backward
+
+  /// Returns true if a backward that comes to `leaves` gives the model gradients.
+  [[nodiscard]] virtual bool reached_by(const ReachedLeaves& leaves) const = 0;
+  /// Returns true if all backward passes train the same parameters. Then a loss whose graph hides
+  /// its parameters, because it is computed again in backward, counts as one that reaches the model
+  /// if no other model is prepared.
+  [[nodiscard]] virtual bool is_static() const { return false; }
+  /// Returns true if the engine is told of backward passes that do not synchronize.
+  [[nodiscard]] virtual bool wants_local_backward() const { return false; }
+
+  /// Prepares for a backward. May throw `ArgumentError` for a loss that cannot be synchronized;
+  /// then the backward does not run.
+  virtual void before_backward(const BackwardPass& pass) = 0;
+  /// Collective if the pass synchronizes. Completes gradients and buffers. Not called after an
+  /// exception: the model then counts as unfinished and refuses the next backward.
+  virtual void after_backward() = 0;
+
+  // ---- optimizer
+
+  /// Called once for each prepared optimizer. May replace parameters of the model in its groups,
+  /// and what its state is stored under, by the tensors that this process updates.
+  virtual void attach(torch::optim::Optimizer& optimizer) { static_cast<void>(optimizer); }
+  /// The optimizer has changed the parameters.
+  virtual void after_step(torch::optim::Optimizer& optimizer) { static_cast<void>(optimizer); }
+
+  // ---- clipping
+
+  /// Returns the gradients of those of `parameters` that the engine shards; nullopt if each process
+  /// holds whole gradients.
+  [[nodiscard]] virtual std::optional<GradientShards> shards_of(
+      std::span<const at::Tensor> parameters) {
+    static_cast<void>(parameters);
+    return std::nullopt;
+  }
+  /// Collective. Returns the norm over all processes, given the norm of the shards of this process.
+  [[nodiscard]] virtual at::Tensor norm_over_processes(const at::Tensor& norm, double norm_type) {
+    static_cast<void>(norm_type);
+    return norm;
+  }
+
+  // ---- state
+
+  /// Collective. Returns the whole parameters and buffers of `module`, the module of the engine.
+  /// An engine may return an empty dictionary on all processes but the first.
+  [[nodiscard]] virtual StateDict state_dict(const torch::nn::Module& module) {
+    return accelerate::state_dict(module);
+  }
+  /// Collective. Copies whole parameters and buffers into the module. Throws as
+  /// `accelerate::load_state_dict`.
+  virtual void load_state_dict(torch::nn::Module& module, const StateDict& state, bool strict) {
+    accelerate::load_state_dict(module, state, strict);
+  }
+  /// Collective. Begins anew after parameters were given other data (`replace_parameter`). Throws
+  /// `UnsupportedError` if the engine cannot.
+  virtual void rebuild() {
+    throw UnsupportedError(
+        "replace_parameter: the engine of this model keeps parameters of a fixed shape. Change the "
+        "module before prepare.");
+  }
+
+  /// What `join_uneven_inputs` needs; null if processes without data cannot take part.
+  [[nodiscard]] virtual Joinable* joinable() { return nullptr; }
+};
+
+/// An announced backward of the processes that still have data.
+struct JoinedBackward {
+  /// The lowest rank with data: its buffers are valid.
+  int source = 0;
+  /// Several models take part. A process without data has no backward that decides how their
+  /// messages interleave, so each model must send its own after backward, not during it.
+  bool several_models = false;
+};
+
+/// An engine whose processes may run out of data before others do; see `JoinScope`.
+class Joinable {
+ public:
+  virtual ~Joinable() = default;
+
+  [[nodiscard]] virtual const c10::intrusive_ptr<c10d::ProcessGroup>& group() const = 0;
+  /// Returns a number for processes without data, 0 or more: what a backward to `leaves` uses.
+  [[nodiscard]] virtual std::int64_t announcement(const ReachedLeaves& leaves) const = 0;
+  /// Called on all processes before an announced backward.
+  virtual void begin_joined(const JoinedBackward& backward) = 0;
+  /// Collective. Takes part in the announced backward of other processes, with zeros.
+  virtual void shadow(std::int64_t announcement) = 0;
+  /// Collective. Gives all processes the parameters and buffers of rank `source`.
+  virtual void broadcast_from(int source) = 0;
+  /// The scope has ended, also by an error. Must not communicate.
+  virtual void end_joined() noexcept = 0;
+};
+
+}  // namespace accelerate::detail
