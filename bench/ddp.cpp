@@ -41,7 +41,7 @@ class Training {
 
   /// Averages gradients as a prepared model does.
   void average_as_prepared(const bench::Group& group) {
-    parallel_ = std::make_unique<accelerate::detail::DataParallel>(
+    parallel_ = std::make_unique<accelerate::detail::parallel::DataParallel>(
         *net_, group, accelerate::DistributedDataParallelKwargs{});
   }
   /// Averages gradients with c10d's Reducer alone.
@@ -72,8 +72,8 @@ class Training {
   torch::optim::SGD optimizer_;
   torch::Tensor input_;
   torch::Tensor target_;
-  accelerate::detail::ReachedLeaves reached_;
-  std::unique_ptr<accelerate::detail::DataParallel> parallel_;
+  accelerate::detail::parallel::ReachedLeaves reached_;
+  std::unique_ptr<accelerate::detail::parallel::DataParallel> parallel_;
   std::unique_ptr<c10d::Reducer> reducer_;
 };
 

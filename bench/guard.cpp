@@ -14,13 +14,13 @@ namespace {
 using accelerate::PartialState;
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 
-class NoGuard final : public accelerate::detail::CallGuard {
+class NoGuard final : public accelerate::detail::comm::CallGuard {
  public:
-  [[nodiscard]] accelerate::detail::Ticket enter(const accelerate::detail::CallFacts&) override {
+  [[nodiscard]] accelerate::detail::comm::Ticket enter(const accelerate::detail::comm::CallFacts&) override {
     return {.sequence = 1, .signature = 1};
   }
-  void leave(const accelerate::detail::Ticket&) noexcept override {}
-  [[noreturn]] void fail(const accelerate::detail::Ticket&, const std::string& what, int) override {
+  void leave(const accelerate::detail::comm::Ticket&) noexcept override {}
+  [[noreturn]] void fail(const accelerate::detail::comm::Ticket&, const std::string& what, int) override {
     throw std::runtime_error(what);
   }
   [[nodiscard]] bool failed() const noexcept override { return false; }
@@ -28,7 +28,7 @@ class NoGuard final : public accelerate::detail::CallGuard {
 
 Backend shared_memory_without_guard(const PartialState& state) {
   std::string why_not;
-  Backend made = accelerate::detail::ShmBackend::try_make(
+  Backend made = accelerate::detail::comm::ShmBackend::try_make(
       c10::make_intrusive<c10d::PrefixStore>("unguarded", state.store()), state.process_index(),
       state.num_processes(), {}, std::make_shared<NoGuard>(), why_not);
   if (!made) throw std::runtime_error("no shared memory: " + why_not);

@@ -19,7 +19,7 @@ int completion(std::span<const std::string> words) {
   if (words.size() != 1) {
     throw ConfigError("Name one shell: accelerate completion bash, zsh or fish.");
   }
-  print(detail::completion_script(words[0]));
+  print(detail::launch::completion_script(words[0]));
   return 0;
 }
 

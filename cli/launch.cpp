@@ -31,8 +31,8 @@
 namespace accelerate::cli {
 namespace {
 
-using detail::LaunchMode;
-using detail::LaunchPlan;
+using detail::launch::LaunchMode;
+using detail::launch::LaunchPlan;
 using detail::str;
 
 std::size_t terminal_width() {
@@ -63,7 +63,7 @@ std::string setting(const LaunchPlan& plan, std::string_view name) {
 // Checks the files that the run needs and the folders that it writes to.
 void check_files(const LaunchPlan& plan) {
   if (plan.mode == LaunchMode::kAgent && plan.agent.logs.log_dir) {
-    detail::LogFolder::check_base(*plan.agent.logs.log_dir);
+    detail::launch::LogFolder::check_base(*plan.agent.logs.log_dir);
   }
   if (plan.mode != LaunchMode::kCommand) return;
   const bool deepspeed = !plan.deepspeed_environment.empty();
@@ -77,7 +77,7 @@ void check_files(const LaunchPlan& plan) {
 
 // Checks the program that is executed here, and the one that mpirun starts. DeepSpeed's launcher
 // checks its own.
-detail::ProgramFacts inspect(const LaunchPlan& plan, const Environment& environment) {
+detail::launch::ProgramFacts inspect(const LaunchPlan& plan, const Environment& environment) {
   const auto variables = program_environment(plan, environment);
   if (!plan.deepspeed_environment.empty() &&
       detail::find_in_path(plan.argv[0], variables).empty()) {
@@ -88,9 +88,9 @@ detail::ProgramFacts inspect(const LaunchPlan& plan, const Environment& environm
   }
   if (plan.program_at > 0 && plan.deepspeed_environment.empty()) {
     const auto own = plan.argv.begin() + static_cast<std::ptrdiff_t>(plan.program_at);
-    (void)detail::inspect_program({own, plan.argv.end()}, variables);
+    (void)detail::launch::inspect_program({own, plan.argv.end()}, variables);
   }
-  return detail::inspect_program(plan.argv, variables);
+  return detail::launch::inspect_program(plan.argv, variables);
 }
 
 void dry_run(LaunchPlan plan, const Environment& environment, bool json) {
@@ -107,7 +107,7 @@ void dry_run(LaunchPlan plan, const Environment& environment, bool json) {
     plan.warnings.emplace_back(error.what());
   }
   for (const auto& warning : plan.warnings) print_message(warning);
-  const auto processes = detail::planned_processes(plan, environment, agent_store);
+  const auto processes = detail::launch::planned_processes(plan, environment, agent_store);
   print(json ? dry_run_json(plan, processes) : dry_run_text(plan, processes));
 }
 
@@ -146,16 +146,16 @@ void write_deepspeed_environment(const LaunchPlan& plan, const Environment& envi
 }  // namespace
 
 int launch(std::span<const std::string> words) {
-  const auto arguments = detail::parse_launch_arguments(words);
+  const auto arguments = detail::launch::parse_launch_arguments(words);
   if (arguments.help) {
-    print(detail::launch_help(terminal_width()));
+    print(detail::launch::launch_help(terminal_width()));
     return 0;
   }
   print_log_messages();
   const auto environment = Environment::process();
-  const auto config = detail::read_launch_config(arguments, environment);
-  const auto facts = detail::gather_machine_facts(environment);
-  auto plan = detail::make_plan(arguments, config, environment, facts);
+  const auto config = detail::launch::read_launch_config(arguments, environment);
+  const auto facts = detail::launch::gather_machine_facts(environment);
+  auto plan = detail::launch::make_plan(arguments, config, environment, facts);
   if (const auto output = arguments.values.find("dry_run"); output != arguments.values.end()) {
     dry_run(std::move(plan), environment, output->second == "json");
     return 0;
@@ -167,7 +167,7 @@ int launch(std::span<const std::string> words) {
   if (!plan.quiet) {
     for (const auto& warning : plan.warnings) print_message(warning);
   }
-  if (plan.mode == LaunchMode::kAgent) return detail::run_agent(plan);
+  if (plan.mode == LaunchMode::kAgent) return detail::launch::run_agent(plan);
   write_deepspeed_environment(plan, environment);
   become(plan);
 }

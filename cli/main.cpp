@@ -22,7 +22,7 @@ enum ExitCode { kOk = 0, kFailure = 1, kWrongInput = 2, kPeerGone = 70 };
 
 [[noreturn]] void refuse_command(const std::string& name) {
   std::vector<std::string> names;
-  for (const auto& command : detail::subcommands()) {
+  for (const auto& command : detail::launch::subcommands()) {
     names.emplace_back(command.name);
     if (command.name != name) continue;
     throw UnsupportedError(
@@ -57,15 +57,15 @@ int run(std::span<const std::string> words) {
   constexpr std::string_view kPrefix = "accelerate-";
   if (own.starts_with(kPrefix)) {
     const std::string name = own.substr(kPrefix.size());
-    const auto known = [&](const detail::Subcommand& command) { return command.name == name; };
-    if (std::ranges::any_of(detail::subcommands(), known)) return dispatch(name, words.subspan(1));
+    const auto known = [&](const detail::launch::Subcommand& command) { return command.name == name; };
+    if (std::ranges::any_of(detail::launch::subcommands(), known)) return dispatch(name, words.subspan(1));
   }
   if (words.size() < 2) {
-    print(detail::main_help());
+    print(detail::launch::main_help());
     return kFailure;
   }
   if (words[1] == "--help" || words[1] == "-h" || words[1] == "help") {
-    print(detail::main_help());
+    print(detail::launch::main_help());
     return kOk;
   }
   if (words[1] == "--version") {

@@ -16,10 +16,10 @@
 #include "nccl_group.h"
 #include "state/accelerator_backend.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::cuda {
 namespace {
 
-class CudaBackend final : public AcceleratorBackend {
+class CudaBackend final : public state::AcceleratorBackend {
  public:
   c10::DeviceType type() const override { return c10::kCUDA; }
   int device_count() const override { return c10::cuda::device_count(); }
@@ -38,7 +38,7 @@ class CudaBackend final : public AcceleratorBackend {
     return text;
   }
 
-  DeviceCapability capability(int index) const override {
+  state::DeviceCapability capability(int index) const override {
     const auto* device = at::cuda::getDeviceProperties(checked(index));
     return {device->major, device->minor};
   }
@@ -62,8 +62,8 @@ class CudaBackend final : public AcceleratorBackend {
   }
 
   c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,
-                                              const GroupOptions& options,
-                                              std::shared_ptr<DeviceCallGuard> guard) override {
+                                              const state::GroupOptions& options,
+                                              std::shared_ptr<comm::DeviceCallGuard> guard) override {
     return make_nccl_group(store, options, std::move(guard));
   }
 
@@ -78,10 +78,10 @@ class CudaBackend final : public AcceleratorBackend {
 };
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::cuda
 
-ACCELERATE_API accelerate::detail::AcceleratorBackend* accelerate_cuda_backend() {
+ACCELERATE_API accelerate::detail::state::AcceleratorBackend* accelerate_cuda_backend() {
   if (c10::cuda::device_count() <= 0) return nullptr;
-  static accelerate::detail::CudaBackend backend;
+  static accelerate::detail::cuda::CudaBackend backend;
   return &backend;
 }

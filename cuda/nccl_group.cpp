@@ -10,7 +10,7 @@
 
 #include "comm/guarded_backend.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::cuda {
 namespace {
 
 using Nccl = c10d::ProcessGroupNCCL;
@@ -32,8 +32,8 @@ std::string problem_of(const c10::ivalue::Future& result) {
 /// reports when one is complete, and if one never can be, the guard ends the process.
 class GuardedNccl : public GuardedBackend<Nccl> {
  public:
-  GuardedNccl(const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
-              const c10::intrusive_ptr<Options>& nccl, std::shared_ptr<DeviceCallGuard> guard)
+  GuardedNccl(const c10::intrusive_ptr<c10d::Store>& store, const state::GroupOptions& options,
+              const c10::intrusive_ptr<Options>& nccl, std::shared_ptr<comm::DeviceCallGuard> guard)
       : GuardedBackend(store, options.rank, options.world_size, nccl), guard_(std::move(guard)) {}
 
   void startCoalescing() override {
@@ -41,22 +41,22 @@ class GuardedNccl : public GuardedBackend<Nccl> {
     if (inside_ == this) return GuardedBackend::startCoalescing();
     {
       const std::scoped_lock lock(mutex_);
-      several_ = CallFactsBuilder{.kind = "several at once"};
+      several_ = comm::CallFactsBuilder{.kind = "several at once"};
     }
     GuardedBackend::startCoalescing();
   }
   WorkPtr endCoalescing() override {
-    std::optional<CallFactsBuilder> several;
+    std::optional<comm::CallFactsBuilder> several;
     {
       const std::scoped_lock lock(mutex_);
       several.swap(several_);
     }
-    const auto call = several ? several->facts() : CallFacts{.kind = "several at once"};
+    const auto call = several ? several->facts() : comm::CallFacts{.kind = "several at once"};
     return start_guarded(call, [&] { return GuardedBackend::endCoalescing(); });
   }
 
  private:
-  WorkPtr start_guarded(const CallFacts& call, c10::function_ref<WorkPtr()> start) override {
+  WorkPtr start_guarded(const comm::CallFacts& call, c10::function_ref<WorkPtr()> start) override {
     // NCCL implements some collectives by others, which are part of this call.
     if (inside_ == this) return start();
     const std::scoped_lock lock(mutex_);
@@ -98,9 +98,9 @@ class GuardedNccl : public GuardedBackend<Nccl> {
 
   static thread_local const GuardedNccl* inside_;
 
-  std::shared_ptr<DeviceCallGuard> guard_;
+  std::shared_ptr<comm::DeviceCallGuard> guard_;
   std::mutex mutex_;
-  std::optional<CallFactsBuilder> several_;  // the calls since startCoalescing
+  std::optional<comm::CallFactsBuilder> several_;  // the calls since startCoalescing
 };
 
 thread_local const GuardedNccl* GuardedNccl::inside_ = nullptr;
@@ -108,8 +108,8 @@ thread_local const GuardedNccl* GuardedNccl::inside_ = nullptr;
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_group(const c10::intrusive_ptr<c10d::Store>& store,
-                                                  const GroupOptions& options,
-                                                  std::shared_ptr<DeviceCallGuard> guard) {
+                                                  const state::GroupOptions& options,
+                                                  std::shared_ptr<comm::DeviceCallGuard> guard) {
   auto nccl = Nccl::Options::create();
   nccl->timeout = options.timeout;
   auto group = c10::make_intrusive<GuardedNccl>(store, options, nccl, guard);
@@ -125,4 +125,4 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_group(const c10::intrusive_ptr<c10d:
   return group;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::cuda

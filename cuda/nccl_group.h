@@ -7,10 +7,10 @@
 #include "comm/guard.h"
 #include "state/process_group.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::cuda {
 
 [[nodiscard]] c10::intrusive_ptr<c10d::Backend> make_nccl_group(
-    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
-    std::shared_ptr<DeviceCallGuard> guard);
+    const c10::intrusive_ptr<c10d::Store>& store, const state::GroupOptions& options,
+    std::shared_ptr<comm::DeviceCallGuard> guard);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::cuda

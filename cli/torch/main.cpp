@@ -79,7 +79,7 @@ StoreFlags read_store_flags(const Arguments& arguments) {
   std::signal(SIGINT, SIG_IGN);
   std::signal(SIGHUP, SIG_IGN);
   if (flags.timeout_seconds > 0) ::alarm(static_cast<unsigned>(flags.timeout_seconds));
-  hold_store(*flags.listen_fd);
+  state::hold_store(*flags.listen_fd);
   for (;;) ::pause();
 }
 

@@ -91,29 +91,29 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   /// it. Whatever the order of the arguments, models are prepared first, then optimizers,
   /// schedulers and loaders.
   template <class... Ts>
-  requires(!detail::BeginsWithPlacement<Ts...>) [[nodiscard]] auto prepare(Ts&&... objects) {
+  requires(!detail::accelerator::BeginsWithPlacement<Ts...>) [[nodiscard]] auto prepare(Ts&&... objects) {
     static_assert(sizeof...(Ts) > 0, "accelerate: prepare needs something to prepare.");
-    return detail::prepare_all(preparer(), nullptr, std::forward<Ts>(objects)...);
+    return detail::accelerator::prepare_all(preparer(), nullptr, std::forward<Ts>(objects)...);
   }
   /// The same with one flag per object: whether it is put on the device. Throws `ArgumentError` for
   /// another number of flags.
   template <class... Ts>
   [[nodiscard]] auto prepare(const DevicePlacement& device_placement, Ts&&... objects) {
-    return detail::prepare_all(preparer(), &device_placement, std::forward<Ts>(objects)...);
+    return detail::accelerator::prepare_all(preparer(), &device_placement, std::forward<Ts>(objects)...);
   }
 
   /// Collective. Each is `prepare` of one object.
   template <class Model>
   [[nodiscard]] auto prepare_model(const Model& model, const PrepareModelOptions& options = {},
                                    std::source_location where = std::source_location::current()) {
-    const detail::CalledFrom here(where);
-    return detail::prepare_model(preparer(), model, options.device_placement,
+    const detail::accelerator::CalledFrom here(where);
+    return detail::accelerator::prepare_model(preparer(), model, options.device_placement,
                                  options.evaluation_mode);
   }
   template <class Optimizer>
   [[nodiscard]] AcceleratedOptimizer prepare_optimizer(
       Optimizer&& optimizer, std::optional<bool> device_placement = std::nullopt) {
-    return detail::prepare_optimizer(preparer(), std::forward<Optimizer>(optimizer),
+    return detail::accelerator::prepare_optimizer(preparer(), std::forward<Optimizer>(optimizer),
                                      device_placement);
   }
   template <class Batch>
@@ -121,13 +121,13 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
       const DataLoader<Batch>& loader, std::optional<bool> device_placement = std::nullopt,
       std::type_identity_t<SliceFunction<Batch>> slice_fn_for_dispatch = {},
       std::source_location where = std::source_location::current()) {
-    const detail::CalledFrom here(where);
-    return detail::prepare_loader(preparer(), loader, device_placement,
+    const detail::accelerator::CalledFrom here(where);
+    return detail::accelerator::prepare_loader(preparer(), loader, device_placement,
                                   std::move(slice_fn_for_dispatch));
   }
   template <class Scheduler>
   [[nodiscard]] AcceleratedScheduler prepare_scheduler(Scheduler&& scheduler) {
-    return detail::prepare_scheduler(preparer(), std::forward<Scheduler>(scheduler));
+    return detail::accelerator::prepare_scheduler(preparer(), std::forward<Scheduler>(scheduler));
   }
 
   /// The holder that was prepared; a holder that was not comes back as it is.
@@ -136,24 +136,24 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
                                     const UnwrapModelOptions& = {}) const {
     return model.holder();
   }
-  template <detail::ModelHolder Holder>
+  template <detail::accelerator::ModelHolder Holder>
   [[nodiscard]] Holder unwrap_model(const Holder& model, const UnwrapModelOptions& = {}) const {
     return model;
   }
   /// Collective if parameters are sharded. Whole parameters and buffers by name.
   template <class Model>
   [[nodiscard]] StateDict get_state_dict(const Model& model) const {
-    if constexpr (detail::kIsPreparedModel<Model>) {
+    if constexpr (detail::accelerator::kIsPreparedModel<Model>) {
       return model.state_dict();
     } else {
-      return accelerate::state_dict(*detail::module_of(model));
+      return accelerate::state_dict(*detail::accelerator::module_of(model));
     }
   }
 
   /// Empties the objects, forgets all that was prepared, gives cached memory of the device back.
   template <class... Ts>
   void free_memory(Ts&... objects) {
-    (detail::reset_object(objects), ...);
+    (detail::state::reset_object(objects), ...);
     forget_prepared();
   }
   template <class... Ts>
@@ -176,28 +176,28 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   /// `gradient_accumulation_steps()`th of them, and with the last one of a data loader. Before that
   /// the gradients of these models stay with the process.
   template <class... Models>
-  requires(detail::AnyModel<Models>&&...)
+  requires(detail::accelerator::AnyModel<Models>&&...)
       [[nodiscard]] GradientSyncScope<sizeof...(Models)> accumulate(const Models&... models) {
-    std::array<std::shared_ptr<detail::ModelCore>, sizeof...(Models)> cores = {
-        detail::core_of(models)...};
+    std::array<std::shared_ptr<detail::accelerator::ModelCore>, sizeof...(Models)> cores = {
+        detail::accelerator::core_of(models)...};
     count_batch();
     return {synchronizes_this_batch(), std::move(cores)};
   }
   /// The same around a function.
   template <class F, class... Models>
-  requires(!detail::AnyModel<F>) decltype(auto) accumulate(F&& f, const Models&... models) {
+  requires(!detail::accelerator::AnyModel<F>) decltype(auto) accumulate(F&& f, const Models&... models) {
     const auto scope = accumulate(models...);
     return std::forward<F>(f)();
   }
   /// Gradients of the model stay with the process in every backward of the scope.
-  template <detail::AnyModel Model>
+  template <detail::accelerator::AnyModel Model>
   [[nodiscard]] GradientSyncScope<1> no_sync(const Model& model) const {
-    return {std::optional(false), {detail::core_of(model)}};
+    return {std::optional(false), {detail::accelerator::core_of(model)}};
   }
   /// Gradients are averaged in every backward of the scope, also within `no_sync` or `accumulate`.
-  template <detail::AnyModel Model>
+  template <detail::accelerator::AnyModel Model>
   [[nodiscard]] static GradientSyncScope<1> trigger_sync_in_backward(const Model& model) {
-    return {std::optional(true), {detail::core_of(model)}};
+    return {std::optional(true), {detail::accelerator::core_of(model)}};
   }
 
   /// Collective at its end. Runs `f`, in which processes may see different numbers of batches:
@@ -213,7 +213,7 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
                           std::source_location where = std::source_location::current()) {
     std::apply(
         [&](const auto&... each) {
-          const std::shared_ptr<detail::ModelCore> cores[] = {detail::core_of(each)...};
+          const std::shared_ptr<detail::accelerator::ModelCore> cores[] = {detail::accelerator::core_of(each)...};
           join(cores, options, std::forward<F>(f), where);
         },
         models);
@@ -259,7 +259,7 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   /// registration.
   template <class... Ts>
   void register_for_checkpointing(Ts&&... objects) {
-    (register_object(detail::stateful_of(std::forward<Ts>(objects))), ...);
+    (register_object(detail::accelerator::stateful_of(std::forward<Ts>(objects))), ...);
   }
   /// Ends trackers. There are none yet: does nothing.
   void end_training() const {}
@@ -268,14 +268,14 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   [[nodiscard]] std::vector<StateEntry> _state_entries() const;
 
  private:
-  [[nodiscard]] detail::Preparer preparer() const { return detail::Preparer(*core_); }
+  [[nodiscard]] detail::accelerator::Preparer preparer() const { return detail::accelerator::Preparer(*core_); }
   /// Counts a batch of `accumulate`.
   void count_batch();
   /// For a batch of `accumulate`: nullopt keeps the setting of the models; false keeps gradients
   /// local.
   [[nodiscard]] std::optional<bool> synchronizes_this_batch() const;
   void forget_prepared();
-  void join(std::span<const std::shared_ptr<detail::ModelCore>> models, const JoinOptions& options,
+  void join(std::span<const std::shared_ptr<detail::accelerator::ModelCore>> models, const JoinOptions& options,
             const std::function<void()>& f, std::source_location where);
   void register_object(std::shared_ptr<Stateful> object);
 };

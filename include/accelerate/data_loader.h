@@ -42,7 +42,7 @@ class DataLoader {
     using difference_type = std::ptrdiff_t;
 
     iterator() = default;
-    explicit iterator(std::shared_ptr<detail::LoaderCore> core) : pass_(std::move(core)) {}
+    explicit iterator(std::shared_ptr<detail::data::LoaderCore> core) : pass_(std::move(core)) {}
 
     Batch& operator*() const { return pass_.batch().template as<Batch>(); }
     Batch* operator->() const { return &**this; }
@@ -54,11 +54,11 @@ class DataLoader {
     bool operator==(std::default_sentinel_t) const { return !pass_.batch(); }
 
    private:
-    detail::LoaderPass pass_ = {};
+    detail::data::LoaderPass pass_ = {};
   };
   using value_type = Batch;
 
-  explicit DataLoader(std::shared_ptr<detail::LoaderCore> core) : core_(std::move(core)) {}
+  explicit DataLoader(std::shared_ptr<detail::data::LoaderCore> core) : core_(std::move(core)) {}
 
   /// Begins a pass and loads its first batch. Throws `DataLoaderError` with the exception that a
   /// dataset, sampler or collate function threw nested, as does `++`.
@@ -116,13 +116,13 @@ class DataLoader {
   void reset() noexcept { core_.reset(); }
 
   /// For this library. Throws `StateError` once the loader has let go of its data.
-  [[nodiscard]] const std::shared_ptr<detail::LoaderCore>& _core() const {
-    if (!core_) detail::LoaderCore::throw_freed();
+  [[nodiscard]] const std::shared_ptr<detail::data::LoaderCore>& _core() const {
+    if (!core_) detail::data::LoaderCore::throw_freed();
     return core_;
   }
 
  private:
-  std::shared_ptr<detail::LoaderCore> core_;
+  std::shared_ptr<detail::data::LoaderCore> core_;
 };
 
 /// A loader over a dataset, in its order or shuffled. The dataset is moved or copied in; pass a
@@ -130,41 +130,41 @@ class DataLoader {
 /// the generator of the batch as well if it takes one; without it see accelerate/data/collate.h.
 ///
 /// Throws `ArgumentError` for options that contradict each other, as Python's `DataLoader` does.
-template <detail::Dataset D, class Collate = DefaultCollate>
+template <detail::data::Dataset D, class Collate = DefaultCollate>
 [[nodiscard]] auto make_data_loader(D dataset, const DataLoaderOptions& options = {},
                                     Collate collate = {}) {
-  auto owned = detail::Pointee<D>::own(std::move(dataset));
-  if constexpr (detail::IndexedDataset<detail::PointeeOf<D>>) {
-    detail::validate(options, detail::LoaderInput::kSamples);
-    return detail::indexed_loader(
+  auto owned = detail::data::Pointee<D>::own(std::move(dataset));
+  if constexpr (detail::data::IndexedDataset<detail::data::PointeeOf<D>>) {
+    detail::data::validate(options, detail::data::LoaderInput::kSamples);
+    return detail::data::indexed_loader(
         std::move(owned), options, std::move(collate),
-        [&](const auto& size) { return detail::batches_of(options, size); });
+        [&](const auto& size) { return detail::data::batches_of(options, size); });
   } else {
-    detail::validate(options, detail::LoaderInput::kIterable);
-    return detail::iterable_loader(std::move(owned), options, std::move(collate));
+    detail::data::validate(options, detail::data::LoaderInput::kIterable);
+    return detail::data::iterable_loader(std::move(owned), options, std::move(collate));
   }
 }
 
 /// A loader over the samples that a sampler names: one of accelerate/samplers.h or LibTorch's, one
 /// of your own (accelerate/data/sampler_adaptors.h), or a list of indices. With a batch sampler
 /// `batch_size`, `shuffle` and `drop_last` are left as they are.
-template <detail::Dataset D, class S, class Collate = DefaultCollate>
-requires(SamplerLike<detail::PointeeOf<S>> || BatchSamplerLike<detail::PointeeOf<S>>)
+template <detail::data::Dataset D, class S, class Collate = DefaultCollate>
+requires(SamplerLike<detail::data::PointeeOf<S>> || BatchSamplerLike<detail::data::PointeeOf<S>>)
     [[nodiscard]] auto make_data_loader(D dataset, S sampler, const DataLoaderOptions& options = {},
                                         Collate collate = {}) {
-  static_assert(detail::IndexedDataset<detail::PointeeOf<D>>,
+  static_assert(detail::data::IndexedDataset<detail::data::PointeeOf<D>>,
                 "accelerate: iterable data come in their own order; a sampler needs a dataset with "
                 "samples by index.");
-  auto owned = detail::Pointee<D>::own(std::move(dataset));
-  if constexpr (BatchSamplerLike<detail::PointeeOf<S>>) {
-    detail::validate(options, detail::LoaderInput::kBatchSampler);
-    return detail::indexed_loader(std::move(owned), options, std::move(collate), [&](const auto&) {
+  auto owned = detail::data::Pointee<D>::own(std::move(dataset));
+  if constexpr (BatchSamplerLike<detail::data::PointeeOf<S>>) {
+    detail::data::validate(options, detail::data::LoaderInput::kBatchSampler);
+    return detail::data::indexed_loader(std::move(owned), options, std::move(collate), [&](const auto&) {
       return as_batch_sampler(std::move(sampler));
     });
   } else {
-    detail::validate(options, detail::LoaderInput::kSampler);
-    return detail::indexed_loader(std::move(owned), options, std::move(collate), [&](const auto&) {
-      return detail::batches_of(options, as_sampler(std::move(sampler)));
+    detail::data::validate(options, detail::data::LoaderInput::kSampler);
+    return detail::data::indexed_loader(std::move(owned), options, std::move(collate), [&](const auto&) {
+      return detail::data::batches_of(options, as_sampler(std::move(sampler)));
     });
   }
 }

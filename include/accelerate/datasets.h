@@ -50,7 +50,7 @@ class FunctionDataset {
   F f_;
 };
 
-namespace detail {
+namespace detail::data {
 
 template <class D>
 constexpr bool is_columns() {
@@ -114,5 +114,5 @@ void tell_epoch(D& dataset, std::int64_t epoch) {
   if constexpr (requires { dataset.set_epoch(epoch); }) dataset.set_epoch(epoch);
 }
 
-}  // namespace detail
+}  // namespace detail::data
 }  // namespace accelerate

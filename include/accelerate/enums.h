@@ -70,7 +70,7 @@ enum class BackwardPrefetch : std::uint8_t { kBackwardPre, kBackwardPost, kNoPre
 enum class StateDictType : std::uint8_t { kFullStateDict, kLocalStateDict, kShardedStateDict };
 // clang-format on
 
-namespace detail {
+namespace detail::inline core {
 
 /// Which texts `from_string` takes.
 enum class Spelling : std::uint8_t { kExact, kAnyCase, kAnyCaseOrNumber };
@@ -145,7 +145,7 @@ concept Spelled = kEnumTable<E>
 [[nodiscard]] ACCELERATE_API int parse(const EnumTable& table, std::string_view text,
                                        std::string_view source);
 
-}  // namespace detail
+}  // namespace detail::core
 
 /// Python's spelling of an enumerator.
 template <detail::Spelled E>

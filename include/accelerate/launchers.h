@@ -34,10 +34,10 @@ enum class StartMethod : std::uint8_t {
   kSpawn,
 };
 
-namespace detail {
+namespace detail::inline core {
 template <>
 inline constexpr EnumTable kEnumTable<StartMethod>{"StartMethod", {"fork", "spawn"}};
-}  // namespace detail
+}  // namespace detail::core
 
 struct DebugLaunchOptions {
   int num_processes = 2;
@@ -80,12 +80,12 @@ struct NotebookLaunchOptions {
   std::source_location where = std::source_location::current();
 };
 
-namespace detail {
+namespace detail::state {
 ACCELERATE_API void debug_launch(const DebugLaunchOptions& options, const std::function<void()>& f);
 ACCELERATE_API void notebook_launch(const NotebookLaunchOptions& options,
                                     const std::function<void()>& f);
 ACCELERATE_API int record_errors(const std::function<int()>& main);
-}  // namespace detail
+}  // namespace detail::state
 
 /// Runs `f(args...)` on `num_processes` processes of this host, on the CPU, as ranks of one group
 /// that meet through a file. Returns when all have ended; the environment of this process is
@@ -96,7 +96,7 @@ ACCELERATE_API int record_errors(const std::function<int()>& main);
 /// is left behind, also when this one is killed. Throws `StateError` when `kFork` is not possible.
 template <class F, class... Args>
 void debug_launcher(F&& f, const DebugLaunchOptions& options = {}, Args&&... args) {
-  detail::debug_launch(options,
+  detail::state::debug_launch(options,
                        [&] { std::invoke(std::forward<F>(f), std::forward<Args>(args)...); });
 }
 
@@ -109,7 +109,7 @@ void debug_launcher(F&& f, const DebugLaunchOptions& options = {}, Args&&... arg
 /// throws.
 template <class F, class... Args>
 void notebook_launcher(F&& f, const NotebookLaunchOptions& options, Args&&... args) {
-  detail::notebook_launch(options,
+  detail::state::notebook_launch(options,
                           [&] { std::invoke(std::forward<F>(f), std::forward<Args>(args)...); });
 }
 
@@ -123,7 +123,7 @@ void notebook_launcher(F&& f, const NotebookLaunchOptions& options, Args&&... ar
 ///     }
 template <class F>
 [[nodiscard]] int record(F&& main) {
-  return detail::record_errors([&]() -> int {
+  return detail::state::record_errors([&]() -> int {
     if constexpr (std::is_void_v<std::invoke_result_t<F&>>) {
       std::invoke(main);
       return 0;

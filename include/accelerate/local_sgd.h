@@ -55,11 +55,11 @@ class ACCELERATE_API LocalSGD {
 
 /// Collective at its end. Runs `f` without averaging gradients, then averages parameters once more.
 /// Buffers are not averaged, as in Python. If `f` throws, nothing is sent.
-template <detail::AnyModel Model, class F>
+template <detail::accelerator::AnyModel Model, class F>
 void run_local_sgd(const Accelerator& accelerator, const Model& model,
                    const LocalSGDOptions& options, F&& f,
                    std::source_location where = std::source_location::current()) {
-  LocalSGD local_sgd(accelerator, detail::module_of(model), options);
+  LocalSGD local_sgd(accelerator, detail::accelerator::module_of(model), options);
   if (!local_sgd.enabled()) {
     std::forward<F>(f)(local_sgd);
     return;

@@ -35,7 +35,7 @@ enum class LogLevel : int {
 
 /// "WARNING"; "Level 35" for numbers between.
 [[nodiscard]] ACCELERATE_API std::string to_string(LogLevel level);
-namespace detail {
+namespace detail::inline core {
 [[nodiscard]] ACCELERATE_API LogLevel parse_log_level(std::string_view text,
                                                       std::string_view source);
 }

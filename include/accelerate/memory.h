@@ -29,7 +29,7 @@ namespace accelerate {
 /// and what is kept at hand for the results of collectives.
 ACCELERATE_API void clear_device_cache(bool garbage_collection = false);
 
-namespace detail {
+namespace detail::state {
 
 template <class T>
 void reset_object(T& object) {
@@ -50,7 +50,7 @@ void reset_object(T& object) {
   }
 }
 
-}  // namespace detail
+}  // namespace detail::state
 
 /// Empties every argument (tensor, module holder, smart pointer, optional, container), then the
 /// caches of the accelerator.
@@ -58,7 +58,7 @@ void reset_object(T& object) {
 ///     release_memory(model, optimizer_state, batches);
 template <class... Ts>
 void release_memory(Ts&... objects) {
-  (detail::reset_object(objects), ...);
+  (detail::state::reset_object(objects), ...);
   clear_device_cache(/*garbage_collection=*/true);
 }
 
@@ -78,7 +78,7 @@ struct BatchSizeOptions {
   bool agree_across_processes = false;
 };
 
-namespace detail {
+namespace detail::state {
 
 /// The search itself; `BatchSizeFinder` only brings arguments and result through.
 class ACCELERATE_API BatchSizeSearch {
@@ -93,7 +93,7 @@ class ACCELERATE_API BatchSizeSearch {
   std::int64_t batch_size_;
 };
 
-}  // namespace detail
+}  // namespace detail::state
 
 /// A function together with the batch size that is known to fit. See `find_executable_batch_size`.
 template <class F>
@@ -140,7 +140,7 @@ class BatchSizeFinder {
 
  private:
   F function_;
-  detail::BatchSizeSearch search_;
+  detail::state::BatchSizeSearch search_;
   std::source_location where_;
 };
 

@@ -59,13 +59,13 @@ struct ExtractModelOptions {
   bool recursive = false;
 };
 
-namespace detail {
+namespace detail::modeling {
 
 /// Throws `ArgumentError`.
 [[noreturn]] ACCELERATE_API void refuse_extracted(const torch::nn::Module& model,
                                                   const std::type_info& wanted);
 
-}  // namespace detail
+}  // namespace detail::modeling
 
 /// Takes the parallel wrappers off a model. A model without any comes back as it is.
 ///
@@ -82,7 +82,7 @@ template <std::derived_from<torch::nn::Module> M>
     const std::shared_ptr<torch::nn::Module>& model, const ExtractModelOptions& options = {}) {
   const auto extracted = extract_model_from_parallel(model, options);
   auto typed = std::dynamic_pointer_cast<M>(extracted);
-  if (typed == nullptr) detail::refuse_extracted(*extracted, typeid(M));
+  if (typed == nullptr) detail::modeling::refuse_extracted(*extracted, typeid(M));
   return typed;
 }
 /// A model whose class is known and is no wrapper keeps its class.
@@ -135,13 +135,13 @@ get_named_module_children_bottom_up(torch::nn::Module& model);
 [[nodiscard]] ACCELERATE_API torch::Tensor get_buffer(torch::nn::Module& module,
                                                       std::string_view name);
 
-namespace detail {
+namespace detail::modeling {
 
 /// The last part of a qualified name, without template arguments and the Impl of module classes.
 [[nodiscard]] ACCELERATE_API std::string short_class_name(std::string_view qualified);
 [[nodiscard]] ACCELERATE_API std::string short_type_name(const std::type_info& type);
 
-}  // namespace detail
+}  // namespace detail::modeling
 
 /// The class of an object as messages show it: "AdamW", "Linear".
 template <class T>
@@ -149,7 +149,7 @@ template <class T>
   if constexpr (std::is_base_of_v<torch::nn::Module, T>) {
     return module_class_name(object);
   } else {
-    return detail::short_type_name(typeid(object));
+    return detail::modeling::short_type_name(typeid(object));
   }
 }
 template <class Contained>

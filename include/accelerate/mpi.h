@@ -19,7 +19,7 @@
 #include "accelerate/state/partial_state_options.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::state {
 
 inline void check_mpi(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
@@ -37,7 +37,7 @@ inline std::string mpi_broadcast(MPI_Comm communicator, std::string text) {
   return text;
 }
 
-}  // namespace detail
+}  // namespace detail::state
 
 /// Collective over `communicator`. Options for a `PartialState` whose processes are those of the
 /// communicator, in its order; whatever else `options` says is kept. MPI is used only inside this
@@ -54,18 +54,18 @@ inline std::string mpi_broadcast(MPI_Comm communicator, std::string text) {
   if (started == 0 || ended != 0) {
     throw StateError("from_mpi: MPI is not running. Call it between MPI_Init and MPI_Finalize.");
   }
-  detail::ProcessPlace place;
-  detail::check_mpi(MPI_Comm_rank(communicator, &place.rank), "MPI_Comm_rank");
-  detail::check_mpi(MPI_Comm_size(communicator, &place.size), "MPI_Comm_size");
+  detail::state::ProcessPlace place;
+  detail::state::check_mpi(MPI_Comm_rank(communicator, &place.rank), "MPI_Comm_rank");
+  detail::state::check_mpi(MPI_Comm_size(communicator, &place.size), "MPI_Comm_size");
   MPI_Comm host = MPI_COMM_NULL;
-  detail::check_mpi(
+  detail::state::check_mpi(
       MPI_Comm_split_type(communicator, MPI_COMM_TYPE_SHARED, place.rank, MPI_INFO_NULL, &host),
       "MPI_Comm_split_type");
   MPI_Comm_rank(host, &place.local_rank);
   MPI_Comm_size(host, &place.local_size);
   MPI_Comm_free(&host);
-  return detail::meet_by_broadcast(std::move(options), place, [communicator](std::string text) {
-    return detail::mpi_broadcast(communicator, std::move(text));
+  return detail::state::meet_by_broadcast(std::move(options), place, [communicator](std::string text) {
+    return detail::state::mpi_broadcast(communicator, std::move(text));
   });
 }
 

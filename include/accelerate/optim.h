@@ -30,7 +30,7 @@
 
 namespace accelerate {
 
-namespace detail {
+namespace detail::optim {
 class TensorBuckets;
 struct GradScaling;
 struct GroupSchedule;
@@ -40,7 +40,7 @@ struct LearningRate {
   double value = 0;
   at::Tensor tensor;
 };
-}  // namespace detail
+}  // namespace detail::optim
 
 /// Base of the options of all our parameter groups.
 class ACCELERATE_API ParamGroupOptions : public torch::optim::OptimizerOptions {
@@ -63,13 +63,13 @@ class ACCELERATE_API ParamGroupOptions : public torch::optim::OptimizerOptions {
   virtual void set_momentum(double momentum) = 0;
 
   /// The learning rate for parameters on `device`.
-  [[nodiscard]] virtual detail::LearningRate learning_rate(c10::Device device) = 0;
+  [[nodiscard]] virtual detail::optim::LearningRate learning_rate(c10::Device device) = 0;
 
   /// For this library: what schedulers keep with the group; null before the first scheduler.
-  [[nodiscard]] std::shared_ptr<detail::GroupSchedule>& _schedule() { return schedule_; }
+  [[nodiscard]] std::shared_ptr<detail::optim::GroupSchedule>& _schedule() { return schedule_; }
 
  private:
-  std::shared_ptr<detail::GroupSchedule> schedule_;
+  std::shared_ptr<detail::optim::GroupSchedule> schedule_;
 };
 
 /// The options of one parameter group. `values` may be changed between steps; a captured graph sees
@@ -93,7 +93,7 @@ class ACCELERATE_API GroupOptions final : public ParamGroupOptions {
   void update(const Value::Dict& changes) override;
   [[nodiscard]] std::optional<double> momentum() const override;
   void set_momentum(double momentum) override;
-  [[nodiscard]] detail::LearningRate learning_rate(c10::Device device) override;
+  [[nodiscard]] detail::optim::LearningRate learning_rate(c10::Device device) override;
 
   Options values;
 
@@ -149,14 +149,14 @@ class ACCELERATE_API FusedOptimizer : public torch::optim::Optimizer {
  private:
   /// Steps one group. Returns false if the step is skipped; resets `scaling.found_inf` after
   /// reading 0 from it.
-  virtual bool step_group(torch::optim::OptimizerParamGroup& group, detail::TensorBuckets& buckets,
-                          detail::GradScaling& scaling) = 0;
+  virtual bool step_group(torch::optim::OptimizerParamGroup& group, detail::optim::TensorBuckets& buckets,
+                          detail::optim::GradScaling& scaling) = 0;
   /// The device of the step count of `parameter`.
   [[nodiscard]] virtual c10::Device step_device(const torch::optim::OptimizerParamGroup& group,
                                                 const at::Tensor& parameter) const = 0;
 
   /// Empty between steps; kept to reuse its memory.
-  std::unique_ptr<detail::TensorBuckets> buckets_;
+  std::unique_ptr<detail::optim::TensorBuckets> buckets_;
 };
 
 /// The optimizer of the given options; `AdamW`, `Adam` and so on below are its names.
@@ -175,8 +175,8 @@ class ACCELERATE_API OptimizerWith final : public FusedOptimizer {
   [[nodiscard]] Options& options(std::size_t group = 0);
 
  private:
-  bool step_group(torch::optim::OptimizerParamGroup& group, detail::TensorBuckets& buckets,
-                  detail::GradScaling& scaling) override;
+  bool step_group(torch::optim::OptimizerParamGroup& group, detail::optim::TensorBuckets& buckets,
+                  detail::optim::GradScaling& scaling) override;
   [[nodiscard]] c10::Device step_device(const torch::optim::OptimizerParamGroup& group,
                                         const at::Tensor& parameter) const override;
 };

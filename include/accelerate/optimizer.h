@@ -21,12 +21,12 @@
 
 namespace accelerate {
 
-namespace detail {
+namespace detail::optim {
 struct OptimizerCore;
 
 /// Throws `StateError`.
 [[noreturn]] ACCELERATE_API void refuse_empty_optimizer();
-}  // namespace detail
+}  // namespace detail::optim
 
 /// Python's `AcceleratedOptimizer`. `step` and `zero_grad` do nothing while gradients are
 /// accumulated, see `Accelerator::accumulate`.
@@ -39,7 +39,7 @@ class ACCELERATE_API AcceleratedOptimizer {
   /// An empty handle. Its functions throw `StateError`.
   AcceleratedOptimizer() = default;
   /// For this library.
-  explicit AcceleratedOptimizer(std::shared_ptr<detail::OptimizerCore> core);
+  explicit AcceleratedOptimizer(std::shared_ptr<detail::optim::OptimizerCore> core);
 
   /// One step, with fused kernels if they give the results of the optimizer itself. In float16 it
   /// unscales the gradients first and skips the step if one is infinite or NaN. Returns the loss of
@@ -82,19 +82,19 @@ class ACCELERATE_API AcceleratedOptimizer {
   explicit operator bool() const noexcept { return core_ != nullptr; }
   void reset() noexcept { core_.reset(); }
   /// For this library.
-  [[nodiscard]] const std::shared_ptr<detail::OptimizerCore>& _core() const { return core_; }
+  [[nodiscard]] const std::shared_ptr<detail::optim::OptimizerCore>& _core() const { return core_; }
 
  private:
-  [[nodiscard]] detail::OptimizerCore& core() const;
+  [[nodiscard]] detail::optim::OptimizerCore& core() const;
 
-  std::shared_ptr<detail::OptimizerCore> core_;
+  std::shared_ptr<detail::optim::OptimizerCore> core_;
 };
 
-namespace detail {
+namespace detail::optim {
 
 /// Sets the function that switches the optimizer between training and evaluation.
 ACCELERATE_API void set_modes(OptimizerCore& core,
                               std::function<void(torch::optim::Optimizer&, bool training)> modes);
 
-}  // namespace detail
+}  // namespace detail::optim
 }  // namespace accelerate

@@ -44,15 +44,15 @@ template <class Batch>
 [[nodiscard]] DataLoader<Batch> prepare_data_loader(
     const DataLoader<Batch>& loader, const PrepareDataLoaderOptions& options = {},
     std::type_identity_t<SliceFunction<Batch>> slice_fn_for_dispatch = {}) {
-  detail::AnySlice slice;
+  detail::data::AnySlice slice;
   if (slice_fn_for_dispatch) {
-    slice = [typed = std::move(slice_fn_for_dispatch)](const detail::AnyBatch& round,
+    slice = [typed = std::move(slice_fn_for_dispatch)](const detail::data::AnyBatch& round,
                                                        const DispatchSlice& part) {
-      return detail::AnyBatch(new Batch(typed(round.as<Batch>(), part)));
+      return detail::data::AnyBatch(new Batch(typed(round.as<Batch>(), part)));
     };
   }
   return DataLoader<Batch>(
-      loader._core()->prepare(options, detail::kBatchType<Batch>, std::move(slice)));
+      loader._core()->prepare(options, detail::data::kBatchType<Batch>, std::move(slice)));
 }
 
 /// A loader like this one, prepared or not, without the first `num_batches` batches that this

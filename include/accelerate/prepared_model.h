@@ -28,23 +28,23 @@ namespace accelerate {
 template <class Holder>
 class PreparedModel {
  public:
-  using Module = typename detail::ModuleOf<Holder>::type;
+  using Module = typename detail::accelerator::ModuleOf<Holder>::type;
 
   /// The module, in its forward until the end of the full expression.
   class Scope {
    public:
-    Scope(const detail::ModelCore& core, Module* module) : forward_(core), module_(module) {}
+    Scope(const detail::accelerator::ModelCore& core, Module* module) : forward_(core), module_(module) {}
     Module* operator->() const { return module_; }
 
    private:
-    detail::ForwardScope forward_;
+    detail::accelerator::ForwardScope forward_;
     Module* module_;
   };
 
   /// An empty handle, to be assigned to. Its functions throw `StateError`.
   PreparedModel() = default;
   /// For this library.
-  PreparedModel(Holder holder, std::shared_ptr<detail::ModelCore> core)
+  PreparedModel(Holder holder, std::shared_ptr<detail::accelerator::ModelCore> core)
       : holder_(std::move(holder)), core_(std::move(core)) {}
 
   /// `forward` under autocast; tensors of 16 bits in what it returns become float32, wherever a
@@ -117,18 +117,18 @@ class PreparedModel {
     holder_.reset();
   }
   /// For this library.
-  [[nodiscard]] const std::shared_ptr<detail::ModelCore>& _core() const { return core_; }
+  [[nodiscard]] const std::shared_ptr<detail::accelerator::ModelCore>& _core() const { return core_; }
 
  private:
-  const detail::ModelCore& checked() const {
-    if (!core_) detail::refuse_empty_model();
+  const detail::accelerator::ModelCore& checked() const {
+    if (!core_) detail::accelerator::refuse_empty_model();
     return *core_;
   }
-  [[nodiscard]] Module* module() const { return detail::ModuleOf<Holder>::pointer(*holder_).get(); }
+  [[nodiscard]] Module* module() const { return detail::accelerator::ModuleOf<Holder>::pointer(*holder_).get(); }
   [[nodiscard]] torch::nn::Module& module_of() const { return *checked().module; }
 
   template <class T>
-  static auto on_device(const detail::ModelCore& core, const T& value) {
+  static auto on_device(const detail::accelerator::ModelCore& core, const T& value) {
     if constexpr (TensorTree<T>) {
       return send_to_device(value, core.device);
     } else {
@@ -138,7 +138,7 @@ class PreparedModel {
 
   /// Converted outside of autocast, as in Python.
   template <class Forward, class... Args>
-  static auto converted(const detail::ModelCore& core, const Forward& forward, Args&&... args) {
+  static auto converted(const detail::accelerator::ModelCore& core, const Forward& forward, Args&&... args) {
     using Output = std::remove_cvref_t<std::invoke_result_t<const Forward&, Args...>>;
     if constexpr (TensorTree<Output>) {
       Output output = forward(std::forward<Args>(args)...);
@@ -149,7 +149,7 @@ class PreparedModel {
   }
 
   std::optional<Holder> holder_ = std::nullopt;
-  std::shared_ptr<detail::ModelCore> core_ = nullptr;
+  std::shared_ptr<detail::accelerator::ModelCore> core_ = nullptr;
 };
 
 }  // namespace accelerate

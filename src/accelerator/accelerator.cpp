@@ -20,7 +20,7 @@ namespace accelerate {
 using detail::str;
 
 Accelerator::Accelerator(const AcceleratorOptions& options)
-    : AcceleratorBase(detail::make_accelerator_core(options)) {}
+    : AcceleratorBase(detail::accelerator::make_accelerator_core(options)) {}
 
 Accelerator::~Accelerator() = default;
 
@@ -101,13 +101,13 @@ void Accelerator::unscale_gradients() {
 }
 
 void Accelerator::unscale_gradients(const AcceleratedOptimizer& optimizer) {
-  if (!optimizer) detail::refuse_empty_optimizer();
+  if (!optimizer) detail::optim::refuse_empty_optimizer();
   if (core_->registry.scaling) core_->registry.scaling->unscale(*optimizer._core());
 }
 
 namespace {
 
-void check_complete(const detail::AcceleratorCore& core, const char* what) {
+void check_complete(const detail::accelerator::AcceleratorCore& core, const char* what) {
   if (!core.registry.scaling || core.gradient_state.sync_gradients()) return;
   throw StateError(str(what,
                        ": with float16 gradients can be clipped only where they are complete, or "
@@ -121,14 +121,14 @@ at::Tensor Accelerator::clip_grad_norm_(std::span<const at::Tensor> parameters, 
                                         double norm_type) {
   check_complete(*core_, "clip_grad_norm_");
   unscale_gradients();
-  return detail::clip_grad_norm_(parameters, max_norm, norm_type, /*error_if_nonfinite=*/false,
-                                 detail::list_engines());
+  return detail::optim::clip_grad_norm_(parameters, max_norm, norm_type, /*error_if_nonfinite=*/false,
+                                 detail::accelerator::list_engines());
 }
 
 void Accelerator::clip_grad_value_(std::span<const at::Tensor> parameters, double clip_value) {
   check_complete(*core_, "clip_grad_value_");
   unscale_gradients();
-  detail::clip_grad_value_(parameters, clip_value, detail::list_engines());
+  detail::optim::clip_grad_value_(parameters, clip_value, detail::accelerator::list_engines());
 }
 
 AutocastScope Accelerator::autocast(const std::optional<AutocastKwargs>& autocast_handler) const {
@@ -153,7 +153,7 @@ namespace {
 /// Tells all loaders of data by index whether to even their batches, and takes that back.
 class EvenBatchesScope {
  public:
-  EvenBatchesScope(const std::vector<std::shared_ptr<detail::LoaderCore>>& loaders,
+  EvenBatchesScope(const std::vector<std::shared_ptr<detail::data::LoaderCore>>& loaders,
                    std::optional<bool> even) {
     if (!even) return;
     bool others = false;
@@ -177,13 +177,13 @@ class EvenBatchesScope {
   EvenBatchesScope& operator=(const EvenBatchesScope&) = delete;
 
  private:
-  std::vector<std::pair<std::shared_ptr<detail::LoaderCore>, bool>> changed_;
+  std::vector<std::pair<std::shared_ptr<detail::data::LoaderCore>, bool>> changed_;
 };
 
 /// While it lives, backward announces itself to the scope.
 class JoinInProgress {
  public:
-  JoinInProgress(detail::AcceleratorCore& core, detail::JoinScope& scope) : core_(core) {
+  JoinInProgress(detail::accelerator::AcceleratorCore& core, detail::parallel::JoinScope& scope) : core_(core) {
     if (core.join != nullptr) {
       throw StateError("join_uneven_inputs: another one is in progress. They cannot be nested.");
     }
@@ -194,12 +194,12 @@ class JoinInProgress {
   JoinInProgress& operator=(const JoinInProgress&) = delete;
 
  private:
-  detail::AcceleratorCore& core_;
+  detail::accelerator::AcceleratorCore& core_;
 };
 
 }  // namespace
 
-void Accelerator::join(std::span<const std::shared_ptr<detail::ModelCore>> models,
+void Accelerator::join(std::span<const std::shared_ptr<detail::accelerator::ModelCore>> models,
                        const JoinOptions& options, const std::function<void()>& f,
                        std::source_location where) {
   if (!use_distributed()) {
@@ -212,9 +212,9 @@ void Accelerator::join(std::span<const std::shared_ptr<detail::ModelCore>> model
     return;
   }
   // In the order in which backward takes them.
-  std::vector<detail::Joinable*> joined;
-  std::vector<std::shared_ptr<detail::ModelCore>> prepared;
-  detail::list_model_registry(prepared);
+  std::vector<detail::parallel::Joinable*> joined;
+  std::vector<std::shared_ptr<detail::accelerator::ModelCore>> prepared;
+  detail::accelerator::list_model_registry(prepared);
   for (const auto& model : prepared) {
     if (std::ranges::find(models, model) == models.end()) continue;
     if (auto* joinable = model->engine->joinable()) joined.push_back(joinable);
@@ -227,7 +227,7 @@ void Accelerator::join(std::span<const std::shared_ptr<detail::ModelCore>> model
     return;
   }
   const detail::AtCallSite here(where);
-  detail::JoinScope scope(std::move(joined));
+  detail::parallel::JoinScope scope(std::move(joined));
   {
     const JoinInProgress in_progress(*core_, scope);
     f();

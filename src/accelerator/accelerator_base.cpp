@@ -10,7 +10,7 @@ namespace accelerate {
 
 using detail::str;
 
-AcceleratorBase::AcceleratorBase(std::shared_ptr<detail::AcceleratorCore> core)
+AcceleratorBase::AcceleratorBase(std::shared_ptr<detail::accelerator::AcceleratorCore> core)
     : core_(std::move(core)) {}
 
 AcceleratorBase::~AcceleratorBase() = default;

@@ -13,7 +13,7 @@
 #include "accelerator/registry.h"
 #include "accelerator/backward_plan.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::accelerator {
 
 struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   AcceleratorCore(const AcceleratorOptions& given, AcceleratorState made)
@@ -35,7 +35,7 @@ struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   /// Batches that `accumulate` has counted.
   std::int64_t step = 0;
   /// The scope of `join_uneven_inputs` while it runs, else null.
-  JoinScope* join = nullptr;
+  parallel::JoinScope* join = nullptr;
   BackwardPlan backward = {};
 };
 
@@ -43,4 +43,4 @@ struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
 [[nodiscard]] std::shared_ptr<AcceleratorCore> make_accelerator_core(
     const AcceleratorOptions& options);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::accelerator

@@ -10,7 +10,7 @@
 #include "accelerator/model_registry.h"
 #include "parallel/own_backward.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::accelerator {
 namespace {
 
 /// Whether backward, which adds gradients to `inputs` alone if there are any, comes to a model.
@@ -63,7 +63,7 @@ void BackwardPlan::run(const BackwardCall& call, c10::function_ref<void()> autog
   const Cleared cleared(*this);
   arm(call);
   try {
-    const OwnBackward own;
+    const parallel::OwnBackward own;
     autograd();
   } catch (...) {
     for (auto* model : reached_) model->unfinished = true;
@@ -90,7 +90,7 @@ void BackwardPlan::arm(const BackwardCall& call) {
     call.join->announce(joined_, leaves_);
   }
   const auto pass = [&](bool synchronizes) {
-    return BackwardPass{.loss = call.loss, .leaves = leaves_, .synchronizes = synchronizes};
+    return parallel::BackwardPass{.loss = call.loss, .leaves = leaves_, .synchronizes = synchronizes};
   };
   for (auto* model : reached_) model->engine->before_backward(pass(true));
   for (auto* model : local_) model->engine->before_backward(pass(false));
@@ -186,4 +186,4 @@ void BackwardPlan::check_unseen() const {
       "prepare one model, or let one part be computed in the plain way."));
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::accelerator

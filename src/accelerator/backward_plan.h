@@ -13,9 +13,12 @@
 #include "accelerate/prepared_model.h"
 #include "parallel/engine.h"
 
-namespace accelerate::detail {
-
+namespace accelerate::detail::parallel {
 class JoinScope;
+}  // namespace accelerate::detail::parallel
+
+namespace accelerate::detail::accelerator {
+
 
 /// What a backward starts from.
 struct BackwardCall {
@@ -25,7 +28,7 @@ struct BackwardCall {
   /// The models of the accelerator that runs it.
   std::span<const std::shared_ptr<ModelCore>> own;
   /// The scope of uneven inputs, or null.
-  JoinScope* join = nullptr;
+  parallel::JoinScope* join = nullptr;
 };
 
 /// One object runs all backward passes of an accelerator: it keeps its memory between them.
@@ -58,10 +61,10 @@ class BackwardPlan {
   std::vector<ModelCore*> candidates_ = {};              // that synchronize gradients now
   std::vector<ModelCore*> reached_ = {};                 // of the candidates
   std::vector<ModelCore*> local_ = {};  // reached, told of a backward that does not synchronize
-  std::vector<Joinable*> joined_ = {};
-  ReachedLeaves leaves_ = {};
+  std::vector<parallel::Joinable*> joined_ = {};
+  parallel::ReachedLeaves leaves_ = {};
   /// Parameters of candidates that the loss is not seen to reach, and their gradients before it.
   std::vector<std::pair<at::Tensor, GradientMark>> unseen_ = {};
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::accelerator

@@ -14,7 +14,7 @@
 #include "accelerator/model_registry.h"
 #include "parallel/own_backward.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::accelerator {
 namespace {
 
 using torch::autograd::variable_list;
@@ -27,7 +27,7 @@ class Hook final : public torch::autograd::FunctionPostHook {
   explicit Hook(std::weak_ptr<ModelCore> model) : model_(std::move(model)) {}
 
   variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
-    if (!own_backward_runs()) note();
+    if (!parallel::own_backward_runs()) note();
     return outputs;
   }
 
@@ -99,4 +99,4 @@ void warn_of_strays(const torch::optim::Optimizer& optimizer) {
   any_stray = left;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::accelerator

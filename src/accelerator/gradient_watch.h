@@ -14,7 +14,7 @@
 
 #include "accelerate/prepared_model.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::accelerator {
 
 class GradientWatch {
  public:
@@ -45,4 +45,4 @@ class GradientWatch {
 /// averaged, where no scope asked for that.
 void warn_of_strays(const torch::optim::Optimizer& optimizer);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::accelerator

@@ -12,7 +12,7 @@
 #include "state/partial_facts.h"
 #include "state/random_states.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::accelerator {
 namespace {
 
 constexpr const char* kStepsVariable = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
@@ -129,7 +129,7 @@ void check_fp8_recipes(const AcceleratorOptions& options) {
   const auto& handlers = options.kwargs_handlers;
   if (!find_handler<AORecipeKwargs>(handlers) && !find_handler<FP8RecipeKwargs>(handlers)) return;
   const auto precision =
-      options.mixed_precision ? *options.mixed_precision : precision_from_environment();
+      options.mixed_precision ? *options.mixed_precision : state::precision_from_environment();
   if (precision == PrecisionType::kFp8) return;
   throw ConfigError(str("A recipe for fp8 is in kwargs_handlers, but mixed_precision is '",
                         precision, "', not fp8. Take it out."));
@@ -186,7 +186,7 @@ void set_precision(AcceleratorCore& core) {
       core.cast = CastSettings{device.type(), at::kHalf, kwargs};
       GradScalerKwargs scaler;
       if (const auto* given = find_handler<GradScalerKwargs>(handlers)) scaler = *given;
-      core.registry.scaling = std::make_shared<LossScaling>(scaler);
+      core.registry.scaling = std::make_shared<optim::LossScaling>(scaler);
       return;
     }
     case PrecisionType::kBf16:
@@ -250,11 +250,11 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
   const StatesBefore before;
   try {
     auto core =
-        std::make_shared<AcceleratorCore>(options, AcceleratorState(wanted, FromAccelerator{}));
+        std::make_shared<AcceleratorCore>(options, AcceleratorState(wanted, state::FromAccelerator{}));
     core->project = project;
     core->ddp = ddp;
     core->mesh = mesh_of(core->state);
-    core->registry.random_states = std::make_shared<RandomStates>(core->step);
+    core->registry.random_states = std::make_shared<state::RandomStates>(core->step);
     set_precision(*core);
     set_accumulation(options.gradient_accumulation_plugin, steps);
     if (core->state.is_main_process()) check_os_kernel();
@@ -265,4 +265,4 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::accelerator

@@ -69,7 +69,7 @@ void load_state_dict(torch::nn::Module& module, const StateDict& state, bool str
   }
 }
 
-namespace detail {
+namespace detail::accelerator {
 
 void refuse_empty_model() {
   throw StateError(
@@ -81,7 +81,7 @@ ForwardScope::ForwardScope(const ModelCore& core) {
   if (core.cast) autocast_.emplace(core.cast->device_type, core.cast->dtype, core.cast->kwargs);
 }
 
-void ModelCore::use(std::shared_ptr<Engine> new_engine) {
+void ModelCore::use(std::shared_ptr<parallel::Engine> new_engine) {
   engine = std::move(new_engine);
   watch = std::make_shared<GradientWatch>(shared_from_this());
   add_to_model_registry(shared_from_this());
@@ -166,25 +166,25 @@ void ModelCore::replace_parameter(std::string_view name, const at::Tensor& tenso
   const auto values = tensor.detach().to(parameter.device(), /*non_blocking=*/false, /*copy=*/true);
 
   // Compute all states first: nothing has changed if one does not fit.
-  std::vector<std::pair<std::shared_ptr<OptimizerCore>, NamedTensors>> states;
+  std::vector<std::pair<std::shared_ptr<optim::OptimizerCore>, NamedTensors>> states;
   for (const auto& core :
-       optimizers ? optimizers() : std::vector<std::shared_ptr<OptimizerCore>>()) {
+       optimizers ? optimizers() : std::vector<std::shared_ptr<optim::OptimizerCore>>()) {
     if (!steps(*core->optimizer, parameter)) continue;
-    auto old = optimizer_state_of(*core->optimizer, parameter);
+    auto old = optim::optimizer_state_of(*core->optimizer, parameter);
     states.emplace_back(core, carried(old, parameter, values, options));
   }
 
-  for (const auto& [core, state] : states) drop_optimizer_state_of(*core->optimizer, parameter);
+  for (const auto& [core, state] : states) optim::drop_optimizer_state_of(*core->optimizer, parameter);
   parameter.mutable_grad().reset();
   parameter.set_data(values);
   // The gradient accumulator has the old shape.
   torch::autograd::impl::get_autograd_meta(parameter)->grad_accumulator_.reset();
   for (const auto& [core, state] : states) {
-    if (!state.empty()) set_optimizer_state_of(*core->optimizer, parameter, state);
+    if (!state.empty()) optim::set_optimizer_state_of(*core->optimizer, parameter, state);
   }
   if (engine) engine->rebuild();
   if (watch) watch->renew();
 }
 
-}  // namespace detail
+}  // namespace detail::accelerator
 }  // namespace accelerate

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
-namespace accelerate::detail {
+namespace accelerate::detail::accelerator {
 namespace {
 
 struct ModelRegistry {
@@ -35,12 +35,12 @@ void list_model_registry(std::vector<std::shared_ptr<ModelCore>>& models) {
   }
 }
 
-std::vector<std::shared_ptr<Engine>> list_engines() {
+std::vector<std::shared_ptr<parallel::Engine>> list_engines() {
   std::vector<std::shared_ptr<ModelCore>> models;
   list_model_registry(models);
-  std::vector<std::shared_ptr<Engine>> engines;
+  std::vector<std::shared_ptr<parallel::Engine>> engines;
   for (const auto& model : models) engines.push_back(model->engine);
   return engines;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::accelerator

@@ -10,7 +10,7 @@
 
 #include "accelerate/prepared_model.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::accelerator {
 
 /// Does not keep the model alive. `model` must have an engine.
 void add_to_model_registry(const std::shared_ptr<ModelCore>& model);
@@ -20,6 +20,6 @@ void add_to_model_registry(const std::shared_ptr<ModelCore>& model);
 void list_model_registry(std::vector<std::shared_ptr<ModelCore>>& models);
 
 /// The engines of these models.
-[[nodiscard]] std::vector<std::shared_ptr<Engine>> list_engines();
+[[nodiscard]] std::vector<std::shared_ptr<parallel::Engine>> list_engines();
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::accelerator

@@ -14,7 +14,7 @@
 #include "accelerator/gradient_watch.h"
 #include "optim/optimizer_state.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::accelerator {
 namespace {
 
 /// Returns true if it is new.
@@ -35,7 +35,7 @@ bool has_trained_parameter(const torch::nn::Module& module) {
 }
 
 /// The optimizer that a scheduler of ours was built on, also where it was moved since.
-std::shared_ptr<OptimizerCore> optimizer_of(const AcceleratorCore& core,
+std::shared_ptr<optim::OptimizerCore> optimizer_of(const AcceleratorCore& core,
                                             const LRScheduler& scheduler) {
   const torch::optim::Optimizer* const address = &scheduler.optimizer();
   for (const auto& one : core.registry.optimizers) {
@@ -94,9 +94,9 @@ void check_dimensions(const DeviceMesh& mesh) {
 }
 
 /// Collective. The engine that trains the module on all processes.
-std::shared_ptr<Engine> make_engine(const AcceleratorCore& core, const torch::nn::Module& module) {
+std::shared_ptr<parallel::Engine> make_engine(const AcceleratorCore& core, const torch::nn::Module& module) {
   check_dimensions(*core.mesh);
-  return std::make_shared<DataParallel>(module, core.mesh->get_group("dp_replicate"), core.ddp);
+  return std::make_shared<parallel::DataParallel>(module, core.mesh->get_group("dp_replicate"), core.ddp);
 }
 
 }  // namespace
@@ -128,21 +128,21 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   return model;
 }
 
-std::shared_ptr<OptimizerCore> Preparer::optimizer(
+std::shared_ptr<optim::OptimizerCore> Preparer::optimizer(
     std::shared_ptr<torch::optim::Optimizer> optimizer, const torch::optim::Optimizer* moved_from,
     std::optional<bool> placement) const {
   const auto& core = core_;
   for (const auto& known : core.registry.optimizers) {
     if (known->optimizer.get() == optimizer.get()) return known;
   }
-  auto result = make_optimizer_core(std::move(optimizer), moved_from);
+  auto result = optim::make_optimizer_core(std::move(optimizer), moved_from);
   result->before_step = warn_of_strays;
-  if (places(core, placement)) move_optimizer_state(*result->optimizer, core.state.device());
+  if (places(core, placement)) optim::move_optimizer_state(*result->optimizer, core.state.device());
   add(result);
   return result;
 }
 
-std::shared_ptr<SchedulerCore> Preparer::scheduler(SchedulerParts parts) const {
+std::shared_ptr<optim::SchedulerCore> Preparer::scheduler(optim::SchedulerParts parts) const {
   const auto& core = core_;
   if (!parts.keeper && !parts.ours && !parts.step && !parts.step_with_metric) {
     throw ArgumentError("There is no scheduler to prepare: the pointer is empty.");
@@ -150,7 +150,7 @@ std::shared_ptr<SchedulerCore> Preparer::scheduler(SchedulerParts parts) const {
   for (const auto& known : core.registry.schedulers) {
     if (parts.ours != nullptr && known->parts.ours == parts.ours) return known;
   }
-  auto scheduler = std::make_shared<SchedulerCore>();
+  auto scheduler = std::make_shared<optim::SchedulerCore>();
   scheduler->optimizers = core.registry.optimizers;
   if (parts.ours != nullptr) {
     if (const auto own = optimizer_of(core, *parts.ours)) {
@@ -177,14 +177,14 @@ void Preparer::add(const std::shared_ptr<ModelCore>& model) const {
   if (!model->optimizers) {
     model->optimizers = [weak = core.weak_from_this()] {
       const auto owner = weak.lock();
-      return owner ? owner->registry.optimizers : std::vector<std::shared_ptr<OptimizerCore>>();
+      return owner ? owner->registry.optimizers : std::vector<std::shared_ptr<optim::OptimizerCore>>();
     };
   }
   if (!add_once(core.registry.models, model) || !model->engine) return;
   for (const auto& optimizer : core.registry.optimizers) optimizer->attach(model->engine);
 }
 
-void Preparer::add(const std::shared_ptr<OptimizerCore>& optimizer) const {
+void Preparer::add(const std::shared_ptr<optim::OptimizerCore>& optimizer) const {
   auto& core = core_;
   if (core.registry.scaling && !optimizer->scaling) {
     optimizer->scaling = core.registry.scaling;
@@ -196,11 +196,11 @@ void Preparer::add(const std::shared_ptr<OptimizerCore>& optimizer) const {
   }
 }
 
-void Preparer::add(const std::shared_ptr<SchedulerCore>& scheduler) const {
+void Preparer::add(const std::shared_ptr<optim::SchedulerCore>& scheduler) const {
   add_once(core_.registry.schedulers, scheduler);
 }
 
-void Preparer::add(const std::shared_ptr<LoaderCore>& loader) const {
+void Preparer::add(const std::shared_ptr<data::LoaderCore>& loader) const {
   add_once(core_.registry.loaders, loader);
 }
 
@@ -214,4 +214,4 @@ PrepareDataLoaderOptions Preparer::loader_options(std::optional<bool> placement)
   return options;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::accelerator

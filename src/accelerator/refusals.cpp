@@ -7,7 +7,7 @@
 #include "core/text.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::accelerator {
 namespace {
 
 struct Refusal {
@@ -53,17 +53,17 @@ void refuse_member(const char* name) {
   throw UnsupportedError(str("Accelerator::", name, " is not available."));
 }
 
-}  // namespace detail
+}  // namespace detail::accelerator
 
 void RefusedMembers::save_state(const std::filesystem::path&) {
-  detail::refuse_member("save_state");
+  detail::accelerator::refuse_member("save_state");
 }
 void RefusedMembers::load_state(const std::filesystem::path&) {
-  detail::refuse_member("load_state");
+  detail::accelerator::refuse_member("load_state");
 }
-void RefusedMembers::wait_for_save_state() { detail::refuse_member("wait_for_save_state"); }
+void RefusedMembers::wait_for_save_state() { detail::accelerator::refuse_member("wait_for_save_state"); }
 void RefusedMembers::lomo_backward(const at::Tensor&, double) {
-  detail::refuse_member("lomo_backward");
+  detail::accelerator::refuse_member("lomo_backward");
 }
 
 }  // namespace accelerate

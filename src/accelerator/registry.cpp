@@ -9,7 +9,7 @@
 #include "accelerate/detail/accelerator/prepare.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::accelerator {
 namespace {
 
 Value to_value_dict(const StateDict& state) {
@@ -54,7 +54,7 @@ class ModelState final : public Stateful {
 /// The position of a data loader.
 class LoaderState final : public Stateful {
  public:
-  explicit LoaderState(std::shared_ptr<LoaderCore> loader) : loader_(std::move(loader)) {}
+  explicit LoaderState(std::shared_ptr<data::LoaderCore> loader) : loader_(std::move(loader)) {}
 
   [[nodiscard]] Value state_dict() override { return Value(loader_->state_dict()); }
   void load_state_dict(const Value& state) override {
@@ -62,7 +62,7 @@ class LoaderState final : public Stateful {
   }
 
  private:
-  std::shared_ptr<LoaderCore> loader_;
+  std::shared_ptr<data::LoaderCore> loader_;
 };
 
 /// "optimizer", "optimizer_1", ...
@@ -94,14 +94,14 @@ std::vector<StateEntry> ObjectRegistry::entries() const {
   add(StateKind::kModel, kSafeModelName, models,
       [](const auto& one) { return std::make_shared<ModelState<ModelCore>>(one); });
   add(StateKind::kOptimizer, kOptimizerName, optimizers,
-      [](const auto& one) { return make_stateful(std::make_shared<AcceleratedOptimizer>(one)); });
+      [](const auto& one) { return state::make_stateful(std::make_shared<AcceleratedOptimizer>(one)); });
   add(StateKind::kScheduler, kSchedulerName, schedulers,
-      [](const auto& one) { return make_stateful(std::make_shared<AcceleratedScheduler>(one)); });
+      [](const auto& one) { return state::make_stateful(std::make_shared<AcceleratedScheduler>(one)); });
   add(StateKind::kDataLoader, "dl_state_dict", loaders,
       [](const auto& one) { return std::make_shared<LoaderState>(one); });
   if (scaling) {
     const std::shared_ptr<GradScaler> scaler(scaling, &scaling->scaler());
-    all.push_back({StateKind::kScaler, "scaler", make_stateful(scaler)});
+    all.push_back({StateKind::kScaler, "scaler", state::make_stateful(scaler)});
   }
   if (random_states) {
     all.push_back({StateKind::kRandomStates, std::string(kRngStateName), random_states});
@@ -112,4 +112,4 @@ std::vector<StateEntry> ObjectRegistry::entries() const {
   return all;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::accelerator

@@ -10,16 +10,16 @@
 #include "optim/optimizer_core.h"
 #include "optim/scheduler_core.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::accelerator {
 
 /// Each list is in the order of preparation, which numbers the files of a checkpoint.
 struct ObjectRegistry {
   std::vector<std::shared_ptr<ModelCore>> models = {};
-  std::vector<std::shared_ptr<OptimizerCore>> optimizers = {};
-  std::vector<std::shared_ptr<SchedulerCore>> schedulers = {};
-  std::vector<std::shared_ptr<LoaderCore>> loaders = {};
+  std::vector<std::shared_ptr<optim::OptimizerCore>> optimizers = {};
+  std::vector<std::shared_ptr<optim::SchedulerCore>> schedulers = {};
+  std::vector<std::shared_ptr<data::LoaderCore>> loaders = {};
   /// With float16 on an accelerator.
-  std::shared_ptr<LossScaling> scaling = nullptr;
+  std::shared_ptr<optim::LossScaling> scaling = nullptr;
   std::shared_ptr<Stateful> random_states = nullptr;
   /// Objects of the program.
   std::vector<std::shared_ptr<Stateful>> custom = {};
@@ -32,4 +32,4 @@ struct ObjectRegistry {
   [[nodiscard]] std::vector<StateEntry> entries() const;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::accelerator

@@ -3,7 +3,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 using Clock = WaitBudget::Clock;
 
@@ -74,4 +74,4 @@ void BackendWork::complete_future() {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -17,7 +17,7 @@
 #include "comm/call_executor.h"
 #include "comm/shm_mailbox.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 class BackendWork : public c10d::Work {
  public:
@@ -98,4 +98,4 @@ class ShmMessageWork final : public BackendWork {
   ShmMessagePtr message_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -13,7 +13,7 @@
 #include "core/exception_text.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 /// How an attempt ended, from good to bad.
@@ -64,10 +64,10 @@ std::int64_t smaller(const BatchSizeOptions& options, std::int64_t failed) {
 
 }  // namespace
 
-BatchSizeSearch::BatchSizeSearch(BatchSizeOptions options)
+state::BatchSizeSearch::BatchSizeSearch(BatchSizeOptions options)
     : options_(std::move(options)), batch_size_(options_.starting_batch_size) {}
 
-void BatchSizeSearch::run(const std::function<void(std::int64_t)>& attempt,
+void state::BatchSizeSearch::run(const std::function<void(std::int64_t)>& attempt,
                           std::source_location where) {
   const bool agree = options_.agree_across_processes && PartialState().use_distributed();
   clear_device_cache(/*garbage_collection=*/true);
@@ -106,4 +106,4 @@ void BatchSizeSearch::run(const std::function<void(std::int64_t)>& attempt,
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -6,7 +6,7 @@
 #include "comm/call_facts.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 // detail:: because a tensor's shape brings c10::str along.
@@ -83,4 +83,4 @@ void check_pairs(const char* kind, const std::vector<at::Tensor>& outputs,
                           inputs.size(), "."));
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// Why a tensor cannot be sent, e.g. "nested" or "of layout Sparse"; "" if it can.
 [[nodiscard]] std::string not_dense(const at::Tensor& tensor);
@@ -32,4 +32,4 @@ void check_whole(const char* kind, const at::Tensor& whole, const at::Tensor& pa
 void check_pairs(const char* kind, const std::vector<at::Tensor>& outputs,
                  const std::vector<at::Tensor>& inputs);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

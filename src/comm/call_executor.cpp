@@ -5,7 +5,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 using Clock = WaitBudget::Clock;
@@ -186,4 +186,4 @@ void CallExecutor::close(const std::function<void()>& interrupt) noexcept {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

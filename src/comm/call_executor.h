@@ -17,7 +17,7 @@
 #include "comm/guard.h"
 #include "comm/shm_segment.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// A collective as the executor carries it out. `advance` and `release` run without its lock, by
 /// one thread at a time.
@@ -100,4 +100,4 @@ class CallExecutor : public std::enable_shared_from_this<CallExecutor> {
   std::thread worker_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

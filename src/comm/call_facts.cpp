@@ -6,7 +6,7 @@
 #include "accelerate/value/to_value.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 // Tensors are listed one by one up to this length, which the guard stores for each call.
@@ -78,4 +78,4 @@ void CallFactsBuilder::append(const std::string& next, const char* what) {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

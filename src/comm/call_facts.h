@@ -9,7 +9,7 @@
 
 #include "comm/guard.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// The name of a dtype as a static string, for example "float32".
 [[nodiscard]] const char* dtype_literal(at::ScalarType dtype);
@@ -65,4 +65,4 @@ struct CallFactsBuilder {
   void append(const std::string& next, const char* what);
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -6,7 +6,7 @@
 
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 constexpr std::array<const char*, 9> kReductions = {"sum",  "avg", "product", "min",       "max",
@@ -172,4 +172,4 @@ ReportedCall CallLog::latest() const {
   return last_ == 0 ? ReportedCall{} : report(entry(last_));
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -16,7 +16,7 @@
 #include "comm/guard.h"
 #include "core/call_site.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// One call, without pointers, so that other processes can read it. Texts are cut to their arrays.
 struct CallRecord {
@@ -92,4 +92,4 @@ class CallLog {
 /// for barriers and broadcasts: rank 0 may make them in another branch.
 [[nodiscard]] std::uint64_t signature_of(const CallFacts& facts, const CallSite& site);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -18,7 +18,7 @@
 #include "core/text.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::comm {
 namespace {
 
 /// [world * d0, d1, ...], also for tensors of no dimension.
@@ -319,7 +319,7 @@ void LeafCollectives::check_gathered(std::span<const at::Tensor> parameters,
                           ", but there are processes 0 to ", state.num_processes() - 1, "."));
 }
 
-}  // namespace detail
+}  // namespace detail::comm
 
 namespace {
 
@@ -329,7 +329,7 @@ using Offer = std::optional<std::tuple<std::string, std::int64_t, std::vector<st
 
 Offer offer_of(const std::optional<at::Tensor>& tensor) {
   if (!tensor || !tensor->defined()) return std::nullopt;
-  auto problem = tensor->is_meta() ? "on meta and has no data" : detail::not_dense(*tensor);
+  auto problem = tensor->is_meta() ? "on meta and has no data" : detail::comm::not_dense(*tensor);
   if (!problem.empty()) return Offer({std::move(problem), 0, {}});
   return Offer({"", static_cast<std::int64_t>(tensor->scalar_type()), tensor->sizes().vec()});
 }
@@ -357,7 +357,7 @@ std::size_t owner_of(const std::vector<Offer>& offers) {
 
 at::Tensor copy_tensor_to_devices(const std::optional<at::Tensor>& tensor,
                                   std::source_location where) {
-  const detail::Peers peers("copy_tensor_to_devices", {nullptr, where});
+  const detail::comm::Peers peers("copy_tensor_to_devices", {nullptr, where});
   std::vector<Offer> offers{offer_of(tensor)};
   if (!peers.alone()) offers = all_gather_object(offers.front(), peers.group(), where);
   const auto owner = owner_of(offers);
@@ -369,7 +369,7 @@ at::Tensor copy_tensor_to_devices(const std::optional<at::Tensor>& tensor,
   auto copy = at::empty(shape, options);
   const auto root = static_cast<int>(owner);
   if (peers.rank() == root) copy.copy_(tensor->detach());
-  if (!peers.alone() && copy.numel() > 0) peers.broadcast(detail::bytes_of(copy), root);
+  if (!peers.alone() && copy.numel() > 0) peers.broadcast(detail::comm::bytes_of(copy), root);
   return copy;
 }
 

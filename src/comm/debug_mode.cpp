@@ -15,7 +15,7 @@
 #include "comm/peers.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 Value shape_of(const at::Tensor& leaf) {
@@ -282,4 +282,4 @@ void verify(const Peers& peers, const Tensors& leaves, const TreeView& view,
   compare(accelerate::all_gather_object(mine, peers.group(), peers.where()), facts);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -7,7 +7,7 @@
 #include "core/text.h"
 #include "state/countdown.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 using std::chrono::duration;
@@ -251,7 +251,7 @@ std::optional<Finding> DesyncDetector::by_transport(Clock::time_point now) const
     const auto late = call.complete ? std::vector<int>{} : late_for(call.sequence);
     const bool time_is_over = each.waits && now - each.waits_since + kDelay >= times_.timeout;
     if (!late.empty() && time_is_over && now - each.transport_at >= times_.dispute) {
-      return Finding{late.front(), str(each.name, " has waited for ", in_words(times_.timeout),
+      return Finding{late.front(), str(each.name, " has waited for ", state::in_words(times_.timeout),
                                        ", which is the timeout, in ", call.text, " for ",
                                        where_are(late), ". It is alive, but did not come.")};
     }
@@ -290,4 +290,4 @@ std::optional<std::string> DesyncDetector::notice(Clock::time_point now) {
              ". It is alive; this is no error unless it is stuck.");
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// A collective as a rank reports it.
 struct ReportedCall {
@@ -129,4 +129,4 @@ class DesyncDetector {
   std::uint64_t noticed_ = 0;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

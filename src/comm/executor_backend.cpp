@@ -5,7 +5,7 @@
 
 #include "comm/backend_work.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 // Some programs ask for the longest duration there is, to which nothing can be added.
@@ -46,4 +46,4 @@ ExecutorBackend::WorkPtr ExecutorBackend::submit(BackendCall call, const Executo
   return work;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -18,7 +18,7 @@
 #include "comm/call_executor.h"
 #include "comm/call_facts.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// A collective as a caller of c10d has asked for it. Reads from `options` what each of the option
 /// structs of c10d has: the reduction, the root, whether to wait, the timeout.
@@ -74,4 +74,4 @@ class ExecutorBackend : public c10d::Backend {
   std::atomic<std::uint64_t> sequence_{0};
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

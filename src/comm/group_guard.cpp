@@ -16,7 +16,7 @@
 #include "core/text.h"
 #include "core/uncaught.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 // The detector waits two seconds for the cause of a failed connection, then it names the
@@ -201,4 +201,4 @@ void GroupGuard::this_process_ends() noexcept {
   for (const auto& channel : AllGuards::get().alive()) channel->farewell();
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

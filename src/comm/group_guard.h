@@ -19,7 +19,7 @@
 #include "comm/guard.h"
 #include "comm/side_channel.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 class GroupGuard : public DeviceCallGuard {
  public:
@@ -84,4 +84,4 @@ class GroupGuard : public DeviceCallGuard {
   std::shared_ptr<SideChannel> side_channel_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// The properties of a collective on which all ranks must agree.
 struct CallFacts {
@@ -74,4 +74,4 @@ class DeviceCallGuard : public CallGuard {
   virtual void before_throw(std::function<void()> f) = 0;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

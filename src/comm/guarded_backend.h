@@ -14,7 +14,7 @@
 
 #include "comm/call_facts.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// `Base` is a class of c10d: ProcessGroupGloo or ProcessGroupNCCL.
 template <class Base>
@@ -140,4 +140,4 @@ class GuardedBackend : public Base {
   }
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -25,7 +25,7 @@
 #include "core/text.h"
 #include "state/process_group.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 using Gloo = c10d::ProcessGroupGloo;
@@ -354,7 +354,7 @@ class GuardedGloo : public GuardedBackend<Gloo> {
 
 thread_local const GuardedGloo* GuardedGloo::inside_ = nullptr;
 
-c10::intrusive_ptr<Gloo::Options> gloo_options(const GroupOptions& options) {
+c10::intrusive_ptr<Gloo::Options> gloo_options(const state::GroupOptions& options) {
   auto gloo = Gloo::Options::create(options.timeout);
   if (const auto interfaces = Environment::process().get("GLOO_SOCKET_IFNAME")) {
     for (const auto& name : split(*interfaces, ',')) {
@@ -373,12 +373,12 @@ c10::intrusive_ptr<Gloo::Options> gloo_options(const GroupOptions& options) {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const GroupOptions& options) {
+                                            const state::GroupOptions& options) {
   return c10::make_intrusive<Gloo>(store, options.rank, options.world_size, gloo_options(options));
 }
 
 c10::intrusive_ptr<c10d::Backend> make_guarded_gloo(const c10::intrusive_ptr<c10d::Store>& store,
-                                                    const GroupOptions& options,
+                                                    const state::GroupOptions& options,
                                                     const std::shared_ptr<GroupGuard>& guard) {
   auto group = c10::make_intrusive<GuardedGloo>(store, options.rank, options.world_size,
                                                 gloo_options(options), guard);
@@ -388,4 +388,4 @@ c10::intrusive_ptr<c10d::Backend> make_guarded_gloo(const c10::intrusive_ptr<c10
   return group;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

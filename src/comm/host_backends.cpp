@@ -16,7 +16,7 @@
 #include "state/process_group.h"
 #include "state/roster.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 constexpr const char* kVariable = "ACCELERATE_HOST_BACKEND";
@@ -33,7 +33,7 @@ HostBackendChoice choice_of(const Environment& environment) {
 }
 
 std::shared_ptr<GroupGuard> make_guard(
-    const Roster& roster, const GroupOptions& options,
+    const state::Roster& roster, const state::GroupOptions& options,
     std::chrono::milliseconds stall = SideChannelOptions{}.stall) {
   const Blackboard blackboard{
       .set = [&](const auto& key, const auto& value) { roster.publish(key, value); },
@@ -54,7 +54,7 @@ struct Common {
   HostBackendChoice choice = HostBackendChoice::kAny;
 };
 
-Common agree(const Roster& roster, const GroupOptions& options) {
+Common agree(const state::Roster& roster, const state::GroupOptions& options) {
   const auto choice = choice_of(Environment::process());
   const auto own = str(static_cast<int>(choice), " ", host_identity(), "/", this_host_name());
   roster.publish(str("host/", options.rank), own);
@@ -77,7 +77,7 @@ Common agree(const Roster& roster, const GroupOptions& options) {
   return common;
 }
 
-ShmOptions shm_options(const GroupOptions& options) {
+ShmOptions shm_options(const state::GroupOptions& options) {
   ShmOptions shm{.timeout = options.timeout};
   shm.meeting_timeout = std::min(shm.meeting_timeout, options.timeout);
   return shm;
@@ -85,7 +85,7 @@ ShmOptions shm_options(const GroupOptions& options) {
 
 // Returns null if Gloo alone is to serve the CPU.
 c10::intrusive_ptr<c10d::Backend> make_cpu(const c10::intrusive_ptr<c10d::Store>& store,
-                                           const GroupOptions& options, const Roster& roster,
+                                           const state::GroupOptions& options, const state::Roster& roster,
                                            const Common& common,
                                            const c10::intrusive_ptr<c10d::Backend>& gloo,
                                            const std::shared_ptr<GroupGuard>& guard) {
@@ -114,14 +114,14 @@ c10::intrusive_ptr<c10d::Backend> make_cpu(const c10::intrusive_ptr<c10d::Store>
 
 }  // namespace
 
-std::shared_ptr<DeviceCallGuard> make_device_guard(const GroupOptions& options,
-                                                   const Roster& roster) {
+std::shared_ptr<DeviceCallGuard> make_device_guard(const state::GroupOptions& options,
+                                                   const state::Roster& roster) {
   // c10d checks ten times a second which calls are complete on the device.
   return make_guard(roster, options, std::chrono::milliseconds(300));
 }
 
-HostBackends make_host_backends(const c10::intrusive_ptr<c10d::Store>& store,
-                                const GroupOptions& options, const Roster& roster) {
+state::HostBackends make_host_backends(const c10::intrusive_ptr<c10d::Store>& store,
+                                const state::GroupOptions& options, const state::Roster& roster) {
   // First, because Gloo would wait for a missing rank without naming it.
   const auto common = agree(roster, options);
   const auto guard = make_guard(roster, options);
@@ -129,4 +129,4 @@ HostBackends make_host_backends(const c10::intrusive_ptr<c10d::Store>& store,
   return {.cpu = make_cpu(store, options, roster, common, gloo, guard), .gloo = gloo};
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

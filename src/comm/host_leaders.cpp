@@ -6,7 +6,7 @@
 
 #include "comm/shm_reduce.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 // Up to this many bytes each leader reduces everything, which takes one message instead of two.
@@ -94,4 +94,4 @@ void HostLeaders::broadcast(const CallPart& call, const at::Tensor& data, int ro
   if (!leaving.empty()) messages_.exchange(call.ticket, {}, leaving, call.timeout);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

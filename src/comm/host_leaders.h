@@ -17,7 +17,7 @@
 #include "comm/message_exchange.h"
 #include "comm/shm_collectives.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// The call of the whole group to which a stage belongs.
 struct CallPart {
@@ -52,4 +52,4 @@ class HostLeaders {
   int count_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -6,7 +6,7 @@
 #include "accelerate/errors.h"
 #include "core/exception_text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 void abort_all(const std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
@@ -73,4 +73,4 @@ void MessageExchange::close() noexcept {
   abort_all(under_way_);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -15,7 +15,7 @@
 
 #include "comm/group_guard.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// The number by which messages are paired. It contains the signature of the call, so that no data
 /// moves between different calls.
@@ -53,4 +53,4 @@ class MessageExchange {
   bool closed_ = false;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -12,7 +12,7 @@
 #include "core/exception_text.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 /// Every process has a slot of this size in the first message: a header and the first bytes. Most
@@ -178,4 +178,4 @@ std::string broadcast_bytes(const Encode& encode, std::size_t count, int from_pr
   return std::move(slots.bytes[root]);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -13,7 +13,7 @@
 #include "core/exception_text.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 // Complex numbers of two doubles are the largest elements.
@@ -164,7 +164,7 @@ std::string leaf_place(const TreeView& view, std::size_t leaf) {
 }
 
 at::Tensor empty_result(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return ReusedMemory::of_results().empty(sizes, options.requires_grad(false));
+  return state::ReusedMemory::of_results().empty(sizes, options.requires_grad(false));
 }
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view({-1}).view(at::kByte); }
@@ -218,4 +218,4 @@ std::vector<std::vector<std::size_t>> by_device(const Tensors& leaves) {
   return groups;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

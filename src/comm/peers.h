@@ -21,7 +21,7 @@
 #include "comm/call_checks.h"
 #include "core/call_site.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 class ShmBackend;
 
@@ -142,4 +142,4 @@ struct DebugFacts {
 void verify(const Peers& peers, const Tensors& leaves, const TreeView& view,
             const DebugFacts& facts);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

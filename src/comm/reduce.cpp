@@ -11,7 +11,7 @@
 #include "core/log.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 /// Up to this many bytes in all, one all-gather and a local sum beat an all-reduce, and one message
@@ -269,4 +269,4 @@ void LeafCollectives::reduce(Tensors& leaves, const TreeView& view, Reduction re
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 std::atomic<ShardTest> g_shard_test{nullptr};
@@ -16,4 +16,4 @@ bool is_sharded(const at::Tensor& parameter) {
   return test != nullptr && test(parameter);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

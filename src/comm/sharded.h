@@ -4,7 +4,7 @@
 #include "accelerate/api.h"
 #include "accelerate/fwd.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// Says whether this process holds only a part of the tensor.
 using ShardTest = bool (*)(const at::Tensor& parameter);
@@ -15,4 +15,4 @@ ACCELERATE_API ShardTest set_shard_test(ShardTest test) noexcept;
 
 [[nodiscard]] bool is_sharded(const at::Tensor& parameter);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -9,7 +9,7 @@
 
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 SharedPage::SharedPage() {
   fd_ = ::memfd_create("accelerate-call", MFD_CLOEXEC);
@@ -42,4 +42,4 @@ std::shared_ptr<const CallPage> open_page(const std::string& path) {
           [memory](const CallPage*) { ::munmap(memory, sizeof(CallPage)); }};
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

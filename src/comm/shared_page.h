@@ -7,7 +7,7 @@
 
 #include "comm/call_log.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// A page in memory that other processes can map. It has no name in a file system, so nothing is
 /// left when the last process ends.
@@ -32,4 +32,4 @@ class SharedPage {
 /// The page of another process of this host; nullptr if it cannot be opened.
 [[nodiscard]] std::shared_ptr<const CallPage> open_page(const std::string& path);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -12,7 +12,7 @@
 #include "comm/shm_tensors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 using OpType = c10d::OpType;
@@ -467,4 +467,4 @@ ShmBackend::WorkPtr ShmBackend::post(Tensors& tensors, int peer, int tag, OpType
   return work;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -19,7 +19,7 @@
 #include "comm/shm_mailbox.h"
 #include "comm/shm_segment.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 class ShmBackend final : public ExecutorBackend {
  public:
@@ -98,4 +98,4 @@ class ShmBackend final : public ExecutorBackend {
   std::int64_t inline_bytes_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -7,7 +7,7 @@
 #include "comm/shm_copy.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 // Parts of a slot begin where every element and a cache line may begin.
@@ -398,4 +398,4 @@ ShmCollective shm_in_turn(std::vector<ShmCollective> parts) {
   return std::make_unique<InTurn>(std::move(parts));
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -14,7 +14,7 @@
 #include "comm/shm_reduce.h"
 #include "comm/shm_segment.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 class ShmRounds {
  public:
@@ -81,4 +81,4 @@ using ShmCollective = std::unique_ptr<ShmRounds>;
 /// Several collectives as one, one after the other.
 [[nodiscard]] ShmCollective shm_in_turn(std::vector<ShmCollective> parts);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -9,7 +9,7 @@
 #include <emmintrin.h>
 #endif
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 bool exceeds_cache(std::size_t bytes) noexcept {
   static const auto cache = [] {
@@ -52,4 +52,4 @@ void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) no
 
 #endif
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

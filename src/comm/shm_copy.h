@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// Whether the last cache of this machine cannot hold so much.
 [[nodiscard]] bool exceeds_cache(std::size_t bytes) noexcept;
@@ -14,4 +14,4 @@ namespace accelerate::detail {
 /// first and the source stays where it is fast. Good for results that the caches will not keep.
 void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -6,7 +6,7 @@
 
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 using Clock = WaitBudget::Clock;
@@ -434,4 +434,4 @@ void ShmMailbox::fail_all(ShmOutcome outcome, Finished& finished) noexcept {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

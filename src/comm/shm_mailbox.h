@@ -23,7 +23,7 @@
 #include "comm/guard.h"
 #include "comm/shm_segment.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// A message to be sent or received. The memory belongs to the caller.
 struct ShmMessage {
@@ -120,4 +120,4 @@ class ShmMailbox : public std::enable_shared_from_this<ShmMailbox> {
   std::thread background_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

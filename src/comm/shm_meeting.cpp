@@ -4,7 +4,7 @@
 #include "comm/shm_backend.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -118,4 +118,4 @@ c10::intrusive_ptr<ShmBackend> ShmBackend::try_make(const c10::intrusive_ptr<c10
   return c10::make_intrusive<ShmBackend>(std::move(segment), std::move(guard), options);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

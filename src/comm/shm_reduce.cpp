@@ -17,7 +17,7 @@
 // Only what is inlined into such a function is compiled for its processor.
 #define ACCELERATE_INLINE __attribute__((always_inline)) inline
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 struct Half {
@@ -324,4 +324,4 @@ void reduce_elements(Element element, ShmReduction reduction,
   reduce_job(element, {reduction, sources, out, also, count});
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

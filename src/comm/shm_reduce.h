@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// Complex numbers are pairs of their parts.
 enum class Element : std::uint8_t {
@@ -52,4 +52,4 @@ void reduce_elements(Element element, ShmReduction reduction,
                      std::span<const std::byte* const> sources, std::byte* out, std::byte* also,
                      std::size_t count) noexcept;
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

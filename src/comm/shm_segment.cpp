@@ -23,7 +23,7 @@
 
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 using Clock = WaitBudget::Clock;
@@ -540,4 +540,4 @@ std::string ShmSegment::describe(const ShmOutcome& outcome) const {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -20,7 +20,7 @@
 
 #include "comm/guard.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 struct ShmOptions {
   /// Bytes per rank in one step. Rank 0 decides, as for all sizes but `inline_bytes`.
@@ -237,4 +237,4 @@ class ShmSegment {
   std::atomic<bool> closed_{false};
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

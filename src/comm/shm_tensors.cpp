@@ -12,7 +12,7 @@
 #include "comm/call_facts.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 using ReduceOp = c10d::ReduceOp;
@@ -113,4 +113,4 @@ std::function<void()> ShmMemory::copy_back() && {
   };
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

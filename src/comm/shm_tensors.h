@@ -11,7 +11,7 @@
 
 #include "comm/shm_collectives.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// Throws `UnsupportedError` if the dtype does not support the reduction.
 [[nodiscard]] ShmArithmetic arithmetic_of(const char* kind, const at::Tensor& tensor,
@@ -39,4 +39,4 @@ class ShmMemory {
   std::int64_t bytes_ = 0;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -21,7 +21,7 @@
 #include "core/text.h"
 #include "core/world.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 std::string SideChannelOptions::place_of(int of_rank) const {
   if (global_ranks.empty()) return "";
@@ -418,4 +418,4 @@ std::optional<Finding> SideChannel::finding(std::chrono::milliseconds patience) 
   return loop_->finding(patience);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

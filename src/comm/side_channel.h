@@ -18,7 +18,7 @@
 #include "comm/call_log.h"
 #include "comm/desync_detector.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 struct SideChannelOptions {
   int rank = 0;
@@ -74,4 +74,4 @@ class SideChannel {
   std::unique_ptr<Loop> loop_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -8,7 +8,7 @@
 #include "accelerate/value/from_value.h"
 #include "core/json.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 constexpr std::array<std::string_view, 12> kNames = {"beat",   "hello", "waits", "moves_on",
@@ -62,4 +62,4 @@ std::optional<SideChannelMessage> message_from_line(std::string_view line) {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

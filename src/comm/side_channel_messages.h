@@ -9,7 +9,7 @@
 
 #include "comm/desync_detector.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 struct SideChannelMessage {
   enum class Kind : std::uint8_t {
@@ -40,4 +40,4 @@ struct SideChannelMessage {
 /// Returns nullopt for any other line: the port is open to every program.
 [[nodiscard]] std::optional<SideChannelMessage> message_from_line(std::string_view line);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -6,7 +6,7 @@
 #include "core/processes.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 using Kind = SideChannelMessage::Kind;
@@ -174,4 +174,4 @@ void SideChannelServer::farewell(const ReportedCall& last) {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

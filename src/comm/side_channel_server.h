@@ -17,7 +17,7 @@
 #include "comm/side_channel_messages.h"
 #include "core/sockets.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 class SideChannelServer {
  public:
@@ -69,4 +69,4 @@ class SideChannelServer {
   bool found_ = false;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

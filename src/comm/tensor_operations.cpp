@@ -29,7 +29,7 @@ void check_leaf_count(std::size_t given, std::size_t expected) {
 
 }  // namespace tree::detail
 
-namespace detail {
+namespace detail::comm {
 namespace {
 
 std::string place(const std::string& path) { return path.empty() ? "" : str(" at ", path); }
@@ -284,5 +284,5 @@ at::Tensor InputPadding::apply(const TreePath& path, const at::Tensor& tensor) c
   return at::cat({tensor, at::zeros(shape, tensor.options())}, dim);
 }
 
-}  // namespace detail
+}  // namespace detail::comm
 }  // namespace accelerate

@@ -41,7 +41,7 @@
 #include "state/process_group.h"
 #include "state/roster.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// The ranks of each host, in order. The hosts are in the order of their first ranks.
 using RanksByHost = std::vector<std::vector<int>>;
@@ -51,14 +51,14 @@ class TwoLevelBackend final : public ExecutorBackend {
   /// Collective. Returns null on all ranks if a host grants no shared memory, and sets `why_not` to
   /// the same text on all. `gloo` is the guarded one among all ranks.
   [[nodiscard]] static c10::intrusive_ptr<TwoLevelBackend> try_make(
-      const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
-      const Roster& roster, const RanksByHost& hosts, const ShmOptions& shm_options,
+      const c10::intrusive_ptr<c10d::Store>& store, const state::GroupOptions& options,
+      const state::Roster& roster, const RanksByHost& hosts, const ShmOptions& shm_options,
       const c10::intrusive_ptr<c10d::Backend>& gloo, const std::shared_ptr<GroupGuard>& guard,
       std::string& why_not);
 
   class HostGuard;
   /// Use `try_make`. `shm` is null if the host has one rank, `leaders` if this rank is no leader.
-  TwoLevelBackend(const GroupOptions& options, RanksByHost hosts,
+  TwoLevelBackend(const state::GroupOptions& options, RanksByHost hosts,
                   c10::intrusive_ptr<c10d::Backend> gloo, std::shared_ptr<GroupGuard> guard,
                   std::shared_ptr<HostGuard> host_guard, c10::intrusive_ptr<ShmBackend> shm,
                   std::unique_ptr<HostLeaders> leaders);
@@ -164,4 +164,4 @@ class TwoLevelBackend final : public ExecutorBackend {
   std::exception_ptr failure_;  // of the first call that failed halfway
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -12,7 +12,7 @@
 #include "core/text.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::comm {
 namespace {
 
 /// A tensor with more elements is shown by shape and dtype only.
@@ -149,7 +149,7 @@ class TensorLeafCodec final : public LeafCodec {
     }
     out.open(ObjectTag::kLeaf, 1);
     out.number(described->information().dtype);
-    detail::write(out, described->information().shape);
+    detail::comm::write(out, described->information().shape);
   }
 
   [[nodiscard]] std::shared_ptr<const ValueLeaf> read(ObjectReader& in) const override {
@@ -157,7 +157,7 @@ class TensorLeafCodec final : public LeafCodec {
     if (in.open(ObjectTag::kLeaf) != 1) in.refuse("an object of an unknown kind");
     TensorInformation information;
     information.dtype = checked_dtype(in);
-    information.shape = detail::read<std::vector<std::int64_t>>(in);
+    information.shape = detail::comm::read<std::vector<std::int64_t>>(in);
     (void)checked_bytes(in, information.shape, 1);
     return std::make_shared<InformationLeaf>(std::move(information));
   }
@@ -192,17 +192,17 @@ const LeafCodec& tensor_leaf_codec() {
   return codec;
 }
 
-}  // namespace detail
+}  // namespace detail::comm
 
 const at::Tensor& Value::as_tensor() const {
-  const auto* tensor = dynamic_cast<const detail::TensorLeaf*>(leaf());
+  const auto* tensor = dynamic_cast<const detail::comm::TensorLeaf*>(leaf());
   if (tensor == nullptr) refuse_kind("tensor");
   return tensor->tensor();
 }
 
 TensorInformation::operator Value() const {
   if (dtype == at::ScalarType::Undefined) return {};
-  return Value(std::make_shared<detail::InformationLeaf>(*this));
+  return Value(std::make_shared<detail::comm::InformationLeaf>(*this));
 }
 
 }  // namespace accelerate

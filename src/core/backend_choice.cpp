@@ -6,7 +6,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 struct AcceleratorRow {
@@ -98,4 +98,4 @@ BackendChoice choose_backend(const BackendFacts& facts) {
   return choice;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

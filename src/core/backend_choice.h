@@ -6,7 +6,7 @@
 
 #include "accelerate/enums.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// All that the choice depends on.
 struct BackendFacts {
@@ -47,4 +47,4 @@ struct BackendChoice {
 /// Whether `backend` ("nccl", "cuda:nccl,cpu:gloo") uses NCCL.
 [[nodiscard]] bool uses_nccl(const std::string& backend);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

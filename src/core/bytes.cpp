@@ -9,7 +9,7 @@
 #include "core/python_text.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 struct Unit {
@@ -86,4 +86,4 @@ std::int64_t convert_file_size_to_int(std::string_view size) {
   return 0;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// "300 bytes", "2.0 KB", "1.46 MB", up to PB; steps of 1024. The unit is chosen before rounding,
 /// so that one byte less than a GiB is "1024.0 MB", as in Python.
@@ -18,4 +18,4 @@ namespace accelerate::detail {
 /// text for anything else, for negative sizes and for what does not fit into 64 bits.
 [[nodiscard]] std::int64_t convert_file_size_to_int(std::string_view size);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

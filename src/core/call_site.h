@@ -8,7 +8,7 @@
 #include <source_location>
 #include <span>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// What the user asked for, where the backend only sees bytes.
 struct UserCall {
@@ -67,4 +67,4 @@ class AsUserCall {
   const UserCall* before_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

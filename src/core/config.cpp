@@ -16,7 +16,7 @@
 #include "core/yaml.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::inline core {
 namespace {
 
 namespace fs = std::filesystem;
@@ -276,7 +276,7 @@ std::optional<fs::path> write_basic_config(std::string_view mixed_precision,
   return save_location;
 }
 
-}  // namespace detail
+}  // namespace detail::core
 
 using detail::read_config;
 using detail::read_dict;

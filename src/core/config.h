@@ -6,7 +6,7 @@
 #include "accelerate/config.h"
 #include "accelerate/environment.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// `default_config_file()` of another environment.
 [[nodiscard]] std::filesystem::path default_config_file(const Environment& environment);
@@ -21,4 +21,4 @@ namespace accelerate::detail {
     std::string_view mixed_precision, const std::filesystem::path& save_location,
     DistributedType several, int accelerator_count);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

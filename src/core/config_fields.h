@@ -29,7 +29,7 @@ constexpr auto value_fields(std::type_identity<SageMakerConfig>) {
       sagemaker_metrics_file, additional_args, dynamo_config, enable_cpu_affinity);
 }
 
-namespace detail {
+namespace detail::inline core {
 
 /// The keys that a section of the file may have, for example "fsdp_config". Empty for other members
 /// and for sections that may have any key.
@@ -38,5 +38,5 @@ namespace detail {
 /// The prefix that keys of a section may leave out, for example "fsdp_"; "" if there is none.
 [[nodiscard]] std::string_view optional_section_prefix(std::string_view section);
 
-}  // namespace detail
+}  // namespace detail::core
 }  // namespace accelerate

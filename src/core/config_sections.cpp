@@ -3,7 +3,7 @@
 
 #include "core/config_fields.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 using Sections = std::map<std::string, std::vector<std::string>, std::less<>>;
@@ -87,4 +87,4 @@ std::string_view optional_section_prefix(std::string_view section) {
   return "";
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

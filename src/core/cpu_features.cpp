@@ -6,7 +6,7 @@
 
 #include <cstdlib>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 constexpr std::uint32_t kFeatureLeaf = 7;
@@ -50,4 +50,4 @@ void avoid_amx_without_palettes() noexcept {
 
 bool avoids_amx() noexcept { return amx_is_avoided; }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

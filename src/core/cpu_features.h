@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// What CPUID says about AMX.
 struct AmxFacts {
@@ -40,4 +40,4 @@ void avoid_amx_without_palettes() noexcept;
 /// True if this process has set the variable by `avoid_amx_without_palettes`.
 [[nodiscard]] bool avoids_amx() noexcept;
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

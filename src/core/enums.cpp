@@ -6,7 +6,7 @@
 #include "core/numbers.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 // Configuration files from before the rename still say TPU.
@@ -61,4 +61,4 @@ int parse(const EnumTable& table, std::string_view text, std::string_view source
                         near.empty() ? "" : str(" Did you mean '", near, "'?")));
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <typeinfo>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 // c10::Error::what() is the message, a line end, and a stack that begins with these words.
@@ -45,4 +45,4 @@ ExceptionText current_exception_text() {
   return result;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

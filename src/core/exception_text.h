@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 struct ExceptionText {
   std::string type;     ///< "accelerate::StateError"; "an unknown exception" for foreign ones
@@ -17,4 +17,4 @@ struct ExceptionText {
 /// Only inside a catch block.
 [[nodiscard]] ExceptionText current_exception_text();
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

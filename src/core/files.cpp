@@ -15,7 +15,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 namespace fs = std::filesystem;
@@ -142,4 +142,4 @@ fs::path expand_user(const std::string& path, const Environment& environment) {
   return home + path.substr(1);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

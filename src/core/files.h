@@ -8,7 +8,7 @@
 
 #include "accelerate/environment.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// All bytes of a file. Throws `ConfigError` with the path and the reason when it cannot be read or
 /// is larger than `max_bytes`.
@@ -25,4 +25,4 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 [[nodiscard]] std::filesystem::path expand_user(const std::string& path,
                                                 const Environment& environment);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -2,7 +2,7 @@
 
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 void refuse_value(const TreePath& path, const Value& value, const std::string& wanted) {
   const auto place = path.str();
@@ -26,4 +26,4 @@ int read_spelling(const TreePath& path, const Value& value, const EnumTable& tab
   refuse_value(path, value, str("one of: ", join(choices)));
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -7,7 +7,7 @@
 #include "core/text.h"
 #include "core/world.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 // More hosts than any cluster has: a typing error must not fill the memory.
@@ -116,4 +116,4 @@ std::optional<std::string> node_addr_from(std::string_view scontrol_output) {
   return std::nullopt;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -7,7 +7,7 @@
 
 #include "accelerate/value.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// Reads one JSON text. NaN, Infinity and -Infinity are numbers; a key that comes twice keeps its
 /// last value. `source` names the text in messages, e.g. a file.
@@ -35,4 +35,4 @@ struct JsonOptions {
 /// The object on a line that may come from anybody; nullopt if there is none.
 [[nodiscard]] std::optional<Value::Dict> json_object(std::string_view line);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

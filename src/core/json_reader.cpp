@@ -9,7 +9,7 @@
 #include "core/python_text.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -207,4 +207,4 @@ std::optional<Value::Dict> json_object(std::string_view line) {
   return std::nullopt;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

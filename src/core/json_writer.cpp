@@ -9,7 +9,7 @@
 #include "core/sorted_entries.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 class Writer {
@@ -163,4 +163,4 @@ std::string json_dumps(const Value& value, const JsonOptions& options) {
   return writer.take();
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

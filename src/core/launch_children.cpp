@@ -20,7 +20,7 @@
 #include "core/subprocess.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 using Clock = ProcessSet::Clock;
@@ -340,4 +340,4 @@ std::string fill_prefix_template(const std::string& pattern, const std::string& 
   return text;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

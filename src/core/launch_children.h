@@ -11,7 +11,7 @@
 
 #include "accelerate/launchers.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 using VariableChanges = std::vector<std::pair<std::string, std::optional<std::string>>>;
 
@@ -68,4 +68,4 @@ void refuse_unsafe_fork(const std::string& launcher);
 [[nodiscard]] std::string fill_prefix_template(const std::string& pattern, const std::string& role,
                                                int rank, int local_rank);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

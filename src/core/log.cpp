@@ -16,7 +16,7 @@
 #include "core/text.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::inline core {
 namespace {
 
 constexpr std::string_view kLibrary = "accelerate";
@@ -139,7 +139,7 @@ LogLevel parse_log_level(std::string_view text, std::string_view source) {
                         "CRITICAL."));
 }
 
-}  // namespace detail
+}  // namespace detail::core
 
 std::string to_string(LogLevel level) {
   switch (level) {

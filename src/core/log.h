@@ -10,7 +10,7 @@
 
 #include "accelerate/logging.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// A warning, by the main process only (by every process while no state is up).
 void warn(const std::string& text, std::source_location where = std::source_location::current());
@@ -42,4 +42,4 @@ void set_log_level(std::string_view name, LogLevel level);
 void write_log(std::string_view name, LogLevel level, std::string message,
                std::source_location where);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -14,7 +14,7 @@
 #include "accelerate/value.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 // relativeCreated counts from here, which is the loading of the library.
@@ -191,4 +191,4 @@ std::string bare_function_name(std::string_view signature) {
   return std::string(name);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

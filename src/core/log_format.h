@@ -7,7 +7,7 @@
 
 #include "accelerate/logging.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// A format such as "%(asctime)s %(levelname)-8s %(message)s", parsed once.
 class LogFormat {
@@ -32,4 +32,4 @@ class LogFormat {
 /// "main" for "int {anonymous}::main(int, char**)": the bare name of a function.
 [[nodiscard]] std::string bare_function_name(std::string_view signature);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <system_error>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// The number that the whole text is; nullopt for any other text or a number out of range.
 template <class T>
@@ -22,4 +22,4 @@ template <class T>
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

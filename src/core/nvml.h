@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// The functions of libnvidia-ml that we call, with its signatures. 0 means success.
 struct NvmlFunctions {
@@ -52,4 +52,4 @@ class Nvml {
   NvmlFunctions functions_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -6,7 +6,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 std::string_view name(ObjectTag tag) {
@@ -289,4 +289,4 @@ void ObjectReader::finish() const {
   if (!rest_.empty()) refuse(str(rest_.size(), " bytes behind the object"));
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

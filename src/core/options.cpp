@@ -4,7 +4,7 @@
 
 #include "core/numbers.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 template <class T>
@@ -49,4 +49,4 @@ bool read_true_word(const Environment& environment, const std::string& variable,
   return value;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

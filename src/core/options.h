@@ -31,7 +31,7 @@
 #include "core/resolve.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 template <class T>
 inline constexpr bool kIsOptional = tree::detail::kIs<T, std::optional>;
@@ -197,7 +197,7 @@ template <OptionsStruct T>
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core
 
 namespace accelerate {
 

@@ -16,7 +16,7 @@ namespace accelerate {
 
 using detail::str;
 
-namespace detail {
+namespace detail::inline core {
 
 void check_port_number(int port) {
   if (port < 0 || port > 65535) {
@@ -24,7 +24,7 @@ void check_port_number(int port) {
   }
 }
 
-}  // namespace detail
+}  // namespace detail::core
 
 bool is_port_in_use(std::optional<int> port) {
   const int number = port.value_or(detail::kDefaultPort);

@@ -2,7 +2,7 @@
 // accelerate/checks.h.
 #pragma once
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// The default port of a run.
 inline constexpr int kDefaultPort = 29500;
@@ -14,4 +14,4 @@ inline constexpr const char* kListenFdVariable = "ACCELERATE_MASTER_LISTEN_FD";
 /// Throws `ArgumentError` unless the number is a TCP port (0 counts: the system chooses).
 void check_port_number(int port);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

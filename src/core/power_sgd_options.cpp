@@ -10,7 +10,7 @@
 #include "accelerate/value/from_value.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 using T = PowerSgdOptions;
@@ -79,4 +79,4 @@ PowerSgdOptions PowerSgdOptions::of(const Value::Dict& options) {
   return result;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

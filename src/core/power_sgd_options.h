@@ -5,7 +5,7 @@
 
 #include "accelerate/value.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// Python's `PowerSGDState`, with its defaults.
 struct PowerSgdOptions {
@@ -24,4 +24,4 @@ struct PowerSgdOptions {
   [[nodiscard]] static PowerSgdOptions of(const Value::Dict& options);
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -4,10 +4,10 @@
 #include <optional>
 #include <string>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// Sets a variable of this process, or removes it when there is no value. Waits for whoever else in
 /// this library reads or edits the environment: `setenv` itself knows no locks.
 void set_process_variable(const std::string& name, const std::optional<std::string>& value);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -6,7 +6,7 @@
 
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 std::string process_state(int pid) {
   std::ifstream file(str("/proc/", pid, "/stat"));
@@ -38,4 +38,4 @@ std::string host_identity() {
   return identity;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

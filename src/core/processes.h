@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// "running", "stopped", "a zombie", "waiting for a device", or "gone".
 [[nodiscard]] std::string process_state(int pid);
@@ -12,4 +12,4 @@ namespace accelerate::detail {
 /// namespace of process numbers.
 [[nodiscard]] std::string host_identity();
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

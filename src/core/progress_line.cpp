@@ -11,7 +11,7 @@
 #include "core/python_text.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 struct Range {
@@ -222,4 +222,4 @@ double MovingAverage::value() const {
   return weight_of_nothing_ < 1 ? last_ / (1 - weight_of_nothing_) : 0;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

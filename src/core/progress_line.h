@@ -9,7 +9,7 @@
 
 #include "accelerate/progress.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// What a progress bar shows at one moment.
 struct Meter {
@@ -59,4 +59,4 @@ class MovingAverage {
   double weight_of_nothing_ = 1;  // how much the initial zero still counts
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 constexpr std::size_t kWords = std::mt19937::state_size;
@@ -65,4 +65,4 @@ std::mt19937 python_random_engine(std::uint64_t seed) {
   return std::mt19937(sequence);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

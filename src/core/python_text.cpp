@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <limits>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 // Double quotes only where there are single ones inside and no double ones, as Python decides.
@@ -220,4 +220,4 @@ bool is_printable(char32_t c) {
   return locale == nullptr || ::iswprint_l(static_cast<wint_t>(c), locale) != 0;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// The shortest digits that read back as `number`: 0.1, 1e-05, 1e+16, inf, nan, -0.0.
 [[nodiscard]] std::string python_repr(double number);
@@ -43,4 +43,4 @@ void append_hex(std::string& out, std::uint32_t value, int width);
 /// True if Python's str.isprintable() is true for it.
 [[nodiscard]] bool is_printable(char32_t code_point);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

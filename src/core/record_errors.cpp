@@ -16,7 +16,7 @@
 #include "core/subprocess.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 constexpr const char* kFileVariable = "TORCHELASTIC_ERROR_FILE";
@@ -72,4 +72,4 @@ int record_errors(const std::function<int()>& main) {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

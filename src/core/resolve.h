@@ -6,7 +6,7 @@
 
 #include "accelerate/kwargs/options.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// Warnings for the user, in order. `resolved` logs each once.
 using Warnings = std::vector<std::string>;
@@ -19,4 +19,4 @@ template <OptionsStruct T>
 [[nodiscard]] bool read_true_word(const Environment& environment, const std::string& variable,
                                   bool fallback, Warnings& warnings);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

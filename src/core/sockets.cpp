@@ -17,7 +17,7 @@
 #include "core/text.h"
 #include "core/world.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 // No honest message is longer: the last lines of a worker are cut.
@@ -246,4 +246,4 @@ bool is_this_machine(const std::string& host) {
   return false;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

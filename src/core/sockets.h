@@ -13,7 +13,7 @@
 
 #include "core/subprocess.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// A descriptor that is closed with its owner.
 class Descriptor {
@@ -97,4 +97,4 @@ class LineChannel {
 /// True if a host name or address is of this machine.
 [[nodiscard]] bool is_this_machine(const std::string& host);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

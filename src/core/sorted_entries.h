@@ -6,7 +6,7 @@
 
 #include "accelerate/value.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// The entries as they are, or sorted: texts by code point, numbers by value. Where both occur
 /// there is no order (Python has none) and the dict's own is kept.
@@ -31,4 +31,4 @@ namespace accelerate::detail {
   return result;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -19,7 +19,7 @@ SplitRange split_range(std::int64_t length, int num_processes, int process_index
           .padded_size = each + (extras > 0 ? 1 : 0)};
 }
 
-namespace detail {
+namespace detail::inline core {
 
 SplitPart split_part(std::int64_t length, int num_processes, int process_index,
                      SplitOptions options, PadWith pad_with) {
@@ -47,5 +47,5 @@ void SplitLengths::add(const std::string& path, std::int64_t length) {
   }
 }
 
-}  // namespace detail
+}  // namespace detail::core
 }  // namespace accelerate

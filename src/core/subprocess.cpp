@@ -24,7 +24,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 using Clock = ProcessSet::Clock;
@@ -609,4 +609,4 @@ std::chrono::duration<double> ProcessSet::elapsed(std::size_t index) const {
   return (child.status ? child.ended : Clock::now()) - child.started;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -17,12 +17,14 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "accelerate/environment.h"
+#include "accelerate/value/fields.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// How a process ended: with a code, or by a signal.
 struct ExitStatus {
@@ -38,6 +40,10 @@ struct ExitStatus {
 
   bool operator==(const ExitStatus&) const = default;
 };
+/// The keys of its dictionary form.
+constexpr auto value_fields(std::type_identity<ExitStatus>) {
+  return ACCELERATE_FIELDS(ExitStatus, code, signal);
+}
 
 /// "SIGKILL" for 9; "signal 99" for what has no name.
 [[nodiscard]] std::string signal_name(int signal);
@@ -212,4 +218,4 @@ bool write_fully(int fd, std::string_view bytes) noexcept;
 /// The command line of this process.
 [[nodiscard]] std::vector<std::string> own_command_line();
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

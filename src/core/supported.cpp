@@ -6,7 +6,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 [[noreturn]] void refuse(std::string_view feature, std::string_view reason,
@@ -152,4 +152,4 @@ void require_supported(const ParallelismConfig& config) {
          "Use sdpa or flash_attention_2.");
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -9,7 +9,7 @@
 #include "accelerate/kwargs.h"
 #include "accelerate/parallelism_config.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 void require_supported(DistributedType type);
 void require_supported(ComputeEnvironment environment);
@@ -24,4 +24,4 @@ void require_supported(const DeepSpeedPlugin& plugin);
 void require_supported(const MegatronLMPlugin& plugin);
 void require_supported(const ParallelismConfig& config);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -23,7 +23,7 @@
 #include "core/version.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::inline core {
 namespace {
 
 namespace fs = std::filesystem;
@@ -311,7 +311,7 @@ bool p2p_ib_supported(std::span<const std::string> gpu_names, std::string_view d
   return Version::parse(driver_version) >= Version::parse("550.40.07");
 }
 
-}  // namespace detail
+}  // namespace detail::core
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// The folders of the kernel's files.
 struct SystemRoot {
@@ -72,4 +72,4 @@ struct NumaNode {
 [[nodiscard]] bool p2p_ib_supported(std::span<const std::string> gpu_names,
                                     std::string_view driver_version);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <numeric>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 constexpr std::string_view kBlank = " \t\r\n\f\v";
@@ -74,4 +74,4 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
   return near.empty() ? "" : str(" Did you mean '", near, "'?");
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

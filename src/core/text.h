@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// All arguments as one text, each as `operator<<` writes it.
 template <class... Parts>
@@ -46,4 +46,4 @@ template <class Range>
 [[nodiscard]] std::string did_you_mean(std::string_view word,
                                        const std::vector<std::string>& candidates);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -10,7 +10,7 @@
 #include "core/subprocess.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 constexpr int kRanksDisagree = 70;
@@ -49,4 +49,4 @@ void handle_uncaught_exceptions() {
   static_cast<void>(once);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -3,7 +3,7 @@
 
 #include "accelerate/errors.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// Writes the error to stderr and ends the process with the exit code of a `CommError`.
 [[noreturn]] void end_with_error(const CommError& error);
@@ -12,4 +12,4 @@ namespace accelerate::detail {
 /// the `failure_hook` is called first.
 void handle_uncaught_exceptions();
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -7,7 +7,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 // The regular expression needs stack by the length of the text.
@@ -82,4 +82,4 @@ bool compare(const Version& a, std::string_view operation, const Version& b) {
       str("The operation must be one of >, >=, ==, !=, <=, <, not '", operation, "'."));
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -16,7 +16,7 @@
 #include <variant>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// The parts of a version in the order in which they are compared.
 struct Version {
@@ -40,4 +40,4 @@ struct Version {
 /// `operation` is one of > >= == != <= <, else `ArgumentError` that lists them.
 [[nodiscard]] bool compare(const Version& a, std::string_view operation, const Version& b);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

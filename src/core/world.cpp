@@ -18,7 +18,7 @@
 #include "core/subprocess.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 // The names under which one launcher tells a process its place.
@@ -368,4 +368,4 @@ int threads_per_process(int cores, int local_size) {
   return std::max(1, cores / std::max(1, local_size));
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

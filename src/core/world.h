@@ -13,7 +13,7 @@
 
 #include "accelerate/environment.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 enum class WorldSource : std::uint8_t { kAlone, kTorchrun, kOpenMpi, kMpich, kMvapich, kSlurm };
 
@@ -98,4 +98,4 @@ struct Locality {
 /// How many threads each process of a host takes: the cores shared out, at least one.
 [[nodiscard]] int threads_per_process(int cores, int local_size);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -6,7 +6,7 @@
 
 #include "accelerate/value.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// Reads one YAML document; an empty text is none. Plain words mean what they mean to Python:
 /// yes/no/on/off/true/false are bools, ~ and null none, 010 is 8, 0x1F, 1_000, 1:30 (90) are ints,
@@ -24,4 +24,4 @@ namespace accelerate::detail {
 /// lists. Throws `ArgumentError` for bytes, tensors, objects and texts that are not UTF-8.
 [[nodiscard]] std::string yaml_dumps(const Value& value);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -9,7 +9,7 @@
 #include "core/yaml.h"
 #include "core/yaml_scalar.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 // What aliases may add to a document, counted as memory: stops "billion laughs" files.
@@ -295,4 +295,4 @@ Value yaml_loads(std::string_view text, std::string_view source) {
   return Reader(text, source).document();
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

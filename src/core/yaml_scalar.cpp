@@ -10,7 +10,7 @@
 #include "core/python_text.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 // PyYAML's regular expressions. They need stack by the length of the text: a longer one is a
@@ -131,4 +131,4 @@ double read_yaml_float(std::string_view text) {
   return sign * total;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -6,7 +6,7 @@
 
 #include "accelerate/value.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 enum class YamlTag {
   kString,
@@ -31,4 +31,4 @@ enum class YamlTag {
 /// Of a text that resolves to kFloat.
 [[nodiscard]] double read_yaml_float(std::string_view text);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -14,7 +14,7 @@
 #include "core/yaml.h"
 #include "core/yaml_scalar.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 constexpr int kIndent = 2;
@@ -230,4 +230,4 @@ class Writer {
 
 std::string yaml_dumps(const Value& value) { return Writer().document(value); }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -7,7 +7,7 @@
 #include "accelerate/detail/core/split_range.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 IndexBatch joined(const std::vector<IndexBatch>& batches) {
@@ -210,4 +210,4 @@ IndexBatch BatchPlan::filled_part_of(const Round& round) const {
                     length);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

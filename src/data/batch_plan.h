@@ -14,7 +14,7 @@
 #include "accelerate/data/batch_samplers.h"
 #include "accelerate/detail/data/loader_recipe.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 /// The default is the batch sampler as it is, for a program of one process or data that is sharded
 /// already.
@@ -111,4 +111,4 @@ class BatchPlan {
 [[nodiscard]] std::optional<std::int64_t> planned_size(const BatchIndexSampler& batch_sampler,
                                                        const PlanOptions& options);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -49,7 +49,7 @@ class BatchSamplerStream final : public BatchIndexStream {
 
 class ShardStream final : public BatchIndexStream {
  public:
-  ShardStream(std::shared_ptr<BatchIndexSampler> batch_sampler, const detail::PlanOptions& options,
+  ShardStream(std::shared_ptr<BatchIndexSampler> batch_sampler, const detail::data::PlanOptions& options,
               std::int64_t epoch, const at::Tensor& generator_state)
       : batch_sampler_(std::move(batch_sampler)),
         options_(options),
@@ -63,7 +63,7 @@ class ShardStream final : public BatchIndexStream {
   }
 
   void seek(std::int64_t /*samples*/, std::int64_t batches) override {
-    plan_ = detail::BatchPlan(batch_sampler_, options_, epoch_,
+    plan_ = detail::data::BatchPlan(batch_sampler_, options_, epoch_,
                               {.generator_state = plan_.generator_state()});
     plan_.skip(batches);
   }
@@ -72,9 +72,9 @@ class ShardStream final : public BatchIndexStream {
 
  private:
   std::shared_ptr<BatchIndexSampler> batch_sampler_;
-  detail::PlanOptions options_;
+  detail::data::PlanOptions options_;
   std::int64_t epoch_;
-  detail::BatchPlan plan_;
+  detail::data::BatchPlan plan_;
 };
 
 class SkippingStream final : public BatchIndexStream {
@@ -94,7 +94,7 @@ class SkippingStream final : public BatchIndexStream {
   SkippedBatches skipped_;
 };
 
-detail::PlanOptions plan_options(const BatchSamplerShardOptions& options) {
+detail::data::PlanOptions plan_options(const BatchSamplerShardOptions& options) {
   return {.num_processes = options.num_processes,
           .process_index = options.process_index,
           .split_batches = options.split_batches,
@@ -168,7 +168,7 @@ std::unique_ptr<BatchIndexStream> BatchSamplerShard::begin(std::int64_t epoch,
 }
 
 std::optional<std::int64_t> BatchSamplerShard::size() const {
-  return detail::planned_size(*batch_sampler_, plan_options(options_));
+  return detail::data::planned_size(*batch_sampler_, plan_options(options_));
 }
 
 std::optional<std::int64_t> BatchSamplerShard::batch_size() const {

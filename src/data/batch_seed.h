@@ -6,7 +6,7 @@
 
 #include "accelerate/data/worker_generator.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 /// The seed of one batch.
 [[nodiscard]] std::uint64_t batch_seed(std::uint64_t base_seed, std::int64_t epoch,
@@ -45,4 +45,4 @@ struct PassSeed {
   }
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

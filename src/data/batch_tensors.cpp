@@ -14,7 +14,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 // Rows are random, which the processor cannot foresee. Short ones are asked for well ahead. Of a
@@ -211,4 +211,4 @@ std::int64_t CommonLength::get() const {
   return length_;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

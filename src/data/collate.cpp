@@ -3,7 +3,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 std::string place(const TreePath& path) {
@@ -108,4 +108,4 @@ Value collate_values(const std::vector<Value*>& samples, const TreePath& path,
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

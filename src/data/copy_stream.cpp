@@ -8,7 +8,7 @@
 
 #include "accelerate/operations/tensors.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 c10::impl::VirtualGuardImpl driver_of(at::Device device) {
@@ -46,7 +46,7 @@ std::vector<at::Tensor> CopyStream::copy(std::vector<at::Tensor> tensors) const 
   const c10::StreamGuard on_stream(stream_);
   for (auto& tensor : tensors) {
     if (is_strided(tensor) && tensor.is_cpu()) {
-      tensor = to_device(tensor, stream_.device(), /*non_blocking=*/true);
+      tensor = comm::to_device(tensor, stream_.device(), /*non_blocking=*/true);
     }
   }
   return tensors;
@@ -66,4 +66,4 @@ void CopyStream::take_over(const c10::Event& mark, const std::vector<at::Tensor>
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

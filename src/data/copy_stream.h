@@ -9,7 +9,7 @@
 
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 /// A stream for copies from the host, so that they run while the device computes.
 ///
@@ -43,4 +43,4 @@ class CopyStream {
   c10::Stream stream_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -12,7 +12,7 @@ namespace accelerate {
 DataLoaderError::~DataLoaderError() = default;
 DataLoaderTimeout::~DataLoaderTimeout() = default;
 
-namespace detail {
+namespace detail::data {
 namespace {
 
 void validate_numbers(const DataLoaderOptions& options) {
@@ -132,5 +132,5 @@ std::optional<std::int64_t> batch_size_of(const LoaderRecipe& recipe) {
   return asks ? recipe.batch_sampler->batch_size() : recipe.options.batch_size;
 }
 
-}  // namespace detail
+}  // namespace detail::data
 }  // namespace accelerate

@@ -202,12 +202,12 @@ Value::Dict DeferredMetrics::read() {
 }
 
 Value::Dict DeferredMetrics::reduce(std::source_location where) {
-  if (detail::is_alone(nullptr)) return read();
+  if (detail::comm::is_alone(nullptr)) return read();
   // An error in here is sent to the other processes.
-  const auto encode = [&] { return detail::encode_object(sums_->totals()); };
+  const auto encode = [&] { return detail::comm::encode_object(sums_->totals()); };
   std::vector<NamedTotals> all;
-  for (const auto& bytes : detail::exchange(encode, nullptr, "DeferredMetrics::reduce", where)) {
-    all.push_back(detail::decode_object<NamedTotals>(bytes));
+  for (const auto& bytes : detail::comm::exchange(encode, nullptr, "DeferredMetrics::reduce", where)) {
+    all.push_back(detail::comm::decode_object<NamedTotals>(bytes));
   }
   auto& first = all.front();
   for (std::size_t rank = 1; rank < all.size(); ++rank) {

@@ -7,7 +7,7 @@
 #include "data/copy_stream.h"
 #include "data/stages.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 /// Moves each batch when it is asked for.
@@ -90,4 +90,4 @@ std::unique_ptr<Pass> device_prefetch(std::unique_ptr<Pass> pass, const BatchTyp
   return std::make_unique<MovingPass>(std::move(pass), type, device, non_blocking);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

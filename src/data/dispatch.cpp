@@ -22,7 +22,7 @@
 #include "data/copy_stream.h"
 #include "data/stages.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 // ---- the rounds that process 0 reads ------------------------------------------------------------
@@ -163,13 +163,13 @@ class RoundReader {
   }
 
   AnyBatch joined(std::vector<AnyBatch> batches) const {
-    if (!is_alone(nullptr)) {
+    if (!comm::is_alone(nullptr)) {
       for (const auto& batch : batches) type_.refuse_others("dispatch_batches", batch);
     }
     AnyBatch first = std::move(batches.front());
     if (batches.size() == 1) return first;
     try {
-      if (!type_.holds_tensors) refuse_other("concatenate", "", *type_.id);
+      if (!type_.holds_tensors) comm::refuse_other("concatenate", "", *type_.id);
       type_.refuse_others("concatenate", first);
       std::vector<tree::Flat> parts{type_.flatten(first)};
       for (std::size_t i = 1; i < batches.size(); ++i) parts.push_back(type_.flatten(batches[i]));
@@ -184,7 +184,7 @@ class RoundReader {
   void fill(DispatchRound& round) {
     auto& facts = round.facts;
     facts.remainder = facts.padded_size = known_batch_size(type_, round.batch);
-    if (!type_.holds_tensors_only || (is_alone(nullptr) && rules_.num_parts == 1)) return;
+    if (!type_.holds_tensors_only || (comm::is_alone(nullptr) && rules_.num_parts == 1)) return;
     auto leaves = type_.flatten(round.batch);
     check_leaves(leaves, rules_);
     for (auto& leaf : leaves.tensors) leaf = leaf.contiguous();
@@ -294,7 +294,7 @@ void share_start(PassStart& start, const std::function<void()>& begin) {
   std::exception_ptr failure;
   RoundMessage message;
   message.kind = RoundMessage::Kind::kRound;
-  if (rank_in(nullptr) == 0) {
+  if (comm::rank_in(nullptr) == 0) {
     try {
       begin();
     } catch (...) {
@@ -328,7 +328,7 @@ std::string encode_structure(const Value& skeleton, const std::vector<at::Tensor
 
 BatchDescription decode_structure(const std::string& bytes) {
   using Sent = std::tuple<Value, std::vector<std::vector<std::int64_t>>, std::vector<std::int64_t>>;
-  auto [skeleton, shapes, dtypes] = decode_object<Sent>(bytes);
+  auto [skeleton, shapes, dtypes] = comm::decode_object<Sent>(bytes);
   return {std::move(skeleton), std::move(shapes), std::move(dtypes)};
 }
 
@@ -385,7 +385,7 @@ class DispatchPass final : public Pass {
     RoundMessage message;
     message.kind = RoundMessage::Kind::kRound;
     message.facts = round.facts;
-    if (!type_.holds_tensors_only || is_alone(nullptr)) return message;
+    if (!type_.holds_tensors_only || comm::is_alone(nullptr)) return message;
     auto structure = encode_structure(type_.skeleton(round.batch), type_.leaves(round.batch));
     if (structure != structure_) message.structure = structure_ = std::move(structure);
     return message;
@@ -477,4 +477,4 @@ std::unique_ptr<Pass> dispatched_pass(const DispatchSource& source, PassStart& s
                                         start.first_sequence);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -6,7 +6,7 @@
 
 #include "data/stages.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 class IndexedSource final : public LoadSource {
@@ -235,4 +235,4 @@ std::unique_ptr<Pass> load_with_workers(std::shared_ptr<const LoaderRecipe> reci
                                       std::move(context), seed);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

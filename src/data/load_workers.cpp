@@ -16,7 +16,7 @@
 // Of the OpenMP runtime that LibTorch brings along, if it does.
 extern "C" void omp_set_num_threads(int) __attribute__((weak));
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 /// Operators that a worker calls run in its own thread: with a team of threads each, workers would
@@ -230,4 +230,4 @@ std::exception_ptr load_failure(std::int64_t sequence, const IndexBatch& indices
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

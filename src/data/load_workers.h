@@ -15,7 +15,7 @@
 
 #include "accelerate/data/batch_samplers.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 /// The worker threads of a loader. They live as long as the loader and serve all of its passes.
 class WorkerPool {
@@ -118,4 +118,4 @@ class LoadWindow {
 /// and, where reading one of them failed in this thread, that sample.
 [[nodiscard]] std::exception_ptr load_failure(std::int64_t sequence, const IndexBatch& indices);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

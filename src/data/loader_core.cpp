@@ -24,7 +24,7 @@
 #include "data/preparation.h"
 #include "data/stages.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 /// Throws `StateError` where the length is not known.
@@ -190,7 +190,7 @@ struct LoaderCore::Impl {
   }
 
   std::unique_ptr<Pass> share_by_dispatch(PassStart& start) {
-    if (rank_in(nullptr) != 0) {
+    if (comm::rank_in(nullptr) != 0) {
       tell_dataset(start.epoch);
       // Python's other processes draw a base seed too, and the default generators stay in step.
       std::ignore = draw_base_seed(std::nullopt);
@@ -279,7 +279,7 @@ struct LoaderCore::Impl {
     return workers_;
   }
 
-  std::shared_ptr<ReusedMemory> memory_ = std::make_shared<ReusedMemory>();
+  std::shared_ptr<state::ReusedMemory> memory_ = std::make_shared<state::ReusedMemory>();
   std::mutex workers_mutex_ = {};
   std::shared_ptr<WorkerPool> workers_ = nullptr;
 };
@@ -356,7 +356,7 @@ std::shared_ptr<LoaderCore> LoaderCore::prepare(const PrepareDataLoaderOptions& 
                                                 const BatchType& type, AnySlice slice) {
   if (impl_->prepared()) return shared_from_this();
 
-  auto preparation = detail::prepare(*impl_->recipe, options);
+  auto preparation = detail::data::prepare(*impl_->recipe, options);
   auto recipe = std::make_shared<LoaderRecipe>(*impl_->recipe);
   recipe->batch_sampler = preparation.batch_sampler;
   recipe->for_device = preparation.device && CopyStream::leads_to(*preparation.device);
@@ -434,4 +434,4 @@ void LoaderPass::advance() {
   state_ = std::move(state);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -6,7 +6,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 void validate(const DataLoaderState& state) {
@@ -107,4 +107,4 @@ void LoaderPosition::load(const DataLoaderState& state) {
   if (!state.finished && state.batches_yielded > 0) pending_ = state;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -8,7 +8,7 @@
 #include "accelerate/data/state.h"
 #include "data/stages.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 /// For several threads at once: passes may be under way side by side.
 class LoaderPosition {
@@ -42,4 +42,4 @@ class LoaderPosition {
   std::optional<DataLoaderState> pending_ = std::nullopt;  // where the next pass goes on
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

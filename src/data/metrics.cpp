@@ -14,7 +14,7 @@
 #include "core/text.h"
 #include "data/stages.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 std::int64_t rows_of(const std::vector<at::Tensor>& parts) {
@@ -32,7 +32,7 @@ struct MetricsCut {
 
 /// Returns nullopt if no row is dropped; logs if the number of genuine samples is not known.
 std::optional<MetricsCut> metrics_cut() {
-  if (is_alone(nullptr)) return std::nullopt;
+  if (comm::is_alone(nullptr)) return std::nullopt;
   const auto loader = GradientState().active_dataloader();
   if (!loader || !loader->end_of_dataloader()) return std::nullopt;
   const MetricsCut cut{.genuine = loader->remainder(), .padded = loader->padded_size()};
@@ -47,7 +47,7 @@ std::optional<MetricsCut> metrics_cut() {
 
 /// The parts of the batch of the loader that is iterated; null where nothing is uneven.
 std::shared_ptr<const UnevenParts> uneven_parts() {
-  if (is_alone(nullptr)) return nullptr;
+  if (comm::is_alone(nullptr)) return nullptr;
   const auto loader = GradientState().active_dataloader();
   const auto* ours = dynamic_cast<const LoaderCore*>(loader.get());
   return ours == nullptr ? nullptr : ours->uneven_parts();
@@ -126,7 +126,7 @@ std::optional<std::vector<ItemRange>> genuine_items(std::int64_t length) {
   return std::vector{ItemRange{0, kept_of(length, *cut)}};
 }
 
-void gather_for_metrics(std::vector<at::Tensor>& leaves, const TreeView& view,
+void gather_for_metrics(std::vector<at::Tensor>& leaves, const comm::TreeView& view,
                         std::source_location where) {
   if (const auto parts = uneven_parts()) {
     leaves = gather_uneven(std::move(leaves), *parts, where);
@@ -140,7 +140,7 @@ void gather_for_metrics(std::vector<at::Tensor>& leaves, const TreeView& view,
 
 bool holds_tensors_alone(const Value& value) {
   try {
-    refuse_others<at::Tensor>("gather_for_metrics", value);
+    comm::refuse_others<at::Tensor>("gather_for_metrics", value);
     return true;
   } catch (const ArgumentError&) {
     return false;
@@ -148,7 +148,7 @@ bool holds_tensors_alone(const Value& value) {
 }
 
 at::Tensor gather_rows_as_objects(const at::Tensor& tensor, std::source_location where) {
-  if (is_alone(nullptr)) return tensor;
+  if (comm::is_alone(nullptr)) return tensor;
   auto parts = accelerate::gather_object(
       std::vector{tensor.dim() == 0 ? tensor.reshape({1}) : tensor}, where);
   for (auto& part : parts) part = part.to(tensor.device());
@@ -170,4 +170,4 @@ void refuse_as_objects() {
       "value, or leave use_gather_object off.");
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -15,7 +15,7 @@
 #include "accelerate/detail/data/sampler_adaptors.h"
 #include "data/batch_plan.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 enum class Sharing : std::uint8_t {
   /// This process walks all the data it has: it is alone, or has its part already.
@@ -81,4 +81,4 @@ struct Preparation {
 /// The length of a full batch, where batches have a common one.
 [[nodiscard]] std::optional<std::int64_t> batch_size_of(const LoaderRecipe& recipe);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

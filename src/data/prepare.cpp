@@ -38,7 +38,7 @@ PrepareDataLoaderOptions prepare_options(const DataLoaderConfiguration& configur
   return options;
 }
 
-namespace detail {
+namespace detail::data {
 namespace {
 
 bool is_iterable(const LoaderRecipe& loader) { return loader.stream != nullptr; }
@@ -298,7 +298,7 @@ Preparation prepare(const LoaderRecipe& loader, const PrepareDataLoaderOptions& 
 
 std::unique_ptr<DefaultGeneratorAt> agree_on_order(const BatchIndexSampler& batch_sampler) {
   const auto sampler = batch_sampler.sampler();
-  if (is_alone(nullptr) || (sampler && !sampler->draws_from_default_generator())) return nullptr;
+  if (comm::is_alone(nullptr) || (sampler && !sampler->draws_from_default_generator())) return nullptr;
   const auto named = name_collectives("DataLoaderShard");
   const auto mine = default_generator_state();
   const PartialState state;  // NCCL sends from the device only
@@ -338,5 +338,5 @@ std::uint64_t fingerprint_rows(const std::vector<at::Tensor>& tensors) {
   return hash;
 }
 
-}  // namespace detail
+}  // namespace detail::data
 }  // namespace accelerate

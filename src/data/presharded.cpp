@@ -10,7 +10,7 @@
 #include "core/text.h"
 #include "data/stages.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 /// What a process says of the batch it is about to hand out.
@@ -182,4 +182,4 @@ std::int64_t known_batch_size(const BatchType& type, const AnyBatch& batch) {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -3,7 +3,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/random.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 void throw_overtaken() {
   throw StateError(
@@ -26,4 +26,4 @@ DefaultGeneratorAt::DefaultGeneratorAt(const at::Tensor& state)
 
 DefaultGeneratorAt::~DefaultGeneratorAt() { set_rng_state(RNGType::kTorch, before_); }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -20,7 +20,7 @@
 #include "data/load_workers.h"
 #include "data/preparation.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 /// What each process holds of one batch, by rank: how many samples, and how many of them are no
 /// repeats.
@@ -129,4 +129,4 @@ struct DispatchSource {
                                                     const BatchType& type, at::Device device,
                                                     bool non_blocking);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

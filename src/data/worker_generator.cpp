@@ -7,7 +7,7 @@
 #include "data/batch_seed.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::data {
 namespace {
 
 thread_local BatchSeedScope* innermost = nullptr;
@@ -46,12 +46,12 @@ BatchSeedScope::BatchSeedScope(std::uint64_t seed) noexcept
 
 BatchSeedScope::~BatchSeedScope() { innermost = outer_; }
 
-}  // namespace detail
+}  // namespace detail::data
 
 at::Generator& worker_generator() {
-  auto* scope = detail::innermost;
-  if (scope == nullptr) return detail::generator_at(0);
-  auto& generator = detail::generator_at(scope->depth_);
+  auto* scope = detail::data::innermost;
+  if (scope == nullptr) return detail::data::generator_at(0);
+  auto& generator = detail::data::generator_at(scope->depth_);
   if (!scope->seeded_) generator.set_current_seed(scope->seed_);
   scope->seeded_ = true;
   return generator;

@@ -21,7 +21,7 @@
 #include "launch/store_process.h"
 #include "launch/workers.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -451,4 +451,4 @@ class Agent {
 
 int run_agent(const LaunchPlan& plan) { return Agent(plan).run(); }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -7,7 +7,7 @@
 
 #include "launch/plan.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// Runs the workers of this machine until the job has ended, and returns the exit code: that of the
 /// worker that failed first, 128 + n after signal n, 70 when another machine is gone.
@@ -16,4 +16,4 @@ namespace accelerate::detail {
 /// `ConfigError` or `Error` if the workers cannot be started.
 [[nodiscard]] int run_agent(const LaunchPlan& plan);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

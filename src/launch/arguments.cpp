@@ -8,7 +8,7 @@
 #include "core/text.h"
 #include "launch/flags.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 // Flags of torchrun with another name here.
@@ -175,4 +175,4 @@ LaunchArguments parse_launch_arguments(std::span<const std::string> words) {
   return Parser(words).run();
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// The typed flags and the program. Flags that were not typed are absent.
 struct LaunchArguments {
@@ -32,4 +32,4 @@ struct LaunchArguments {
 /// value, and a missing program, unless --help is among the flags.
 [[nodiscard]] LaunchArguments parse_launch_arguments(std::span<const std::string> words);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

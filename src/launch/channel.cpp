@@ -1,6 +1,6 @@
 #include "launch/channel.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 std::pair<Channel, Channel> Channel::pair(Clock::time_point now) {
   auto [left, right] = LineChannel::pair(now);
@@ -24,4 +24,4 @@ std::vector<AgentMessage> Channel::exchange(Clock::time_point now) {
   return messages;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

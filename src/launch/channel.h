@@ -8,7 +8,7 @@
 #include "core/sockets.h"
 #include "launch/messages.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// A connection whose lines are messages. Never waits for the other side.
 class Channel : public LineChannel {
@@ -32,4 +32,4 @@ class Channel : public LineChannel {
   std::vector<AgentMessage> waiting_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -8,7 +8,7 @@
 #include "core/numbers.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 int small_number(const Settings& settings, std::string_view name) {
@@ -310,4 +310,4 @@ std::vector<std::string> idle_flags(const LaunchArguments& arguments, const Reso
   return idle;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

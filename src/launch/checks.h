@@ -10,7 +10,7 @@
 #include "launch/resolve.h"
 #include "launch/settings.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 // Each check throws `ConfigError` or `UnsupportedError`.
 
@@ -46,4 +46,4 @@ void check_engines(const LaunchArguments& arguments, const ResolvedLaunch& run);
 [[nodiscard]] std::vector<std::string> idle_flags(const LaunchArguments& arguments,
                                                   const ResolvedLaunch& run);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -12,7 +12,7 @@
 
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 constexpr const char* kDone = "done";
@@ -96,4 +96,4 @@ void CleanupProcess::add_folder(const std::filesystem::path& folder) {
   send("d" + folder.string());
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -12,7 +12,7 @@
 
 #include "core/subprocess.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 class CleanupProcess {
  public:
@@ -34,4 +34,4 @@ class CleanupProcess {
   pid_t pid_ = -1;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -5,7 +5,7 @@
 #include "launch/flags.h"
 #include "launch/help.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 std::vector<std::string> command_names() {
@@ -186,4 +186,4 @@ std::string completion_script(std::string_view shell) {
       str("There is no completion for '", shell, "'. Choose one of: bash, zsh, ", "fish."));
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -12,7 +12,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 // A pipe that is ready takes this many bytes without blocking.
@@ -217,4 +217,4 @@ void Console::finish() {
   err_.finish(kWriteTimeout);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -19,7 +19,7 @@
 #include "core/subprocess.h"
 #include "launch/channel.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// One of our own streams, with a queue of output.
 class Screen {
@@ -123,4 +123,4 @@ class Console {
   std::map<std::size_t, Worker> workers_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -10,7 +10,7 @@
 #include "core/text.h"
 #include "launch/rendezvous_conf.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 using Order = Coordinator::Order;
@@ -323,4 +323,4 @@ Coordinator::Clock::time_point Coordinator::next_event() const {
   return next;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -19,7 +19,7 @@
 
 #include "launch/messages.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 struct CoordinatorRules {
   int min_nodes = 1;
@@ -103,4 +103,4 @@ class Coordinator {
   int restarts_ = 0;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

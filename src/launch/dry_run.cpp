@@ -9,7 +9,7 @@
 #include "core/text.h"
 #include "launch/messages.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 std::string_view name_of(LaunchMode mode) {
@@ -182,4 +182,4 @@ std::string dry_run_json(const LaunchPlan& plan, const std::vector<PlannedProces
   return json_dumps(dict, {.indent = 2}) + "\n";
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

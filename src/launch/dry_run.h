@@ -7,7 +7,7 @@
 #include "accelerate/environment.h"
 #include "launch/plan.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// A process that the plan would start on this machine.
 struct PlannedProcess {
@@ -34,4 +34,4 @@ struct PlannedProcess {
 /// A command with its words quoted for a shell.
 [[nodiscard]] std::string shell_line(const std::vector<std::string>& argv);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

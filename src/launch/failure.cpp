@@ -16,7 +16,7 @@
 #include "core/text.h"
 #include "launch/terminal_text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 namespace fs = std::filesystem;
@@ -279,4 +279,4 @@ std::string failure_report(const std::string& program, const std::vector<WorkerF
   return text + rule('=');
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -12,7 +12,7 @@
 
 #include "core/subprocess.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 struct WorkerFailure {
   int rank = 0;
@@ -46,4 +46,4 @@ bool read_error_file(const std::filesystem::path& path, WorkerFailure& failure);
 [[nodiscard]] std::string failure_report(const std::string& program,
                                          const std::vector<WorkerFailure>& failures);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

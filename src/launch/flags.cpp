@@ -13,7 +13,7 @@
 #include "core/python_text.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 using enum FlagGroup;
@@ -318,4 +318,4 @@ MachineRange machine_range(std::string_view text) {
   return {.min = min, .max = signed_number<int>(parts.back()).value_or(min)};
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 enum class FlagKind : std::uint8_t {
   kSwitch,         ///< --cpu, --no_cpu
@@ -117,4 +117,4 @@ struct MachineRange {
 };
 [[nodiscard]] MachineRange machine_range(std::string_view text);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -5,7 +5,7 @@
 #include "core/text.h"
 #include "launch/flags.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 using enum FlagKind;
@@ -195,4 +195,4 @@ std::span<const Flag> engine_flags() {
   return table.flags();
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -6,7 +6,7 @@
 #include "launch/flags.h"
 #include "launch/terminal_text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 constexpr std::array<Subcommand, 11> kSubcommands{{
@@ -124,4 +124,4 @@ std::string launch_help(std::size_t width) {
   return out;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

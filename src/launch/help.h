@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// A sub-command of `accelerate`.
 struct Subcommand {
@@ -23,4 +23,4 @@ struct Subcommand {
 /// The completion script for "bash", "zsh" or "fish". Throws `ConfigError` for another shell.
 [[nodiscard]] std::string completion_script(std::string_view shell);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

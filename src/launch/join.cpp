@@ -8,7 +8,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -119,4 +119,4 @@ Channel join_job(const LaunchConfig& config, Member member, const RendezvousConf
   return Joining(config, conf, signals, console).run(std::move(member));
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -7,7 +7,7 @@
 #include "launch/rendezvous_conf.h"
 #include "launch/signals.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// A signal arrived while `join_job` waited.
 struct Interrupted {
@@ -22,4 +22,4 @@ struct Interrupted {
 [[nodiscard]] Channel join_job(const LaunchConfig& config, Member member,
                                const RendezvousConf& conf, SignalQueue& signals, Console& console);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

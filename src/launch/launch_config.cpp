@@ -6,7 +6,7 @@
 #include "core/numbers.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 std::optional<unsigned> whole_number(std::string_view text) {
@@ -55,4 +55,4 @@ StreamChoice StreamChoice::parse(const std::string& text, const std::string& fla
   return choice;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

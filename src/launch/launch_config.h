@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// A selection of a worker's streams, with torchrun's numbers.
 enum class Streams { kNone = 0, kOutput = 1, kError = 2, kBoth = 3 };
@@ -65,4 +65,4 @@ struct LaunchConfig {
   [[nodiscard]] bool elastic() const noexcept { return rdzv_backend == "c10d"; }
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

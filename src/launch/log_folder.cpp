@@ -8,7 +8,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 std::string random_word() {
@@ -72,4 +72,4 @@ std::filesystem::path LogFolder::make_for_worker(int attempt, int local_rank) co
   return folder;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 class LogFolder {
  public:
@@ -40,4 +40,4 @@ class LogFolder {
   std::filesystem::path run_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -14,7 +14,7 @@
 #include "core/subprocess.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 namespace fs = std::filesystem;
@@ -192,4 +192,4 @@ MachineFacts gather_machine_facts(const Environment& environment) {
   return facts;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

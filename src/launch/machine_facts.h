@@ -17,7 +17,7 @@
 #include "core/system.h"
 #include "core/world.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// The maker of the devices, on which the variable for visible devices depends.
 enum class AcceleratorKind : std::uint8_t {
@@ -80,4 +80,4 @@ struct NvidiaFacts {
 /// True if this output of `mpirun --version` is from Open MPI.
 [[nodiscard]] bool is_open_mpi(std::string_view version_text);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -7,14 +7,11 @@
 #include "accelerate/value/from_value.h"
 #include "core/json.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 // The keys of the messages.
 static constexpr auto value_fields(std::type_identity<Member>) {
   return ACCELERATE_FIELDS(Member, machine_rank, nproc, host, address, terms);
-}
-static constexpr auto value_fields(std::type_identity<ExitStatus>) {
-  return ACCELERATE_FIELDS(ExitStatus, code, signal);
 }
 static constexpr auto value_fields(std::type_identity<WorkerFailure>) {
   return ACCELERATE_FIELDS(WorkerFailure, rank, local_rank, host, pid, status, time_us, error_file,
@@ -72,4 +69,4 @@ std::optional<AgentMessage> from_line(std::string_view line) {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

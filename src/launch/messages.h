@@ -13,7 +13,7 @@
 
 #include "launch/failure.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 inline constexpr std::string_view kGreeting = "ACCELERATE-LAUNCH 1 ";
 
@@ -79,4 +79,4 @@ struct AgentMessage {
 /// Returns nullopt for a line that is not a message: any program may connect to the port.
 [[nodiscard]] std::optional<AgentMessage> from_line(std::string_view line);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -6,7 +6,7 @@
 #include "core/text.h"
 #include "launch/checks.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 // The spelling of Python's launcher; readers accept both.
@@ -182,4 +182,4 @@ std::map<std::string, std::string> mode_variables(const ResolvedLaunch& run,
   return Writer(run, outer, facts).write(warnings);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

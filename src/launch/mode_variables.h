@@ -9,7 +9,7 @@
 #include "launch/machine_facts.h"
 #include "launch/resolve.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// The variables to set in addition to `outer`, the launcher's environment. A switch that is on in
 /// `outer` and off in the launch is set to off.
@@ -18,4 +18,4 @@ namespace accelerate::detail {
                                                                 const MachineFacts& facts,
                                                                 std::vector<std::string>& warnings);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -4,7 +4,7 @@
 #include "core/world.h"
 #include "launch/resolve.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 bool several(const Environment& environment, const char* variable) {
@@ -55,4 +55,4 @@ OuterJob outer_job(const Environment& environment, World& world) {
   return in_mpi(environment) ? OuterJob::kMpi : OuterJob::kNone;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

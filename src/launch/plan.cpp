@@ -19,7 +19,7 @@
 #include "launch/resolve.h"
 #include "launch/settings.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 std::map<std::string, std::string> rendezvous_settings(const Settings& settings,
@@ -306,4 +306,4 @@ std::vector<std::string> worker_arguments(const std::vector<std::string>& argv, 
   return result;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -15,7 +15,7 @@
 #include "accelerate/environment.h"
 #include "launch/launch_config.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// How the command is executed.
 enum class LaunchMode : std::uint8_t {
@@ -101,4 +101,4 @@ struct LaunchRound;
 [[nodiscard]] std::vector<std::string> worker_arguments(const std::vector<std::string>& argv,
                                                         int local_rank);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -25,7 +25,7 @@
 #include "core/subprocess.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 namespace fs = std::filesystem;
@@ -350,4 +350,4 @@ ProgramFacts inspect_program(const std::vector<std::string>& argv, const Environ
   return facts;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

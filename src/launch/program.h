@@ -6,7 +6,7 @@
 
 #include "accelerate/environment.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 struct ProgramFacts {
   /// The file to execute: as given, or as found in PATH.
@@ -27,4 +27,4 @@ struct ProgramFacts {
 [[nodiscard]] ProgramFacts inspect_program(const std::vector<std::string>& argv,
                                            const Environment& environment);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

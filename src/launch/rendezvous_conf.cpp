@@ -9,7 +9,7 @@
 #include "core/numbers.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 [[noreturn]] void refuse(const std::string& key, const std::string& value, const char* wanted) {
@@ -75,4 +75,4 @@ std::string seconds_text(std::chrono::milliseconds time) {
   return str(static_cast<double>(time.count()) / 1000.0, " s");
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

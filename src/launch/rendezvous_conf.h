@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 struct RendezvousConf {
   /// timeout, join_timeout: how long to wait for machines.
@@ -33,4 +33,4 @@ struct RendezvousConf {
 /// "900 s", "0.4 s".
 [[nodiscard]] std::string seconds_text(std::chrono::milliseconds time);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

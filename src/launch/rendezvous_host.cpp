@@ -6,7 +6,7 @@
 #include "core/text.h"
 #include "launch/rendezvous_conf.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 using Kind = AgentMessage::Kind;
@@ -134,4 +134,4 @@ bool RendezvousHost::over() const {
   });
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

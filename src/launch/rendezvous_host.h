@@ -11,7 +11,7 @@
 #include "launch/channel.h"
 #include "launch/coordinator.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 struct RendezvousHostOptions {
   CoordinatorRules rules = {};
@@ -70,4 +70,4 @@ class RendezvousHost {
   Clock::time_point last_work_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -10,7 +10,7 @@
 #include "core/text.h"
 #include "launch/checks.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 class Resolver {
@@ -410,4 +410,4 @@ ResolvedLaunch resolve_launch(const LaunchArguments& arguments,
   return Resolver(arguments, config, environment, facts).run();
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -12,7 +12,7 @@
 #include "launch/machine_facts.h"
 #include "launch/settings.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// The kind of job that started this launcher as one of several processes.
 enum class OuterJob : std::uint8_t {
@@ -79,4 +79,4 @@ struct ResolvedLaunch {
 /// The job around this launcher. `kSlurmNodes` fills `world` as well.
 [[nodiscard]] OuterJob outer_job(const Environment& environment, World& world);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

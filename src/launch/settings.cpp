@@ -14,7 +14,7 @@
 #include "core/text.h"
 #include "core/yaml.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 namespace fs = std::filesystem;
@@ -244,4 +244,4 @@ void merge_settings(std::span<const Flag> flags, const LaunchArguments& argument
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

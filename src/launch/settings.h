@@ -17,7 +17,7 @@
 #include "launch/flags.h"
 #include "launch/plan.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// The content of a configuration file.
 struct ConfigFile {
@@ -65,4 +65,4 @@ void merge_settings(std::span<const Flag> flags, const LaunchArguments& argument
                     const Environment& environment, const std::optional<ConfigFile>& config,
                     const std::function<bool(const Flag&)>& wanted, Settings& settings);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -3,7 +3,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 bool is_ignored(int signal) {
@@ -41,4 +41,4 @@ std::optional<int> SignalQueue::next() {
   return static_cast<int>(info.ssi_signo);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

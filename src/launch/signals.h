@@ -7,7 +7,7 @@
 
 #include "launch/channel.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// Blocks the given signals, SIGTSTP, SIGCONT and SIGWINCH in this process during its lifetime and
 /// returns them one by one. Ignores SIGPIPE. A SIGHUP that was ignored before (`nohup`) stays
@@ -29,4 +29,4 @@ class SignalQueue {
   Descriptor fd_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -7,7 +7,7 @@
 #include "accelerate/environment.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 std::string find_helper() {
@@ -34,4 +34,4 @@ void StoreProcess::start() {
   process_->spawn(options);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

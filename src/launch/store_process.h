@@ -8,7 +8,7 @@
 #include "core/subprocess.h"
 #include "launch/channel.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 class StoreProcess {
  public:
@@ -28,4 +28,4 @@ class StoreProcess {
   std::unique_ptr<ProcessSet> process_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

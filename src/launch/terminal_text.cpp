@@ -5,7 +5,7 @@
 #include "core/python_text.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 constexpr char kEscape = '\x1b';
@@ -75,4 +75,4 @@ std::vector<std::string> wrap_line(std::string_view line, std::size_t width) {
   return lines;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 /// One line as a terminal would show it in the end: without text that a carriage return overwrites
 /// and without control sequences. Control characters and bytes that are not UTF-8 become '?'.
@@ -15,4 +15,4 @@ namespace accelerate::detail {
 /// Breaks a line at blanks into parts of at most `width` columns; longer words are not broken.
 [[nodiscard]] std::vector<std::string> wrap_line(std::string_view line, std::size_t width);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -13,7 +13,7 @@
 #include "core/world.h"
 #include "launch/messages.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 using Stream = ProcessSet::Stream;
@@ -212,4 +212,4 @@ void Workers::set_terminal_size() noexcept {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

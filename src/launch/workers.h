@@ -17,7 +17,7 @@
 #include "launch/log_folder.h"
 #include "launch/plan.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 struct LaunchRound;
 
@@ -82,4 +82,4 @@ class Workers {
   ProcessSet processes_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

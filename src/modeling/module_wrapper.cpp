@@ -90,7 +90,7 @@ void ModuleWrapper::set_inner(ModulePtr inner) {
   inner_ = replace_module(name_of_inner(kind_), std::move(inner));
 }
 
-void detail::refuse_extracted(const Module& model, const std::type_info& wanted) {
+void detail::modeling::refuse_extracted(const Module& model, const std::type_info& wanted) {
   throw ArgumentError(str("The model inside is a ", module_class_name(model), ", not the class ",
                           short_type_name(wanted), ". Ask for the class that was wrapped."));
 }

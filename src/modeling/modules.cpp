@@ -66,7 +66,7 @@ std::pair<Module*, std::string> owner_of(Module& root, std::string_view name) {
 
 }  // namespace
 
-namespace detail {
+namespace detail::modeling {
 
 std::string short_class_name(std::string_view qualified) {
   // Namespaces end at the last "::" that stands in no template argument and no parameter list.
@@ -93,7 +93,7 @@ std::string short_type_name(const std::type_info& type) {
   return short_class_name(c10::demangle(type.name()));
 }
 
-}  // namespace detail
+}  // namespace detail::modeling
 
 bool is_repeated_blocks(const Module& module) {
   const auto* list = dynamic_cast<const torch::nn::ModuleListImpl*>(&module);
@@ -106,7 +106,7 @@ bool is_repeated_blocks(const Module& module) {
 bool has_repeated_blocks(const Module& module) { return any_module(module, is_repeated_blocks); }
 
 bool model_has_dtensor(const Module& module) {
-  return std::ranges::any_of(module.parameters(), detail::is_sharded);
+  return std::ranges::any_of(module.parameters(), detail::comm::is_sharded);
 }
 
 std::vector<std::pair<std::string, Module*>> get_named_module_children_bottom_up(Module& model) {
@@ -124,12 +124,12 @@ std::vector<Module*> get_module_children_bottom_up(Module& model) {
 }
 
 std::string module_class_name(const Module& module) {
-  return detail::short_class_name(module.name());
+  return detail::modeling::short_class_name(module.name());
 }
 
 std::optional<std::type_index> get_module_class_from_name(const Module& module,
                                                           std::string_view name) {
-  if (module_class_name(module) == name || detail::short_type_name(typeid(module)) == name) {
+  if (module_class_name(module) == name || detail::modeling::short_type_name(typeid(module)) == name) {
     return std::type_index(typeid(module));
   }
   for (const auto& child : module.children()) {

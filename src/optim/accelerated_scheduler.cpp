@@ -7,12 +7,12 @@
 
 namespace accelerate {
 
-void detail::refuse_empty_scheduler() {
+void detail::optim::refuse_empty_scheduler() {
   throw StateError(
       "This prepared scheduler is empty: it was never assigned, or free_memory has reset it.");
 }
 
-using detail::SchedulerCore;
+using detail::optim::SchedulerCore;
 
 namespace {
 
@@ -30,7 +30,7 @@ AcceleratedScheduler::AcceleratedScheduler(std::shared_ptr<SchedulerCore> core)
     : core_(std::move(core)) {}
 
 SchedulerCore& AcceleratedScheduler::core() const {
-  if (!core_) detail::refuse_empty_scheduler();
+  if (!core_) detail::optim::refuse_empty_scheduler();
   return *core_;
 }
 

@@ -12,7 +12,7 @@
 #include "core/text.h"
 #include "parallel/engine.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 namespace {
 
 using at::Tensor;
@@ -115,7 +115,7 @@ namespace {
 /// The gradients of some parameters, by how their norm over all processes is found.
 struct Gradients {
   struct Sharded {
-    Engine* engine;
+    parallel::Engine* engine;
     std::vector<Tensor> shards;
   };
   std::vector<Tensor> whole;
@@ -123,7 +123,7 @@ struct Gradients {
 };
 
 Gradients gradients_of(std::span<const Tensor> parameters,
-                       std::span<const std::shared_ptr<Engine>> engines) {
+                       std::span<const std::shared_ptr<parallel::Engine>> engines) {
   Gradients result;
   std::vector<Tensor> rest;
   for (const auto& engine : engines) {
@@ -154,7 +154,7 @@ void scale(Batches& batches, const Tensor& factor) {
 }  // namespace
 
 Tensor clip_grad_norm_(std::span<const Tensor> parameters, double max_norm, double norm_type,
-                       bool error_if_nonfinite, std::span<const std::shared_ptr<Engine>> engines) {
+                       bool error_if_nonfinite, std::span<const std::shared_ptr<parallel::Engine>> engines) {
   const at::NoGradGuard no_grad;
   require_limit("max_norm", max_norm);
   require_norm_type(norm_type);
@@ -183,7 +183,7 @@ Tensor clip_grad_norm_(std::span<const Tensor> parameters, double max_norm, doub
 }
 
 void clip_grad_value_(std::span<const Tensor> parameters, double clip_value,
-                      std::span<const std::shared_ptr<Engine>> engines) {
+                      std::span<const std::shared_ptr<parallel::Engine>> engines) {
   const at::NoGradGuard no_grad;
   require_limit("clip_value", clip_value);
   auto [gradients, sharded] = gradients_of(parameters, engines);
@@ -198,4 +198,4 @@ void clip_grad_value_(std::span<const Tensor> parameters, double clip_value,
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

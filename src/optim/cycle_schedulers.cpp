@@ -12,33 +12,33 @@
 #include "optim/scheduler_state.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::optim {
 
 /// The entries of a phase in the state.
 constexpr auto value_fields(std::type_identity<OneCyclePhase>) {
   return ACCELERATE_FIELDS(OneCyclePhase, end_step, start_lr, end_lr, start_momentum, end_momentum);
 }
 
-}  // namespace detail
+}  // namespace detail::optim
 
 namespace {
 
-using detail::MomentumKind;
-using detail::set_momentum;
+using detail::optim::MomentumKind;
+using detail::optim::set_momentum;
 using detail::str;
 using std::numbers::pi;
 
 // The order of operations is Python's, so that results agree to the last bit.
 
 void require_momentum(const torch::optim::Optimizer& optimizer, std::string_view scheduler) {
-  if (detail::momentum_kind(optimizer.defaults()) != MomentumKind::kNone) return;
+  if (detail::optim::momentum_kind(optimizer.defaults()) != MomentumKind::kNone) return;
   throw ArgumentError(str("optimizer must support momentum or beta1 with `cycle_momentum` option ",
                           "enabled. Set .cycle_momentum = false in the options of ", scheduler,
                           ", or use SGD, RMSprop, Adam or AdamW."));
 }
 
 bool uses_beta1(const torch::optim::Optimizer& optimizer) {
-  return detail::momentum_kind(optimizer.defaults()) == MomentumKind::kBeta1;
+  return detail::optim::momentum_kind(optimizer.defaults()) == MomentumKind::kBeta1;
 }
 
 void require_positive(std::int64_t number, std::string_view name) {
@@ -47,9 +47,9 @@ void require_positive(std::int64_t number, std::string_view name) {
 }
 
 /// A number that schedulers keep with a group, by Python's name.
-double kept(const detail::GroupSchedule& schedule, std::string_view name) {
+double kept(const detail::optim::GroupSchedule& schedule, std::string_view name) {
   std::optional<double> number;
-  for_each_field(schedule, detail::kGroupScheduleFields,
+  for_each_field(schedule, detail::optim::kGroupScheduleFields,
                  [&](const auto& field, const std::optional<double>& value) {
                    if (field.name == name) number = value;
                  });
@@ -132,13 +132,13 @@ auto CosineAnnealingWarmRestarts::state_fields() {
 }
 
 void CosineAnnealingWarmRestarts::write_state(Value::Dict& state) const {
-  detail::write_fields(state, *this, state_fields());
+  detail::optim::write_fields(state, *this, state_fields());
   state.set("T_cur", whole_or_real(t_cur_));
   LRScheduler::write_state(state);
 }
 
 void CosineAnnealingWarmRestarts::read_state(const Value::Dict& state) {
-  detail::read_fields(state, *this, state_fields());
+  detail::optim::read_fields(state, *this, state_fields());
   require_positive(t_0_, "T_0");
   require_positive(t_i_, "T_i");
   require_positive(t_mult_, "T_mult");
@@ -248,13 +248,13 @@ auto OneCycleLR::state_fields() {
 }
 
 void OneCycleLR::write_state(Value::Dict& state) const {
-  detail::write_fields(state, *this, state_fields());
+  detail::optim::write_fields(state, *this, state_fields());
   if (cycle_momentum_) state.set("use_beta1", uses_beta1(optimizer()));
   LRScheduler::write_state(state);
 }
 
 void OneCycleLR::read_state(const Value::Dict& state) {
-  detail::read_fields(state, *this, state_fields());
+  detail::optim::read_fields(state, *this, state_fields());
   require_positive(total_steps_, "total_steps");
   if (phases_.empty()) throw ArgumentError("The state of OneCycleLR has no phases.");
   if (cycle_momentum_) require_momentum(optimizer(), "OneCycleLR");
@@ -350,18 +350,18 @@ auto CyclicLR::momentum_fields() {
 }
 
 void CyclicLR::write_state(Value::Dict& state) const {
-  detail::write_fields(state, *this, state_fields());
+  detail::optim::write_fields(state, *this, state_fields());
   if (cycle_momentum_) {
     state.set("use_beta1", uses_beta1(optimizer()));
-    detail::write_fields(state, *this, momentum_fields());
+    detail::optim::write_fields(state, *this, momentum_fields());
   }
   LRScheduler::write_state(state);
   state.set("_scale_fn_custom", nullptr);
 }
 
 void CyclicLR::read_state(const Value::Dict& state) {
-  detail::read_fields(state, *this, state_fields());
-  detail::read_fields(state, *this, momentum_fields());
+  detail::optim::read_fields(state, *this, state_fields());
+  detail::optim::read_fields(state, *this, momentum_fields());
   if (cycle_momentum_) require_momentum(optimizer(), "CyclicLR");
   choose_scale_mode();
   LRScheduler::read_state(state);

@@ -15,7 +15,7 @@
 #include "optim/torch_optimizers.h"
 #include "optim/update_rules.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 namespace {
 
 using at::Tensor;
@@ -127,4 +127,4 @@ bool fused_step(Optimizer& optimizer, const Tensor& grad_scale, const Tensor& fo
 
 bool fused_step(Optimizer& optimizer) { return fused_step(optimizer, {}, {}); }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

@@ -6,7 +6,7 @@
 #include "accelerate/api.h"
 #include "accelerate/fwd.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 
 /// Performs one step of `optimizer` with fused kernels and returns true, if it is an optimizer of
 /// accelerate/optim.h or exactly one of the classes in optim/torch_optimizers.h. The results
@@ -22,4 +22,4 @@ ACCELERATE_API bool fused_step(torch::optim::Optimizer& optimizer, const at::Ten
                                const at::Tensor& found_inf);
 ACCELERATE_API bool fused_step(torch::optim::Optimizer& optimizer);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

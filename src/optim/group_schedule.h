@@ -20,7 +20,7 @@
 
 #include "accelerate/value/fields.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 
 struct GroupSchedule {
   std::optional<double> initial_lr;
@@ -41,4 +41,4 @@ inline constexpr auto kGroupScheduleFields =
 /// Throws `StateError`: a group was added after the scheduler was built.
 [[noreturn]] void refuse_group_count(std::size_t scheduled, std::size_t groups);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

@@ -31,7 +31,7 @@ struct GroupStep {
   std::span<const double> base_lrs;
 
   [[nodiscard]] double base_lr() const {
-    if (group >= base_lrs.size()) detail::refuse_group_count(base_lrs.size(), group_count);
+    if (group >= base_lrs.size()) detail::optim::refuse_group_count(base_lrs.size(), group_count);
     return base_lrs[group];
   }
 };
@@ -183,7 +183,7 @@ void check(const Options& /*o*/) {}  // `expand` has checked them
 /// The factor of the group in this epoch.
 double lambda_factor(const LrLambdas& lr_lambda, const GroupStep& at) {
   const auto& functions = lr_lambda.functions();
-  if (at.group >= functions.size()) detail::refuse_group_count(functions.size(), at.group_count);
+  if (at.group >= functions.size()) detail::optim::refuse_group_count(functions.size(), at.group_count);
   return functions[at.group](at.epoch);
 }
 
@@ -197,11 +197,11 @@ double next_lr(const MultiplicativeLROptions& o, const GroupStep& at) {
 
 template <class Options>
 void write_options(const Options& options, Value::Dict& state) {
-  detail::write_fields(state, options, state_fields(std::type_identity<Options>()));
+  detail::optim::write_fields(state, options, state_fields(std::type_identity<Options>()));
 }
 template <class Options>
 void read_options(Options& options, const Value::Dict& state) {
-  detail::read_fields(state, options, state_fields(std::type_identity<Options>()));
+  detail::optim::read_fields(state, options, state_fields(std::type_identity<Options>()));
 }
 
 /// The milestones as Python has them: how often each epoch is listed.
@@ -211,14 +211,14 @@ struct MilestoneCounts {
 void write_options(const MultiStepLROptions& options, Value::Dict& state) {
   MilestoneCounts counts;
   for (const auto epoch : options.milestones) ++counts.milestones[epoch];
-  detail::write_fields(state, counts, ACCELERATE_FIELDS(MilestoneCounts, milestones));
-  detail::write_fields(state, options, ACCELERATE_FIELDS(MultiStepLROptions, gamma));
+  detail::optim::write_fields(state, counts, ACCELERATE_FIELDS(MilestoneCounts, milestones));
+  detail::optim::write_fields(state, options, ACCELERATE_FIELDS(MultiStepLROptions, gamma));
 }
 void read_options(MultiStepLROptions& options, const Value::Dict& state) {
   MilestoneCounts counts;
   for (const auto epoch : options.milestones) ++counts.milestones[epoch];
-  detail::read_fields(state, counts, ACCELERATE_FIELDS(MilestoneCounts, milestones));
-  detail::read_fields(state, options, ACCELERATE_FIELDS(MultiStepLROptions, gamma));
+  detail::optim::read_fields(state, counts, ACCELERATE_FIELDS(MilestoneCounts, milestones));
+  detail::optim::read_fields(state, options, ACCELERATE_FIELDS(MultiStepLROptions, gamma));
   options.milestones.clear();
   for (const auto& [epoch, times] : counts.milestones) {
     constexpr std::int64_t kMost = 1'000'000;

@@ -10,7 +10,7 @@
 #include "optim/optimizer_state.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::optim {
 
 bool OptimizerCore::has_gradients() const {
   return std::ranges::any_of(optimizer->param_groups(), [](const auto& group) {
@@ -19,7 +19,7 @@ bool OptimizerCore::has_gradients() const {
   });
 }
 
-void OptimizerCore::attach(const std::shared_ptr<Engine>& engine) {
+void OptimizerCore::attach(const std::shared_ptr<parallel::Engine>& engine) {
   std::erase_if(engines, [](const auto& one) { return one.expired(); });
   if (std::ranges::any_of(engines, [&](const auto& one) { return one.lock() == engine; })) return;
   engine->attach(*optimizer);
@@ -87,13 +87,13 @@ void refuse_empty_optimizer() {
       "This prepared optimizer is empty: it was never assigned, or free_memory has reset it.");
 }
 
-}  // namespace detail
+}  // namespace detail::optim
 
-AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<detail::OptimizerCore> core)
+AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<detail::optim::OptimizerCore> core)
     : core_(std::move(core)) {}
 
-detail::OptimizerCore& AcceleratedOptimizer::core() const {
-  if (!core_) detail::refuse_empty_optimizer();
+detail::optim::OptimizerCore& AcceleratedOptimizer::core() const {
+  if (!core_) detail::optim::refuse_empty_optimizer();
   return *core_;
 }
 
@@ -115,7 +115,7 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) {
   if (closure) {
     loss = own.optimizer->step(closure);
   } else {
-    detail::carry_out_step(*own.optimizer);
+    detail::optim::carry_out_step(*own.optimizer);
   }
   own.tell_engines();
   return loss;
@@ -159,11 +159,11 @@ torch::optim::OptimizerOptions& AcceleratedOptimizer::defaults() const {
 }
 
 Value AcceleratedOptimizer::state_dict() const {
-  return detail::optimizer_state_dict(*core().optimizer);
+  return detail::optim::optimizer_state_dict(*core().optimizer);
 }
 
 void AcceleratedOptimizer::load_state_dict(const Value& state) {
-  detail::load_optimizer_state_dict(*core().optimizer, state);
+  detail::optim::load_optimizer_state_dict(*core().optimizer, state);
 }
 
 void AcceleratedOptimizer::train() const {

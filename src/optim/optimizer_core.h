@@ -11,9 +11,12 @@
 #include "accelerate/grad_scaler.h"
 #include "accelerate/state/gradient_state.h"
 
-namespace accelerate::detail {
-
+namespace accelerate::detail::parallel {
 class Engine;
+}  // namespace accelerate::detail::parallel
+
+namespace accelerate::detail::optim {
+
 class LossScaling;
 
 struct OptimizerCore {
@@ -24,7 +27,7 @@ struct OptimizerCore {
   GradientState gradient_state = {};
   bool step_was_skipped = false;
   /// The engines that are attached to it.
-  std::vector<std::weak_ptr<Engine>> engines = {};
+  std::vector<std::weak_ptr<parallel::Engine>> engines = {};
   /// Called before each step; empty for nothing.
   std::function<void(const torch::optim::Optimizer&)> before_step = {};
   /// Calls `train` or `eval` of the optimizer; empty if it has neither.
@@ -32,7 +35,7 @@ struct OptimizerCore {
 
   [[nodiscard]] bool has_gradients() const;
   /// Lets an engine replace parameters in the groups, once.
-  void attach(const std::shared_ptr<Engine>& engine);
+  void attach(const std::shared_ptr<parallel::Engine>& engine);
   /// Tells the engines of a step that was carried out.
   void tell_engines() const;
 };
@@ -71,4 +74,4 @@ class LossScaling {
 /// One step of `optimizer`, with fused kernels if possible.
 void carry_out_step(torch::optim::Optimizer& optimizer);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

@@ -10,7 +10,7 @@
 
 #include "accelerate/value.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 
 /// The options that the group has, under Python's names.
 [[nodiscard]] Value::Dict options_by_name(const torch::optim::OptimizerOptions& options);
@@ -32,4 +32,4 @@ enum class MomentumKind { kNone, kMomentum, kBeta1 };
 /// Does nothing for LibTorch's options without momentum; ours throw `ArgumentError`.
 void set_momentum(torch::optim::OptimizerOptions& options, double momentum);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

@@ -17,7 +17,7 @@
 #include "optim/torch_optimizers.h"
 #include "optim/update_rules.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 namespace {
 
 using at::Tensor;
@@ -196,4 +196,4 @@ void move_optimizer_state(Optimizer& optimizer, c10::Device device) {
   });
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

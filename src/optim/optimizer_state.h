@@ -18,7 +18,7 @@
 #include "accelerate/optim.h"
 #include "accelerate/value.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 
 /// The state of a parameter in Python's order; empty if there is none. The tensors are the
 /// optimizer's own, except for `step` of LibTorch's: a new float32 without dimensions on the CPU.
@@ -53,4 +53,4 @@ void require_known_names(const NamedTensors& tensors, std::span<const std::strin
 /// of `parameter` has.
 void require_shape(std::string_view name, const at::Tensor& tensor, const at::Tensor& parameter);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

@@ -14,7 +14,7 @@
 #include "optim/optimizer_options.h"
 #include "optim/optimizer_state.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 namespace {
 
 using torch::optim::Optimizer;
@@ -144,4 +144,4 @@ void load_optimizer_state_dict(Optimizer& optimizer, const Value& state) {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

@@ -17,7 +17,7 @@
 
 #include "accelerate/optim/options.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 
 /// How many tensors the state of a parameter has at most.
 inline constexpr std::size_t kMaxSlots = 4;
@@ -107,4 +107,4 @@ template <class Options>
   return name == "mu_product" ? 1 : 0;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

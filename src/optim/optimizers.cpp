@@ -22,11 +22,11 @@ namespace accelerate {
 namespace {
 
 using at::Tensor;
-using detail::GradScaling;
-using detail::is_number;
-using detail::kTraits;
+using detail::optim::GradScaling;
+using detail::optim::is_number;
+using detail::optim::kTraits;
 using detail::str;
-using detail::TensorBuckets;
+using detail::optim::TensorBuckets;
 using torch::optim::OptimizerParamGroup;
 
 template <class T>
@@ -141,7 +141,7 @@ void GroupOptions<Options>::set_lr(double lr) {
 }
 
 template <class Options>
-detail::LearningRate GroupOptions<Options>::learning_rate(c10::Device device) {
+detail::optim::LearningRate GroupOptions<Options>::learning_rate(c10::Device device) {
   if (!values.capturable || device.is_cpu()) return {.value = values.lr, .tensor = {}};
   if (!lr_tensor_.defined()) {
     lr_tensor_ = at::full({}, values.lr, at::TensorOptions(at::kFloat).device(device));
@@ -249,7 +249,7 @@ void FusedOptimizer::step_scaled(const Tensor& grad_scale, const Tensor& found_i
   GradScaling scaling{.grad_scale = grad_scale, .found_inf = found_inf};
   if (scaling.on_host() && !scaling.resolve()) return;
   for (auto& group : param_groups_) {
-    const detail::BucketsScope scope(*buckets_);
+    const detail::optim::BucketsScope scope(*buckets_);
     if (!step_group(group, *buckets_, scaling)) return;
   }
 }
@@ -268,16 +268,16 @@ NamedTensors FusedOptimizer::state_of(const Tensor& parameter) const {
 
 void FusedOptimizer::set_state_of(const Tensor& parameter, const NamedTensors& tensors) {
   const at::NoGradGuard no_grad;
-  const auto& group = detail::group_of(*this, parameter);
+  const auto& group = detail::optim::group_of(*this, parameter);
   const auto names = state_names();
-  detail::require_known_names(tensors, names);
+  detail::optim::require_known_names(tensors, names);
   auto state = std::make_unique<TensorState>();
   state->slots.resize(names.size());
   for (const auto& [name, tensor] : tensors) {
-    detail::require_shape(name, tensor, parameter);
+    detail::optim::require_shape(name, tensor, parameter);
     const auto place = std::ranges::find(names, name) - names.begin();
     auto& slot = state->slots[static_cast<std::size_t>(place)];
-    slot = detail::new_state_tensor(name, parameter, step_device(group, parameter));
+    slot = detail::optim::new_state_tensor(name, parameter, step_device(group, parameter));
     slot.copy_(is_number(name) ? tensor.reshape({}) : tensor);
   }
   state_[parameter.unsafeGetTensorImpl()] = std::move(state);
@@ -320,7 +320,7 @@ void FusedOptimizer::load(torch::serialize::InputArchive& archive) {
     }
     group.as_dict().set("params", std::move(params));
   }
-  detail::load_optimizer_state_dict(
+  detail::optim::load_optimizer_state_dict(
       *this, Value::Dict{{"state", std::move(states)}, {"param_groups", std::move(groups)}});
 }
 
@@ -372,19 +372,19 @@ bool OptimizerWith<Options>::step_group(OptimizerParamGroup& group, TensorBucket
     slots.resize(kTraits<Options>.slot_count);
     // The first momentum is the gradient itself: a skipped step must not make it.
     if (kIsSGD && scaling.found_inf.defined() && !slots[0].defined() &&
-        detail::uses_slot(options, 0, parameter) && !scaling.resolve()) {
+        detail::optim::uses_slot(options, 0, parameter) && !scaling.resolve()) {
       return false;
     }
-    std::array<Tensor*, detail::kMaxSlots> pointers{};
+    std::array<Tensor*, detail::optim::kMaxSlots> pointers{};
     for (std::size_t i = 0; i < slots.size(); ++i) pointers[i] = &slots[i];
-    detail::add_to_bucket(buckets, options, parameter, pointers, step_device(group, parameter));
+    detail::optim::add_to_bucket(buckets, options, parameter, pointers, step_device(group, parameter));
   }
 
   for (auto& bucket : buckets) {
     const bool kernel_decides = bucket.fusable && !bucket.device.is_cpu();
     if (scaling.found_inf.defined() && !kernel_decides && !scaling.resolve()) return false;
     if (kTraits<Options>.counts_steps()) advance(bucket.slots[0], scaling.found_inf);
-    detail::update(bucket, options, group_options.learning_rate(bucket.device), scaling);
+    detail::optim::update(bucket, options, group_options.learning_rate(bucket.device), scaling);
   }
   return true;
 }

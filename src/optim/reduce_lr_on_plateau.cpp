@@ -115,12 +115,12 @@ auto ReduceLROnPlateau::state_fields() {
 }
 
 void ReduceLROnPlateau::write_state(Value::Dict& state) const {
-  detail::write_fields(state, *this, state_fields());
+  detail::optim::write_fields(state, *this, state_fields());
 }
 
 void ReduceLROnPlateau::read_state(const Value::Dict& state) {
   LRScheduler::read_state(state);  // also checks the number of learning rates
-  detail::read_fields(state, *this, state_fields());
+  detail::optim::read_fields(state, *this, state_fields());
 }
 
 }  // namespace accelerate

@@ -18,7 +18,7 @@ namespace accelerate {
 
 using detail::str;
 
-namespace detail {
+namespace detail::optim {
 
 std::shared_ptr<GroupSchedule> schedule_of(torch::optim::OptimizerParamGroup& group) {
   auto& options = group.options();
@@ -54,7 +54,7 @@ void refuse_group_count(std::size_t scheduled, std::size_t groups) {
                        ". Build a new scheduler after adding a group."));
 }
 
-}  // namespace detail
+}  // namespace detail::optim
 
 std::vector<double> PerGroup::expand(std::string_view name, std::size_t groups) const {
   if (!is_set())
@@ -68,7 +68,7 @@ std::vector<double> PerGroup::expand(std::string_view name, std::size_t groups) 
 }
 
 LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer) : optimizer_(&optimizer) {
-  for (auto& group : optimizer.param_groups()) schedules_.push_back(detail::schedule_of(group));
+  for (auto& group : optimizer.param_groups()) schedules_.push_back(detail::optim::schedule_of(group));
 }
 LRScheduler::LRScheduler(LRScheduler&&) noexcept = default;
 LRScheduler& LRScheduler::operator=(LRScheduler&&) noexcept = default;
@@ -137,20 +137,20 @@ std::optional<std::vector<double>> LRScheduler::get_closed_form_lr() const { ret
 
 std::vector<double> LRScheduler::group_lrs() const {
   std::vector<double> lrs;
-  for (const auto& group : optimizer_->param_groups()) lrs.push_back(detail::group_lr(group));
+  for (const auto& group : optimizer_->param_groups()) lrs.push_back(detail::optim::group_lr(group));
   return lrs;
 }
 
 void LRScheduler::set_group_lrs(const std::vector<double>& lrs) {
-  if (lrs.size() != group_count()) detail::refuse_group_count(lrs.size(), group_count());
+  if (lrs.size() != group_count()) detail::optim::refuse_group_count(lrs.size(), group_count());
   for (std::size_t i = 0; i < lrs.size(); ++i) {
     optimizer_->param_groups()[i].options().set_lr(lrs[i]);
   }
 }
 
-detail::GroupSchedule& LRScheduler::schedule(std::size_t group) {
+detail::optim::GroupSchedule& LRScheduler::schedule(std::size_t group) {
   while (schedules_.size() <= group) {  // groups that were added later
-    schedules_.push_back(detail::schedule_of(optimizer_->param_groups()[schedules_.size()]));
+    schedules_.push_back(detail::optim::schedule_of(optimizer_->param_groups()[schedules_.size()]));
   }
   return *schedules_[group];
 }
@@ -163,7 +163,7 @@ void LRScheduler::rebind(torch::optim::Optimizer& optimizer) {
                             "; build a new one."));
   }
   for (std::size_t i = 0; i < schedules_.size(); ++i) {
-    auto schedule = detail::schedule_of(groups[i]);  // the same one if the optimizer was moved
+    auto schedule = detail::optim::schedule_of(groups[i]);  // the same one if the optimizer was moved
     *schedule = *schedules_[i];
     schedules_[i] = std::move(schedule);
   }
@@ -207,7 +207,7 @@ void LRScheduler::read_state(const Value::Dict& state) {
   }
   using Rates = std::pair<std::vector<double>, std::vector<double>>;
   Rates rates(base_lrs_, last_lr_);
-  detail::read_fields(
+  detail::optim::read_fields(
       state, rates,
       std::tuple{field("base_lrs", &Rates::first), field("_last_lr", &Rates::second)});
   if (rates.first.size() != base_lrs_.size() || rates.second.size() != last_lr_.size()) {
@@ -215,7 +215,7 @@ void LRScheduler::read_state(const Value::Dict& state) {
                             " parameter groups, but the optimizer has ", group_count(), "."));
   }
   std::tie(base_lrs_, last_lr_) = std::move(rates);
-  detail::read_fields(state, *this,
+  detail::optim::read_fields(state, *this,
                       std::tuple{field("last_epoch", &LRScheduler::last_epoch_),
                                  field("_step_count", &LRScheduler::step_count_)});
 }

@@ -8,7 +8,7 @@
 #include "accelerate/state/gradient_state.h"
 #include "optim/optimizer_core.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 
 struct SchedulerCore {
   SchedulerParts parts;
@@ -22,4 +22,4 @@ struct SchedulerCore {
   GradientState gradient_state = {};
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

@@ -9,7 +9,7 @@
 #include "accelerate/value/to_value.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 
 /// Sets an entry of `state` for each of `fields`.
 template <class T, class... Fields>
@@ -34,4 +34,4 @@ void read_fields(const Value::Dict& state, T& object, const std::tuple<Fields...
   });
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

@@ -19,7 +19,7 @@
 #include "accelerate/optim/options.h"
 #include "optim/optimizer_traits.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 
 template <class OptimizerType, class OptionsType, class StateType, class OwnOptionsType>
 struct TorchAdapter {
@@ -118,4 +118,4 @@ bool with_torch_options(Base& options, const F& f) {
   return std::apply([&](auto... adapters) { return (attempt(adapters) || ...); }, TorchAdapters());
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 namespace {
 
 using at::Tensor;
@@ -570,4 +570,4 @@ void update(TensorBucket& bucket, const AdafactorOptions& options, const Learnin
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

@@ -17,7 +17,7 @@
 #include "accelerate/optim.h"
 #include "optim/optimizer_traits.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::optim {
 
 /// Parameters that one kernel call processes together, with their gradients and state.
 struct TensorBucket {
@@ -140,4 +140,4 @@ void update(TensorBucket&, const AdamaxOptions&, const LearningRate&, const Grad
 void update(TensorBucket&, const LionOptions&, const LearningRate&, const GradScaling&);
 void update(TensorBucket&, const AdafactorOptions&, const LearningRate&, const GradScaling&);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::optim

@@ -24,7 +24,7 @@
 #include "parallel/own_backward.h"
 #include "parallel/sparse_average.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 namespace {
 
 // As in Python: a small first bucket, so that the first message leaves early.
@@ -67,11 +67,11 @@ std::string shown(std::vector<std::string> names) {
 }
 
 std::string described(const char* kind, const std::string& name, const at::Tensor& tensor) {
-  return detail::str(kind, name, " ", dtype_literal(tensor.scalar_type()), tensor.sizes());
+  return detail::str(kind, name, " ", comm::dtype_literal(tensor.scalar_type()), tensor.sizes());
 }
 
 /// Collective. Throws on all processes if their models differ.
-void check_equal(const Parameters& own, const Parameters& buffers, const GroupHandle& group) {
+void check_equal(const Parameters& own, const Parameters& buffers, const comm::GroupHandle& group) {
   std::vector<std::string> texts;
   for (std::size_t i = 0; i < own.size(); ++i) {
     const char* const kind = own.tensors[i].requires_grad() ? "" : "the frozen ";
@@ -96,7 +96,7 @@ void check_equal(const Parameters& own, const Parameters& buffers, const GroupHa
   }
 }
 
-void broadcast(const GroupHandle& group, const std::vector<at::Tensor>& tensors, int from) {
+void broadcast(const comm::GroupHandle& group, const std::vector<at::Tensor>& tensors, int from) {
   if (tensors.empty()) return;
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> detached;
@@ -371,7 +371,7 @@ void DataParallel::State::broadcast_all(int from) const {
   broadcast(group, tensors, from);
 }
 
-DataParallel::DataParallel(const torch::nn::Module& module, const GroupHandle& group,
+DataParallel::DataParallel(const torch::nn::Module& module, const comm::GroupHandle& group,
                            const DistributedDataParallelKwargs& options)
     : state_(std::make_unique<State>()) {
   const auto named = name_collectives("prepare");
@@ -482,7 +482,7 @@ class SetAside {
 
 }  // namespace
 
-const GroupHandle& DataParallel::group() const { return state_->group; }
+const comm::GroupHandle& DataParallel::group() const { return state_->group; }
 
 std::int64_t DataParallel::announcement(const ReachedLeaves& leaves) const {
   return static_cast<std::int64_t>(state_->first_reached(leaves));
@@ -529,4 +529,4 @@ void DataParallel::shadow(std::int64_t announcement) {
   after_backward();
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

@@ -16,7 +16,7 @@
 #include "accelerate/kwargs.h"
 #include "parallel/engine.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 
 class ACCELERATE_API DataParallel final : public Engine, public Joinable {
  public:
@@ -60,4 +60,4 @@ class ACCELERATE_API DataParallel final : public Engine, public Joinable {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

@@ -17,7 +17,7 @@
 #include "parallel/gradient_hooks.h"
 #include "parallel/in_place_average.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 
 struct Parameters {
   std::vector<std::string> names;
@@ -57,7 +57,7 @@ struct DataParallel::State {
   Parameters all;         // of the module, frozen ones too
   Parameters parameters;  // those that require a gradient
   Parameters buffers;
-  GroupHandle group;
+  comm::GroupHandle group;
   DistributedDataParallelKwargs options;
 
   GradientHook hook;
@@ -117,4 +117,4 @@ struct DataParallel::State {
   void broadcast_all(int from) const;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

@@ -32,7 +32,7 @@
 #include "accelerate/state_dict.h"
 #include "parallel/reached_leaves.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 
 class Joinable;
 
@@ -156,4 +156,4 @@ class Joinable {
   virtual void end_joined() noexcept = 0;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

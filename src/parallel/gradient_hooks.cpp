@@ -10,7 +10,7 @@
 #include "accelerate/kwargs/options.h"
 #include "parallel/power_sgd.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 namespace {
 
 using Future = c10::ivalue::Future;
@@ -197,4 +197,4 @@ void average_gradients(const std::vector<at::Tensor>& gradients, const GradientH
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

@@ -14,7 +14,7 @@ namespace c10d {
 class ProcessGroup;
 }
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 
 using GradientHook = std::shared_ptr<c10d::CommHookInterface>;
 
@@ -31,4 +31,4 @@ using GradientHook = std::shared_ptr<c10d::CommHookInterface>;
 void average_gradients(const std::vector<at::Tensor>& gradients, const GradientHook& hook,
                        const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 namespace {
 
 // Gradients of this size or more are sent in place: that costs less than two copies.
@@ -84,4 +84,4 @@ void InPlaceAverage::average() {
   sent_.clear();
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

@@ -12,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 
 class InPlaceAverage {
  public:
@@ -34,4 +34,4 @@ class InPlaceAverage {
   std::vector<at::Tensor> sent_ = {};  // kept for its memory
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

@@ -10,7 +10,7 @@
 #include "accelerate/operations/objects.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 namespace {
 
 /// "0 and 2", of a row: the models that it announces.
@@ -105,4 +105,4 @@ void JoinScope::finish() {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

@@ -20,7 +20,7 @@
 #include "accelerate/api.h"
 #include "parallel/engine.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 
 class ACCELERATE_API JoinScope {
  public:
@@ -53,4 +53,4 @@ class ACCELERATE_API JoinScope {
   int last_active_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 namespace {
 
 std::atomic<int> own_backwards = 0;
@@ -14,4 +14,4 @@ OwnBackward::~OwnBackward() { --own_backwards; }
 
 bool own_backward_runs() noexcept { return own_backwards > 0; }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

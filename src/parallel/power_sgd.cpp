@@ -12,7 +12,7 @@
 #include "core/log.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 namespace {
 
 std::int64_t rank_of(const at::Tensor& matrix, const PowerSgdOptions& options) {
@@ -257,4 +257,4 @@ void PowerSgd::count(bool is_last) {
   if (is_last) ++iter_;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

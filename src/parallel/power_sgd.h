@@ -18,7 +18,7 @@ namespace c10d {
 class ProcessGroup;
 }
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 
 /// Of numpy's `RandomState`.
 class ACCELERATE_API NumpyRandom {
@@ -70,4 +70,4 @@ class PowerSgd {
   std::int64_t elements_after_ = 0;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

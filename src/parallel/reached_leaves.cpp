@@ -8,7 +8,7 @@
 #include <typeinfo>
 #include <utility>
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 
 using torch::autograd::AccumulateGrad;
 using torch::autograd::Node;
@@ -84,4 +84,4 @@ void ReachedLeaves::walk(const at::Tensor& output) {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

@@ -12,7 +12,7 @@ namespace torch::autograd {
 struct Node;
 }
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 
 /// A set of addresses. `clear` keeps its memory.
 class AddressSet {
@@ -44,4 +44,4 @@ class ACCELERATE_API ReachedLeaves {
   std::vector<torch::autograd::Node*> open_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

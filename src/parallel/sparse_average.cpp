@@ -10,7 +10,7 @@
 #include "accelerate/operations/objects.h"
 #include "parallel/gradient_hooks.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 namespace {
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
@@ -112,4 +112,4 @@ void average_sparse_gradients(const std::vector<at::Tensor>& parameters, const G
   if (!dense.empty()) average_gradients(dense, nullptr, group);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

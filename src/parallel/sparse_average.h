@@ -11,7 +11,7 @@ namespace c10d {
 class ProcessGroup;
 }
 
-namespace accelerate::detail {
+namespace accelerate::detail::parallel {
 
 /// The weights of each Embedding and EmbeddingBag that is made with `sparse(true)`.
 [[nodiscard]] std::vector<at::Tensor> sparse_weights(const torch::nn::Module& module);
@@ -22,4 +22,4 @@ namespace accelerate::detail {
 void average_sparse_gradients(const std::vector<at::Tensor>& parameters,
                               const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::parallel

@@ -17,7 +17,7 @@
 #include "core/cpu_features.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 namespace {
 
 constexpr const char* kCompanion = "libaccelerate_cuda.so";
@@ -124,4 +124,4 @@ AcceleratorBackend* accelerator_backend() noexcept {
 
 std::string why_no_accelerator() { return found().why_not; }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

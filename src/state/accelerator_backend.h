@@ -14,7 +14,7 @@
 
 #include "state/process_group.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 
 struct DeviceCapability {
   int major = 0;
@@ -53,7 +53,7 @@ class AcceleratorBackend {
 /// Why `accelerator_backend()` is nullptr, in words for an error message.
 [[nodiscard]] std::string why_no_accelerator();
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state
 
 /// What libaccelerate_cuda.so exports. Returns nullptr when no device can be used.
-extern "C" accelerate::detail::AcceleratorBackend* accelerate_cuda_backend();
+extern "C" accelerate::detail::state::AcceleratorBackend* accelerate_cuda_backend();

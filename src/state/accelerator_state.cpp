@@ -17,7 +17,7 @@
 #include "state/partial_facts.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::state {
 
 /// What an `Accelerator` has fixed. Kept after a reset, since a reader may still hold it.
 struct AcceleratorFacts {
@@ -354,7 +354,7 @@ std::optional<PrecisionType> accelerator_precision() {
   return precision_of(*facts, partial->type);
 }
 
-}  // namespace detail
+}  // namespace detail::state
 
 using detail::str;
 
@@ -370,42 +370,42 @@ const AcceleratorStateOptions& for_existing(const AcceleratorStateOptions& optio
 }  // namespace
 
 AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options)
-    : AcceleratorState(for_existing(options), detail::FromAccelerator{}) {}
+    : AcceleratorState(for_existing(options), detail::state::FromAccelerator{}) {}
 
 AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options,
-                                   detail::FromAccelerator engines)
-    : PartialState(nullptr, detail::kOwner) {
+                                   detail::state::FromAccelerator engines)
+    : PartialState(nullptr, detail::state::kOwner) {
   const Environment environment = Environment::process();
   const bool cpu = options.cpu || environment.flag("ACCELERATE_USE_CPU");
-  const std::lock_guard lock(detail::slot().mutex);
-  if (detail::current_accelerator() == nullptr) {
-    detail::make(options, engines, cpu, environment);
+  const std::lock_guard lock(detail::state::slot().mutex);
+  if (detail::state::current_accelerator() == nullptr) {
+    detail::state::make(options, engines, cpu, environment);
     return;
   }
-  detail::attach(options, engines, cpu, environment);
+  detail::state::attach(options, engines, cpu, environment);
 }
 
-bool AcceleratorState::initialized() noexcept { return detail::accelerator_state_exists(); }
+bool AcceleratorState::initialized() noexcept { return detail::state::accelerator_state_exists(); }
 
 bool is_initialized() noexcept { return AcceleratorState::initialized(); }
 
 void AcceleratorState::_reset_state(bool reset_partial_state) {
   {
-    const std::lock_guard lock(detail::slot().mutex);
-    detail::slot().current.store(nullptr, std::memory_order_release);
+    const std::lock_guard lock(detail::state::slot().mutex);
+    detail::state::slot().current.store(nullptr, std::memory_order_release);
   }
   if (reset_partial_state) PartialState::_reset_state();
 }
 
-detail::AcceleratorFacts& AcceleratorState::accelerator_facts(const char* attribute) const {
-  if (auto* facts = detail::current_accelerator()) return *facts;
+detail::state::AcceleratorFacts& AcceleratorState::accelerator_facts(const char* attribute) const {
+  if (auto* facts = detail::state::current_accelerator()) return *facts;
   throw StateError(str("`AcceleratorState` object has no attribute `", attribute,
                        "`. This happens if `AcceleratorState._reset_state()` was called and no "
                        "`Accelerator` was made afterwards. Make one first."));
 }
 
 PrecisionType AcceleratorState::mixed_precision() const {
-  return detail::precision_of(accelerator_facts("mixed_precision"), distributed_type());
+  return detail::state::precision_of(accelerator_facts("mixed_precision"), distributed_type());
 }
 
 bool AcceleratorState::is_fsdp2() const {
@@ -436,12 +436,12 @@ std::shared_ptr<ParallelismConfig> AcceleratorState::parallelism_config() const 
 }
 
 std::shared_ptr<DeepSpeedPlugin> AcceleratorState::deepspeed_plugin() const {
-  return detail::active_plugin(accelerator_facts("deepspeed_plugin"), distributed_type());
+  return detail::state::active_plugin(accelerator_facts("deepspeed_plugin"), distributed_type());
 }
 
 namespace {
 
-std::size_t deepspeed_index(const AcceleratorState& state, const detail::AcceleratorFacts& facts,
+std::size_t deepspeed_index(const AcceleratorState& state, const detail::state::AcceleratorFacts& facts,
                             const std::string& name) {
   if (state.distributed_type() != DistributedType::kDeepspeed) {
     throw StateError(str("The run does not use DeepSpeed, so it has no plugin '", name, "'."));

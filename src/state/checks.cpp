@@ -152,7 +152,7 @@ bool is_available(std::string_view name) {
 // Asks our own backend and not torch::cuda::is_available(), which would remember "no" in a program
 // that loads torch_cuda later.
 bool is_cuda_available() {
-  const auto* backend = detail::accelerator_backend();
+  const auto* backend = detail::state::accelerator_backend();
   return backend != nullptr && backend->type() == c10::DeviceType::CUDA;
 }
 
@@ -186,7 +186,7 @@ std::pair<std::string, DistributedType> get_current_device_type() {
 
 bool check_cuda_fp8_capability() {
   static const bool capable = [] {
-    const auto* backend = detail::accelerator_backend();
+    const auto* backend = detail::state::accelerator_backend();
     if (backend == nullptr || backend->type() != c10::DeviceType::CUDA) return false;
     const auto [major, minor] = backend->capability(0);
     return std::pair(major, minor) >= std::pair(8, 9);
@@ -281,7 +281,7 @@ namespace {
 
 /// The CPUs next to the GPU that CUDA, after its own numbering and CUDA_VISIBLE_DEVICES, calls by
 /// this index. The driver's word first, then the kernel's.
-std::vector<int> cpus_near_gpu(detail::AcceleratorBackend& backend, int index) {
+std::vector<int> cpus_near_gpu(detail::state::AcceleratorBackend& backend, int index) {
   const auto address = backend.pci_bus_id(index);
   if (const auto* nvml = detail::Nvml::system()) {
     const auto cpu_count = static_cast<std::size_t>(detail::allowed_cpus().back()) + 1;
@@ -297,7 +297,7 @@ std::optional<std::vector<int>> cpus_to_use(int local_process_index) {
     detail::warn("The CPUs of this process cannot be asked for: its affinity stays as it is.");
     return std::nullopt;
   }
-  auto* backend = detail::accelerator_backend();
+  auto* backend = detail::state::accelerator_backend();
   if (backend == nullptr) {
     return detail::cpus_of_turn(local_process_index, detail::numa_nodes(), allowed);
   }

@@ -9,7 +9,7 @@
 
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 
 /// "1500 ms", "30 s".
 [[nodiscard]] inline std::string in_words(std::chrono::milliseconds time) {
@@ -55,4 +55,4 @@ class Countdown {
   std::chrono::seconds next_notice_{5};
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

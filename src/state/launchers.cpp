@@ -29,7 +29,7 @@
 #include "core/world.h"
 #include "state/process_group.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 namespace {
 
 // The file that the ranks of a debug launch meet at. It has no name on any disk, so that nothing is
@@ -389,4 +389,4 @@ void notebook_launch(const NotebookLaunchOptions& options, const std::function<v
   launch_children(children, in_child(train, threads));
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

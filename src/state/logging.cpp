@@ -29,7 +29,7 @@ constexpr const char* kLevelVariable = "ACCELERATE_LOG_LEVEL";
 // Gives core the rank, so that the library's own messages come from the main process.
 const bool kKnowsTheProcess = [] {
   detail::set_log_process_lookup([]() -> std::optional<detail::LogProcess> {
-    const auto* facts = detail::current_facts();
+    const auto* facts = detail::state::current_facts();
     if (facts == nullptr) return std::nullopt;
     return detail::LogProcess{facts->process_index, facts->is_main_process(),
                               facts->local_process_index};
@@ -124,7 +124,7 @@ void MultiProcessAdapter::set_level(LogLevel level) const {
 
 void MultiProcessAdapter::log(LogLevel level, std::string_view message,
                               const LogOptions& options) const {
-  const auto* facts = detail::current_facts();
+  const auto* facts = detail::state::current_facts();
   if (facts == nullptr) {
     throw StateError(
         str("The logger '", state_->name,

@@ -12,7 +12,7 @@
 #include "state/countdown.h"
 #include "state/process_group.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 namespace {
 
 using std::chrono::milliseconds;
@@ -85,4 +85,4 @@ PartialStateOptions meet_by_broadcast(PartialStateOptions options, const Process
   return options;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

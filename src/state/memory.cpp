@@ -37,11 +37,11 @@ bool tells_of_memory(std::string_view message) {
 }  // namespace
 
 void clear_device_cache(bool garbage_collection) {
-  if (garbage_collection) detail::ReusedMemory::of_results().release();
+  if (garbage_collection) detail::state::ReusedMemory::of_results().release();
 #ifdef __GLIBC__
   if (garbage_collection) ::malloc_trim(0);
 #endif
-  if (auto* backend = detail::accelerator_backend()) {
+  if (auto* backend = detail::state::accelerator_backend()) {
     backend->empty_cache();
   } else if (at::hasMPS()) {
     at::detail::getMPSHooks().emptyCache();

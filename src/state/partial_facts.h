@@ -22,7 +22,7 @@
 #include "accelerate/state/partial_state_options.h"
 #include "core/world.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 
 /// Fixed when the state is made, except for the atomic members.
 struct PartialFacts {
@@ -97,4 +97,4 @@ void shut_down(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 /// ACCELERATE_MIXED_PRECISION in any case, else `kNo`. Throws `ConfigError`.
 [[nodiscard]] PrecisionType precision_from_environment();
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

@@ -18,7 +18,7 @@
 #include "state/process_group.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::state {
 namespace {
 
 // Readers only load the pointer. Facts that were reset are kept, since a reader may still hold
@@ -97,7 +97,7 @@ PrecisionType precision_from_environment() {
   return text ? from_string<PrecisionType>(to_lower(*text), kName) : PrecisionType::kNo;
 }
 
-}  // namespace detail
+}  // namespace detail::state
 
 using detail::str;
 
@@ -109,9 +109,9 @@ PartialStateOptions PartialStateOptions::from(const InitProcessGroupKwargs& kwar
 PartialState::PartialState(const PartialStateOptions& options) {
   const bool fork_launched =
       parse_flag_from_env("FORK_LAUNCHED");  // throws before there is a state
-  const bool is_first = detail::current_facts() == nullptr;
+  const bool is_first = detail::state::current_facts() == nullptr;
   std::vector<std::string> warnings;
-  if (is_first) warnings = detail::fill_slot(options);
+  if (is_first) warnings = detail::state::fill_slot(options);
   facts("fork_launched").fork_launched = fork_launched;
   // Only now, so that the logger knows which process speaks.
   for (const auto& text : warnings) detail::warn(text);
@@ -123,17 +123,17 @@ PartialState::PartialState(const PartialStateOptions& options) {
   }
 }
 
-bool PartialState::initialized() noexcept { return detail::current_facts() != nullptr; }
+bool PartialState::initialized() noexcept { return detail::state::current_facts() != nullptr; }
 
 void PartialState::_reset_state() {
-  const std::lock_guard lock(detail::slot().mutex);
-  detail::slot().current.store(nullptr, std::memory_order_release);
+  const std::lock_guard lock(detail::state::slot().mutex);
+  detail::state::slot().current.store(nullptr, std::memory_order_release);
 }
 
-detail::PartialFacts& PartialState::facts(const char* attribute) const {
-  auto* facts = detail::current_facts();
+detail::state::PartialFacts& PartialState::facts(const char* attribute) const {
+  auto* facts = detail::state::current_facts();
   const bool is_accelerator = std::string_view(owner_) == "AcceleratorState";
-  if (facts != nullptr && (!is_accelerator || detail::accelerator_state_exists())) return *facts;
+  if (facts != nullptr && (!is_accelerator || detail::state::accelerator_state_exists())) return *facts;
   throw StateError(str("`", owner_, "` object has no attribute `", attribute,
                        "`. This happens if `", owner_,
                        "._reset_state()` was called and no `Accelerator` or `PartialState` was "
@@ -141,7 +141,7 @@ detail::PartialFacts& PartialState::facts(const char* attribute) const {
 }
 
 c10::Device PartialState::device() const { return facts("device").device; }
-c10::Device PartialState::default_device() const { return detail::choose_default_device(); }
+c10::Device PartialState::default_device() const { return detail::state::choose_default_device(); }
 DistributedType PartialState::distributed_type() const { return facts("distributed_type").type; }
 std::optional<std::string> PartialState::backend() const { return facts("backend").backend; }
 int PartialState::num_processes() const { return facts("num_processes").num_processes; }
@@ -161,8 +161,8 @@ std::optional<int> PartialState::local_num_processes() const {
 
 PrecisionType PartialState::mixed_precision() const {
   (void)facts("mixed_precision");
-  const auto precision = detail::accelerator_precision();
-  return precision ? *precision : detail::precision_from_environment();
+  const auto precision = detail::state::accelerator_precision();
+  return precision ? *precision : detail::state::precision_from_environment();
 }
 
 bool PartialState::use_distributed() const { return facts("use_distributed").use_distributed(); }
@@ -177,25 +177,25 @@ bool PartialState::is_local_main_process() const {
 
 c10::intrusive_ptr<c10d::ProcessGroup> PartialState::process_group() const {
   (void)facts("process_group");
-  const std::lock_guard lock(detail::slot().mutex);
-  return detail::default_group().group;
+  const std::lock_guard lock(detail::state::slot().mutex);
+  return detail::state::default_group().group;
 }
 
 c10::intrusive_ptr<c10d::Store> PartialState::store() const {
   (void)facts("store");
-  const std::lock_guard lock(detail::slot().mutex);
-  return detail::default_group().store;
+  const std::lock_guard lock(detail::state::slot().mutex);
+  return detail::state::default_group().store;
 }
 
 void PartialState::wait_for_everyone(std::source_location where) const {
   const auto& facts = this->facts("wait_for_everyone");
   if (!facts.use_distributed()) return;
-  detail::barrier(detail::living_group(*this), facts.device, facts.timeout, where);
+  detail::state::barrier(detail::state::living_group(*this), facts.device, facts.timeout, where);
 }
 
 void PartialState::set_device() {
   const auto& facts = this->facts("device");
-  auto* backend = detail::accelerator_backend();
+  auto* backend = detail::state::accelerator_backend();
   if (backend != nullptr && facts.device.type() == backend->type() && facts.device.has_index()) {
     backend->set_device(facts.device.index());
   }
@@ -203,11 +203,11 @@ void PartialState::set_device() {
 
 void PartialState::destroy_process_group(const Lent<c10d::ProcessGroup>& group) {
   if (fork_launched() && !group) return;
-  const detail::DefaultGroup own = detail::take_default_group(group);
-  if (own.group && !own.lent) detail::shut_down(own.group);
+  const detail::state::DefaultGroup own = detail::state::take_default_group(group);
+  if (own.group && !own.lent) detail::state::shut_down(own.group);
 }
 
-detail::SplitShare PartialState::share(SplitOptions options) const {
+detail::state::SplitShare PartialState::share(SplitOptions options) const {
   const auto& facts = this->facts("split_between_processes");
   return {.num_processes = facts.num_processes,
           .process_index = facts.process_index,
@@ -226,7 +226,7 @@ std::ostream& operator<<(std::ostream& out, const PartialState& state) {
 
 void wait_for_everyone(std::source_location where) { PartialState().wait_for_everyone(where); }
 
-namespace detail {
+namespace detail::state {
 
 OrderedSection::OrderedSection(const PartialState& state, std::source_location where)
     : state_(state), where_(where) {
@@ -291,5 +291,5 @@ void print_line(std::string line) {
   std::cout << line << std::flush;
 }
 
-}  // namespace detail
+}  // namespace detail::state
 }  // namespace accelerate

@@ -17,7 +17,7 @@
 #include "state/accelerator_backend.h"
 #include "state/roster.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 namespace {
 
 using BackendType = c10d::ProcessGroup::BackendType;
@@ -222,4 +222,4 @@ std::int64_t all_reduce_max(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
   return largest;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

@@ -20,7 +20,7 @@ namespace c10d {
 class Backend;
 }
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 
 class DeviceCallGuard;
 class Roster;
@@ -115,4 +115,4 @@ struct ServedStore {
 [[nodiscard]] c10::intrusive_ptr<c10d::Store> connect_store(const std::string& host, int port,
                                                             std::chrono::milliseconds timeout);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

@@ -35,7 +35,7 @@ std::uint64_t rank_of_this_process() {
 /// environment when its first handle is made.
 void fix_cublas_workspace() {
   constexpr const char* kVariable = "CUBLAS_WORKSPACE_CONFIG";
-  const auto* backend = detail::accelerator_backend();
+  const auto* backend = detail::state::accelerator_backend();
   if (backend == nullptr || Environment::process().contains(kVariable)) return;
   detail::set_process_variable(kVariable, ":4096:8");
   if (backend->context_exists()) {
@@ -71,13 +71,13 @@ at::Generator find_generator(RNGType type, const std::optional<at::Generator>& g
       }
       return *generator;
     case RNGType::kCuda:
-      if (auto* backend = detail::accelerator_backend()) {
+      if (auto* backend = detail::state::accelerator_backend()) {
         return at::globalContext().defaultGenerator(
             c10::Device(backend->type(), static_cast<c10::DeviceIndex>(backend->current_device())));
       }
       throw UnsupportedError(
           str("There is no CUDA device in this process, so it has no random state: ",
-              detail::why_no_accelerator()));
+              detail::state::why_no_accelerator()));
     case RNGType::kXpu:
       return generator_of_vendor(type, is_xpu_available(), c10::DeviceType::XPU);
     case RNGType::kXla:

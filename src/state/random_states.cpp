@@ -14,7 +14,7 @@
 #include "core/text.h"
 #include "state/accelerator_backend.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 namespace {
 
 // Python's version of the state of `random`, and its length: the words and the place among them.
@@ -80,4 +80,4 @@ void RandomStates::load_state_dict(const Value& state) {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

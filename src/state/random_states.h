@@ -5,7 +5,7 @@
 
 #include "accelerate/state/stateful.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 
 /// The entries of Python's random_states_{rank}.pkl: `step`, `random_state` (of `host_rng`),
 /// `torch_manual_seed`, and with a GPU `torch_cuda_manual_seed`, one per device.
@@ -23,4 +23,4 @@ class RandomStates final : public Stateful {
   std::int64_t& step_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

@@ -33,7 +33,7 @@
 #include "state/roster.h"
 #include "state/store_server.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 namespace {
 
 using std::chrono::milliseconds;
@@ -404,4 +404,4 @@ c10::intrusive_ptr<c10d::Store> connect_store(const std::string& host, int port,
   return open_store(host, options);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

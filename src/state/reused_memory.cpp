@@ -10,7 +10,7 @@
 #include <new>
 #include <utility>
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 namespace {
 
 // Below this the C library keeps the memory at hand by itself.
@@ -126,4 +126,4 @@ void ReusedMemory::release() {
   for (const auto& block : dropped) std::free(block.data);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

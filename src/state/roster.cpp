@@ -15,7 +15,7 @@
 #include "core/text.h"
 #include "core/world.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 namespace {
 
 using std::chrono::milliseconds;
@@ -245,4 +245,4 @@ void Roster::fail(const std::string& message) const {
   throw CommError(message);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

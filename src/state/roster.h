@@ -15,7 +15,7 @@
 #include "accelerate/fwd.h"
 #include "state/countdown.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 
 class Roster {
  public:
@@ -68,4 +68,4 @@ class Roster {
   std::chrono::milliseconds timeout_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

@@ -6,7 +6,7 @@
 #include "accelerate/value.h"
 #include "core/text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 
 SplitPart SplitLeaf::part(std::int64_t length, SplitShare& share, const std::string& path,
                           PadWith pad_with) {
@@ -61,4 +61,4 @@ void SplitLeaf::refuse_unknown_size() {
       "reads from instead, such as its files.");
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

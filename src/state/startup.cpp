@@ -22,7 +22,7 @@
 #include "state/process_group.h"
 #include "state/roster.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 namespace {
 
 struct Accelerator {
@@ -467,4 +467,4 @@ Startup start_up(const PartialStateOptions& options) {
   return startup;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

@@ -3,7 +3,7 @@
 
 #include "accelerate/api.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 
 /// Serves a c10d store on a socket that another process has bound, in the background, until this
 /// process ends. Returns the port.
@@ -12,4 +12,4 @@ namespace accelerate::detail {
 /// cannot be served.
 ACCELERATE_API int hold_store(int listen_fd);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

@@ -20,9 +20,9 @@
 namespace accelerate {
 namespace {
 
-using detail::BackwardPass;
-using detail::GradientShards;
-using detail::ReachedLeaves;
+using detail::parallel::BackwardPass;
+using detail::parallel::GradientShards;
+using detail::parallel::ReachedLeaves;
 using test::anew;
 using test::Line;
 using test::message_of;
@@ -31,7 +31,7 @@ using Calls = std::vector<std::string>;
 
 /// Writes down what it is asked, multiplies gradients by 3, and claims to hold one of four equal
 /// shards of each gradient. The optimizer steps on a copy of the weight, as on a shard.
-class RecordingEngine final : public detail::Engine {
+class RecordingEngine final : public detail::parallel::Engine {
  public:
   explicit RecordingEngine(torch::Tensor weight) : weight_(std::move(weight)) {}
 

@@ -22,16 +22,16 @@ using test::message_of;
 class RefusalsTest : public test::Stateless {};
 
 TEST_F(RefusalsTest, RefusesWhatWouldComeBackUnprepared) {
-  using detail::BareModel;
-  using detail::TorchLoader;
+  using detail::accelerator::BareModel;
+  using detail::accelerator::TorchLoader;
   static_assert(BareModel<LineImpl>);
   static_assert(BareModel<LineImpl*>);
   static_assert(BareModel<torch::nn::Module>);
   static_assert(BareModel<std::unique_ptr<LineImpl>>);
   static_assert(BareModel<torch::nn::AnyModule>);
   static_assert(BareModel<torch::jit::Module>);
-  static_assert(detail::AnyModel<Line> && !BareModel<Line>);
-  static_assert(detail::AnyModel<std::shared_ptr<LineImpl>>, "it is taken before");
+  static_assert(detail::accelerator::AnyModel<Line> && !BareModel<Line>);
+  static_assert(detail::accelerator::AnyModel<std::shared_ptr<LineImpl>>, "it is taken before");
   static_assert(!BareModel<int> && !BareModel<std::string> && !BareModel<std::nullptr_t>);
   static_assert(!BareModel<int*> && !BareModel<std::unique_ptr<int>>);
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 using namespace std::chrono_literals;
@@ -229,4 +229,4 @@ TEST(DesyncDetector, NamesALateRankOnceWithoutBlame) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

@@ -38,7 +38,7 @@ struct Borrower {
 
 }  // namespace lab
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 enum class Mode : std::uint64_t { kFast, kSlow = ~std::uint64_t{0} };
@@ -247,4 +247,4 @@ TEST(ObjectCodec, RefusesTensorsThatHaveNoDenseData) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

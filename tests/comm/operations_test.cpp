@@ -476,14 +476,14 @@ TEST(GatheredParameters, RunsTheFunctionAndReturnsItsResult) {
 }
 
 TEST(GatheredParameters, RefusesShardedParametersUnlessItIsOff) {
-  const auto before = detail::set_shard_test([](const Tensor&) { return true; });
+  const auto before = detail::comm::set_shard_test([](const Tensor&) { return true; });
   const std::vector parameters{torch::ones(1)};
   EXPECT_EQ(message_of<UnsupportedError>([&] { gathered_parameters(parameters, {}, [] {}); }),
             "gathered_parameters is not supported for parameters that are spread over processes: "
             "they cannot be gathered yet. Change them before they are sharded.");
   EXPECT_EQ(
       gathered_parameters(parameters, {.modifier_rank = 9, .enabled = false}, [] { return 7; }), 7);
-  detail::set_shard_test(before);
+  detail::comm::set_shard_test(before);
 }
 
 TEST(IValues, HaveShapesAndABatchSize) {

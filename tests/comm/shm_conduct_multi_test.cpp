@@ -436,7 +436,7 @@ TEST(ShmFailures, ARankInAnotherCallIsNamedBeforeDataMoves) {
       EXPECT_TRUE(torch::equal(tensors[0], torch::full({6}, self.rank))) << name;
       self.meet(name);
     };
-    using Backend = detail::ShmBackend;
+    using Backend = detail::comm::ShmBackend;
     const auto reduce = [](Backend& b, Tensors& t) { b.allreduce(t, {})->wait(); };
     stray("shape", reduce, [](Backend& b, Tensors& t) {
       Tensors other{t[0].reshape({2, 3})};
@@ -506,7 +506,7 @@ TEST(ShmGroups, LeaveNothingBehind) {
   });
 }
 
-c10::intrusive_ptr<c10d::ProcessGroup> group_of(ShmRank& self, const detail::ShmOptions& options) {
+c10::intrusive_ptr<c10d::ProcessGroup> group_of(ShmRank& self, const detail::comm::ShmOptions& options) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(self.store, self.rank, self.size);
   const auto type = c10d::ProcessGroup::BackendType::CUSTOM;
   group->setBackend(c10::kCPU, type, self.backend("ddp", options));

@@ -21,16 +21,16 @@
 namespace accelerate {
 
 /// Tells calls apart by what they do, and knows nothing of the other ranks.
-class CountingGuard : public detail::CallGuard {
+class CountingGuard : public detail::comm::CallGuard {
  public:
-  [[nodiscard]] detail::Ticket enter(const detail::CallFacts& facts) override {
+  [[nodiscard]] detail::comm::Ticket enter(const detail::comm::CallFacts& facts) override {
     const auto text = detail::str(facts.kind, " ", facts.dtype, " ", facts.reduction, " ",
                                   facts.root, " ", detail::join(facts.sizes), " ", facts.content);
     const auto sequence = static_cast<std::uint64_t>(++entered);
     return {sequence, std::hash<std::string>{}(text) | 1U};
   }
-  void leave(const detail::Ticket&) noexcept override { ++left; }
-  [[noreturn]] void fail(const detail::Ticket&, const std::string& suspicion, int rank) override {
+  void leave(const detail::comm::Ticket&) noexcept override { ++left; }
+  [[noreturn]] void fail(const detail::comm::Ticket&, const std::string& suspicion, int rank) override {
     verdict = true;
     throw CommError(suspicion, rank);
   }
@@ -42,7 +42,7 @@ class CountingGuard : public detail::CallGuard {
 };
 
 /// Small slots, so that small tensors take several rounds.
-inline detail::ShmOptions small_chunks() {
+inline detail::comm::ShmOptions small_chunks() {
   return {.chunk_bytes = 4096,
           .mailbox_bytes = 2048,
           .direct_bytes = 1024,
@@ -58,10 +58,10 @@ struct ShmRank {
       c10::make_intrusive<c10d::FileStore>(std::getenv("ACCELERATE_DEBUG_RDV_FILE"), size);
   std::shared_ptr<CountingGuard> guard = std::make_shared<CountingGuard>();
 
-  [[nodiscard]] c10::intrusive_ptr<detail::ShmBackend> backend(
-      const std::string& name = "shm", const detail::ShmOptions& options = small_chunks()) {
+  [[nodiscard]] c10::intrusive_ptr<detail::comm::ShmBackend> backend(
+      const std::string& name = "shm", const detail::comm::ShmOptions& options = small_chunks()) {
     std::string why_not;
-    auto made = detail::ShmBackend::try_make(c10::make_intrusive<c10d::PrefixStore>(name, store),
+    auto made = detail::comm::ShmBackend::try_make(c10::make_intrusive<c10d::PrefixStore>(name, store),
                                              rank, size, options, guard, why_not);
     if (!made) throw std::runtime_error("no shared memory: " + why_not);
     return made;

@@ -18,10 +18,10 @@
 namespace accelerate {
 namespace {
 
-using detail::Element;
-using detail::ShmBackend;
-using detail::ShmReduction;
-using detail::ShmSegment;
+using detail::comm::Element;
+using detail::comm::ShmBackend;
+using detail::comm::ShmReduction;
+using detail::comm::ShmSegment;
 using test::message_of;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -33,7 +33,7 @@ Tensor reduce(Element element, ShmReduction reduction, const Tensors& sources) {
   for (const auto& source : sources) {
     memory.push_back(static_cast<const std::byte*>(source.const_data_ptr()));
   }
-  detail::reduce_elements(element, reduction, memory,
+  detail::comm::reduce_elements(element, reduction, memory,
                           static_cast<std::byte*>(out.mutable_data_ptr()), nullptr,
                           static_cast<std::size_t>(out.numel()));
   return out;
@@ -47,7 +47,7 @@ TEST(ShmCopy, PastTheCacheMovesAllBytesAndNoOthers) {
       std::vector<std::byte> to(1000);
       auto expected = to;
       std::copy_n(from.begin() + 3, bytes, expected.begin() + static_cast<std::ptrdiff_t>(begin));
-      detail::copy_past_cache(to.data() + begin, from.data() + 3, bytes);
+      detail::comm::copy_past_cache(to.data() + begin, from.data() + 3, bytes);
       EXPECT_EQ(to, expected) << begin << " " << bytes;
     }
   }
@@ -129,7 +129,7 @@ struct Made {
 };
 
 Made make(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-          const detail::ShmOptions& options = small_chunks()) {
+          const detail::comm::ShmOptions& options = small_chunks()) {
   Made made;
   made.backend = ShmBackend::try_make(store, rank, size, options, std::make_shared<CountingGuard>(),
                                       made.why_not);

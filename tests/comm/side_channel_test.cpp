@@ -15,7 +15,7 @@
 #include "core/text.h"
 #include "core/world.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 namespace {
 
 namespace fs = std::filesystem;
@@ -301,4 +301,4 @@ TEST(SideChannel, NamesALateRankWithoutBlame) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

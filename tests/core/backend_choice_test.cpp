@@ -6,7 +6,7 @@
 
 #include "accelerate/errors.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 TEST(ChooseBackend, LeavesAProcessWithoutLauncherAlone) {
@@ -142,4 +142,4 @@ TEST(ChooseBackend, KnowsTheBackendOfEveryAccelerator) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

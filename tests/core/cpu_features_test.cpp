@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 constexpr std::uint32_t kBf16 = 1U << 22;
@@ -60,4 +60,4 @@ TEST(Amx, IsAvoidedOnThisMachineAsItsProcessorDemands) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -5,7 +5,7 @@
 #include "accelerate/errors.h"
 #include "reference.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 using test::message_of;
@@ -74,4 +74,4 @@ TEST(Json, NamesThePathOfWhatItCannotHold) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -9,7 +9,7 @@
 #include "accelerate/errors.h"
 #include "core/log_format.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 // 2024-02-03 04:05:06.789 in UTC.
@@ -157,4 +157,4 @@ TEST(LibraryMessages, GoToStderrByDefaultInTheFormatThatIsSet) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -14,7 +14,7 @@
 
 #include "accelerate/errors.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 using namespace std::chrono_literals;
@@ -448,4 +448,4 @@ TEST(ProcessSet, LetsAChildWaitWhileItsOutputIsNotRead) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -12,7 +12,7 @@
 #include "accelerate/errors.h"
 #include "core/nvml.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 namespace fs = std::filesystem;
@@ -314,4 +314,4 @@ TEST(GetCpuDistributedInformation, ReadsTheFirstLauncherThatIsThere) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

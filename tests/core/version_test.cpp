@@ -6,7 +6,7 @@
 #include "core/bytes.h"
 #include "reference.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 using test::from_bits;
@@ -104,4 +104,4 @@ TEST(ConvertFileSizeToInt, SaysWhatIsWrongWithASize) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -8,7 +8,7 @@
 
 #include "accelerate/errors.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -378,4 +378,4 @@ TEST(ThreadsPerProcess, SharesTheCoresOutAndGivesAtLeastOne) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -5,7 +5,7 @@
 #include "accelerate/errors.h"
 #include "reference.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 namespace {
 
 using test::message_of;
@@ -117,4 +117,4 @@ TEST(Yaml, RefusesToWriteBytes) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -14,7 +14,7 @@
 #include "data/index_reference.h"
 #include "data/index_samplers.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 namespace {
 
 using test::BatchesOfSizes;
@@ -527,4 +527,4 @@ TEST(BatchPlan, KeepsItsPromisesForBatchesOfAnySize) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -166,7 +166,7 @@ TEST(IterableData, CannotBeShuffled) {
 
 /// What each of `processes` gets of 0, 1, ..., size - 1.
 std::vector<Numbers> shares(std::int64_t size, const DataLoaderOptions& options,
-                            const detail::StreamShard& shard) {
+                            const detail::data::StreamShard& shard) {
   const auto order = test::iota(size);
   const auto loader =
       make_data_loader(std::list<std::int64_t>(order.begin(), order.end()), options);

@@ -92,8 +92,8 @@ inline std::vector<IndexBatch> batches_of(BatchIndexSampler& sampler, std::int64
   return rest_of(*sampler.begin(epoch));
 }
 
-inline std::vector<detail::PlannedBatch> rest_of(detail::BatchPlan& plan) {
-  std::vector<detail::PlannedBatch> batches;
+inline std::vector<detail::data::PlannedBatch> rest_of(detail::data::BatchPlan& plan) {
+  std::vector<detail::data::PlannedBatch> batches;
   while (auto batch = plan.next()) batches.push_back(std::move(*batch));
   return batches;
 }

@@ -342,7 +342,7 @@ TEST(PreparedLoader, Nests) {
 
 TEST(PreparedLoader, IsFreedWhenItsOwnersGo) {
   auto loader = std::make_optional(prepare_data_loader(indexed(4, {.batch_size = 2})));
-  const std::weak_ptr<detail::LoaderCore> core = loader->_core();
+  const std::weak_ptr<detail::data::LoaderCore> core = loader->_core();
   auto half = std::make_optional(loader->begin());
   loader.reset();
   half.reset();

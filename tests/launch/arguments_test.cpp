@@ -8,7 +8,7 @@
 #include "launch/flags.h"
 #include "launch/planning.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 std::string error_of(const std::string& line) {
@@ -193,4 +193,4 @@ TEST(Flags, TakeWholeNumbersAsFilesWriteThem) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 using Stream = ProcessSet::Stream;
@@ -142,4 +142,4 @@ TEST(Screen, PutsALineOfAnotherBeforeTheLineThatTheMainWorkerHasBegunOnATerminal
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

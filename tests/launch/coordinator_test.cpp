@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 using namespace std::chrono_literals;
@@ -285,4 +285,4 @@ TEST(ElasticCoordinator, EndsWhenOthersAreDoneAndOneIsGoneBeforeItWas) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -5,7 +5,7 @@
 #include "core/json.h"
 #include "launch/planning.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 std::string text_of(const std::string& line, const Around& around = {}) {
@@ -103,4 +103,4 @@ TEST(ShellLine, QuotesWhatAShellWouldTakeApart) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

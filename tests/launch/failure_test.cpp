@@ -13,7 +13,7 @@
 
 #include "launch/terminal_text.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 namespace fs = std::filesystem;
@@ -313,4 +313,4 @@ TEST(WrapLine, BreaksAtBlanksAndKeepsTheIndent) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -13,7 +13,7 @@
 #include "launch/flags.h"
 #include "launch/planning.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 // What a command prints, and its exit code.
@@ -307,4 +307,4 @@ TEST(FishCompletion, KnowsCommandsFlagsAndChoices) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -4,7 +4,7 @@
 
 #include "launch/planning.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 TEST(AgentFlags, TakeAnAgentForOneProcessThatIsToBeRestartedOrLogged) {
@@ -118,4 +118,4 @@ TEST(LocalRank, IsThatOfTheLauncherWhichBecomesAWorker) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -5,7 +5,7 @@
 #include "accelerate/errors.h"
 #include "support/message_of.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 StreamChoice parse(const std::string& text) { return StreamChoice::parse(text, "--tee"); }
@@ -50,4 +50,4 @@ TEST(StreamChoice, NamesFlagAndTextOfWhatItCannotRead) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -6,7 +6,7 @@
 #include "launch/channel.h"
 #include "launch/rendezvous_conf.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 using namespace std::chrono_literals;
@@ -112,4 +112,4 @@ TEST(RendezvousConf, RefusesWhatItDoesNotKnow) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -9,7 +9,7 @@
 #include "core/text.h"
 #include "launch/planning.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 MachineFacts with_mpi(bool open_mpi) {
@@ -285,4 +285,4 @@ TEST(MachineFactsTest, AreGatheredHere) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

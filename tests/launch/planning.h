@@ -19,7 +19,7 @@
 #include "launch/resolve.h"
 #include "launch/settings.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 
 using Words = std::vector<std::string>;
 using Variables = std::map<std::string, std::string>;
@@ -128,4 +128,4 @@ inline std::string config(const std::string& type, const std::string& more = {})
   return "compute_environment: LOCAL_MACHINE\ndistributed_type: " + type + "\n" + more;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -16,7 +16,7 @@
 #include "accelerate/errors.h"
 #include "support/message_of.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 namespace fs = std::filesystem;
@@ -314,4 +314,4 @@ TEST_F(InspectPython, KnowsAnInterpreterByItsName) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

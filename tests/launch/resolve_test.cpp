@@ -6,7 +6,7 @@
 
 #include "launch/planning.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 // --- precedence
@@ -614,4 +614,4 @@ TEST(Slurm, IsForgottenBelowMpirun) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

@@ -3,7 +3,7 @@
 #include "launch/mode_variables.h"
 #include "launch/planning.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::launch {
 namespace {
 
 const Variables kCommon{{"ACCELERATE_MIXED_PRECISION", "no"},
@@ -226,4 +226,4 @@ TEST(ModeVariables, DoNotUpperCaseNamesOfTheEnvironment) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::launch

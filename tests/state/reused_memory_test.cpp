@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 namespace {
 
 constexpr std::int64_t kMany = 1 << 20;  // floats
@@ -97,4 +97,4 @@ TEST_F(ReusedMemoryTest, ServesManyThreads) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

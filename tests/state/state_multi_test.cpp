@@ -554,7 +554,7 @@ TEST(Threads, AreSharedOutWhenNobodySaysHowMany) {
 TEST(AcceleratorStateOnProcesses, RefusesShardingWithoutEngineAndLeavesNothingBehind) {
   on_processes(2, {.environment = {{"ACCELERATE_USE_FSDP", "true"}}}, [] {
     try {
-      AcceleratorState state({}, detail::FromAccelerator{});
+      AcceleratorState state({}, detail::state::FromAccelerator{});
       ADD_FAILURE() << "sharded without engine";
     } catch (const UnsupportedError& error) {
       EXPECT_STREQ(error.what(),
@@ -581,7 +581,7 @@ TEST(AcceleratorStateOnProcesses, TakesNoEngineAfterTheFirstConstruction) {
           .fsdp_plugin = std::make_shared<FullyShardedDataParallelPlugin>(
               FullyShardedDataParallelPlugin{.fsdp_version = version})};
     };
-    const detail::FromAccelerator engines{.fsdp = true};
+    const detail::state::FromAccelerator engines{.fsdp = true};
     const AcceleratorState state(options(2), engines);
     EXPECT_TRUE(state.is_fsdp2());
     EXPECT_NO_THROW(AcceleratorState(options(2), engines)) << "the same again";

@@ -23,7 +23,7 @@ namespace {
 
 using test::message_of;
 
-using detail::FromAccelerator;
+using detail::state::FromAccelerator;
 
 nlohmann::json reference() {
   std::ifstream file(test::reference_path("state/state.json"));
@@ -272,24 +272,24 @@ TEST_F(SplitBetweenProcessesTest, HandsThePartToAFunctionAndReturnsItsResult) {
 }
 
 // Parts as processes of larger runs would get them.
-detail::SplitShare share(int processes, int index, bool padding = false) {
+detail::state::SplitShare share(int processes, int index, bool padding = false) {
   return {
       .num_processes = processes, .process_index = index, .options = {.apply_padding = padding}};
 }
 
 TEST(Split, TurnsSequencesIntoVectors) {
   const std::array<int, 3> array{1, 2, 3};
-  EXPECT_EQ(detail::split(array, share(2, 0)), (std::vector{1, 2}));
-  EXPECT_EQ(detail::split(std::span(array), share(2, 1, true)), (std::vector{3, 3}));
-  EXPECT_EQ(detail::split(std::vector<bool>{true, false, true}, share(2, 1)),
+  EXPECT_EQ(detail::state::split(array, share(2, 0)), (std::vector{1, 2}));
+  EXPECT_EQ(detail::state::split(std::span(array), share(2, 1, true)), (std::vector{3, 3}));
+  EXPECT_EQ(detail::state::split(std::vector<bool>{true, false, true}, share(2, 1)),
             (std::vector<bool>{true}));
-  EXPECT_EQ(detail::split(std::vector<int>{}, share(2, 1, true)), std::vector<int>{});
+  EXPECT_EQ(detail::state::split(std::vector<int>{}, share(2, 1, true)), std::vector<int>{});
 }
 
 TEST(Split, TurnsATupleOfOneTypeIntoAVectorAndAMixedOneIntoVariants) {
-  EXPECT_EQ(detail::split(std::tuple{1, 2, 3}, share(2, 1)), (std::vector{3}));
+  EXPECT_EQ(detail::state::split(std::tuple{1, 2, 3}, share(2, 1)), (std::vector{3}));
   using Item = std::variant<int, std::string>;
-  const auto mixed = detail::split(std::tuple{1, std::string("two"), 3}, share(2, 0));
+  const auto mixed = detail::state::split(std::tuple{1, std::string("two"), 3}, share(2, 0));
   EXPECT_EQ(mixed, (std::vector<Item>{1, std::string("two")}));
 }
 
@@ -299,7 +299,7 @@ TEST(Split, CutsMapsLeafByLeaf) {
   batch["x"]["ids"] = std::vector{0, 1, 2, 3, 4, 5, 6, 7};
   batch["x"]["words"] = std::vector<std::string>{"a", "b", "c", "d", "e", "f", "g", "h"};
   batch["y"]["labels"] = torch::arange(8);
-  const auto part = detail::split(batch, share(4, 1));
+  const auto part = detail::state::split(batch, share(4, 1));
   EXPECT_EQ(std::get<0>(part.at("x").at("ids")), (std::vector{2, 3}));
   EXPECT_EQ(std::get<1>(part.at("x").at("words")), (std::vector<std::string>{"c", "d"}));
   EXPECT_TRUE(torch::equal(std::get<2>(part.at("y").at("labels")), torch::tensor({2, 3})));
@@ -309,7 +309,7 @@ TEST(Split, CutsMapsLeafByLeaf) {
 TEST(Split, NamesTheLeavesOfAMapThatDifferInLength) {
   const std::map<std::string, std::map<std::string, std::vector<int>>> batch{
       {"x", {{"ids", {1, 2, 3}}}}, {"y", {{"labels", {1, 2}}}}};
-  EXPECT_EQ(message_of<ArgumentError>([&] { (void)detail::split(batch, share(2, 0)); }),
+  EXPECT_EQ(message_of<ArgumentError>([&] { (void)detail::state::split(batch, share(2, 0)); }),
             "split_between_processes: all values of a map must have the same length, but 'x.ids' "
             "has 3 items and 'y.labels' has 2.");
 }
@@ -318,7 +318,7 @@ TEST(Split, HandsEveryProcessWhatIsNoSequenceInsideAMap) {
   using Leaf = std::variant<std::vector<int>, double, std::string>;
   const std::map<std::string, Leaf> batch{
       {"ids", std::vector{1, 2}}, {"scale", 0.5}, {"task", std::string("copy")}};
-  const auto part = detail::split(batch, share(2, 1));
+  const auto part = detail::state::split(batch, share(2, 1));
   EXPECT_EQ(std::get<0>(part.at("ids")), (std::vector{2}));
   EXPECT_EQ(std::get<1>(part.at("scale")), 0.5);
   EXPECT_EQ(std::get<2>(part.at("task")), "copy");
@@ -326,20 +326,20 @@ TEST(Split, HandsEveryProcessWhatIsNoSequenceInsideAMap) {
 
 TEST(Split, CutsRowsOfTensorsAndPadsWithTheLastRowOfAll) {
   const auto rows = torch::arange(14).reshape({7, 2});
-  EXPECT_TRUE(torch::equal(detail::split(rows, share(3, 1)), rows.slice(0, 3, 5)));
-  const auto padded = detail::split(rows, share(3, 1, true));
+  EXPECT_TRUE(torch::equal(detail::state::split(rows, share(3, 1)), rows.slice(0, 3, 5)));
+  const auto padded = detail::state::split(rows, share(3, 1, true));
   EXPECT_TRUE(torch::equal(padded, torch::cat({rows.slice(0, 3, 5), rows.slice(0, 6, 7)})));
-  EXPECT_EQ(detail::split(torch::empty({0, 2}), share(3, 1, true)).sizes(),
+  EXPECT_EQ(detail::state::split(torch::empty({0, 2}), share(3, 1, true)).sizes(),
             (std::vector<std::int64_t>{0, 2}));
-  EXPECT_THROW((void)detail::split(torch::tensor(1), share(2, 0)), ArgumentError);
+  EXPECT_THROW((void)detail::state::split(torch::tensor(1), share(2, 0)), ArgumentError);
 }
 
 TEST(Split, CutsDynamicValues) {
   const Value value = Value::Dict{{"ids", Value::List{1, 2, 3}}, {"task", "copy"}};
-  const Value part = detail::split(value, share(2, 1, true));
+  const Value part = detail::state::split(value, share(2, 1, true));
   EXPECT_EQ(part, (Value::Dict{{"ids", Value::List{3, 3}}, {"task", "copy"}}));
   const Value uneven = Value::Dict{{"a", Value::List{1}}, {"b", Value::List{1, 2}}};
-  EXPECT_THROW((void)detail::split(uneven, share(2, 0)), ArgumentError);
+  EXPECT_THROW((void)detail::state::split(uneven, share(2, 0)), ArgumentError);
 }
 
 struct Squares : torch::data::datasets::Dataset<Squares, int> {
@@ -354,7 +354,7 @@ struct Letters {
 };
 
 TEST(Split, MakesADatasetOfTheItemsOfOneProcess) {
-  auto part = detail::split(Squares(), share(3, 1, true));  // items 3, 4 and 4 again
+  auto part = detail::state::split(Squares(), share(3, 1, true));  // items 3, 4 and 4 again
   EXPECT_EQ(part.size(), 3U);
   EXPECT_EQ(part.get(0), 9);
   EXPECT_EQ(part.get(2), 16);
@@ -366,13 +366,13 @@ TEST(Split, MakesADatasetOfTheItemsOfOneProcess) {
 
 TEST(Split, RefersToANamedDatasetAndKeepsATemporaryOne) {
   Letters letters;
-  auto view = detail::split(letters, share(2, 1));
+  auto view = detail::state::split(letters, share(2, 1));
   letters.letters = "VWXYZ";
   EXPECT_EQ(view.get(0), 'Y');
-  auto owner = detail::split(Letters(), share(2, 1));
+  auto owner = detail::state::split(Letters(), share(2, 1));
   EXPECT_EQ(owner.get(0), 'D');
   EXPECT_EQ(owner.size(), 2U);
-  EXPECT_EQ(detail::split(std::as_const(letters), share(2, 0)).get(2), 'X');
+  EXPECT_EQ(detail::state::split(std::as_const(letters), share(2, 0)).get(2), 'X');
 }
 
 TEST_F(GatedFunctionsTest, RunWhenNotDistributedWhateverTheIndex) {
@@ -394,7 +394,7 @@ TEST_F(GatedFunctionsTest, ReturnTheResultAsAnOptionalAndForwardTheArguments) {
   auto twice = state.on_main_process([](int x) { return 2 * x; });
   static_assert(std::is_same_v<decltype(twice(1)), std::optional<int>>);
   EXPECT_EQ(twice(21), 42);
-  EXPECT_EQ(detail::Gated([](int x) { return x; }, false)(1), std::nullopt);
+  EXPECT_EQ(detail::state::Gated([](int x) { return x; }, false)(1), std::nullopt);
   auto moved = state.on_main_process([](std::unique_ptr<int> p) { return *p; });
   EXPECT_EQ(moved(std::make_unique<int>(3)), 3);
 }

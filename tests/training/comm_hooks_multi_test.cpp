@@ -19,7 +19,7 @@
 namespace accelerate {
 namespace {
 
-using detail::DataParallel;
+using detail::parallel::DataParallel;
 using Hook = DDPCommunicationHookType;
 using Json = nlohmann::json;
 
@@ -165,7 +165,7 @@ TEST(CommHooks, DrawSeedsAsNumpyDoes) {
            {0U, {209652396, 398764591, 924231285, 404868288}},
            {7U, {327741615, 976413892, 128500249, 296233462}},
            {4294967295U, {419326371, 479346978, 697429004, 269265991}}}) {
-    detail::NumpyRandom random(seed);
+    detail::parallel::NumpyRandom random(seed);
     for (const auto value : wanted) EXPECT_EQ(random.below_a_billion(), value) << seed;
   }
 }

@@ -15,8 +15,8 @@
 namespace accelerate {
 namespace {
 
-using detail::DataParallel;
-using detail::ReachedLeaves;
+using detail::parallel::DataParallel;
+using detail::parallel::ReachedLeaves;
 using namespace test;  // NOLINT(google-build-using-namespace)
 
 /// Runs `steps` steps and compares each with the mean that one process computes.

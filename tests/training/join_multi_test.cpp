@@ -15,10 +15,10 @@
 namespace accelerate {
 namespace {
 
-using detail::DataParallel;
-using detail::Joinable;
-using detail::JoinScope;
-using detail::ReachedLeaves;
+using detail::parallel::DataParallel;
+using detail::parallel::Joinable;
+using detail::parallel::JoinScope;
+using detail::parallel::ReachedLeaves;
 using test::expect_close;
 using test::forget_gradients;
 using test::gradients;

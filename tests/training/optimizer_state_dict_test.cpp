@@ -104,7 +104,7 @@ const std::vector<Kind>& kinds() {
 }
 
 AcceleratedOptimizer prepared(std::shared_ptr<Optimizer> optimizer) {
-  return AcceleratedOptimizer(detail::make_optimizer_core(std::move(optimizer)));
+  return AcceleratedOptimizer(detail::optim::make_optimizer_core(std::move(optimizer)));
 }
 
 void step(AcceleratedOptimizer& optimizer, const Tensors& params, int number) {

@@ -15,10 +15,10 @@
 namespace accelerate {
 namespace {
 
-using detail::drop_optimizer_state_of;
-using detail::move_optimizer_state;
-using detail::optimizer_state_of;
-using detail::set_optimizer_state_of;
+using detail::optim::drop_optimizer_state_of;
+using detail::optim::move_optimizer_state;
+using detail::optim::optimizer_state_of;
+using detail::optim::set_optimizer_state_of;
 using test::message_of;
 using test::parameters;
 using test::set_gradients;

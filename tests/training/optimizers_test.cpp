@@ -22,7 +22,7 @@
 namespace accelerate {
 namespace {
 
-using detail::fused_step;
+using detail::optim::fused_step;
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 using Json = nlohmann::json;

@@ -16,7 +16,7 @@
 namespace accelerate {
 namespace {
 
-using detail::DataParallel;
+using detail::parallel::DataParallel;
 using test::backward;
 using test::expect_close;
 using test::forget_gradients;

@@ -27,9 +27,9 @@
 namespace accelerate {
 namespace {
 
-using detail::clip_grad_norm_;
-using detail::clip_grad_value_;
-using detail::get_total_norm;
+using detail::optim::clip_grad_norm_;
+using detail::optim::clip_grad_value_;
+using detail::optim::get_total_norm;
 using test::message_of;
 using torch::Tensor;
 using Json = nlohmann::json;

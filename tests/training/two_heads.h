@@ -65,8 +65,8 @@ inline void expect_close(const std::vector<torch::Tensor>& a, const std::vector<
   }
 }
 
-inline void backward(detail::DataParallel& parallel, const torch::Tensor& loss) {
-  const detail::ReachedLeaves leaves(loss);
+inline void backward(detail::parallel::DataParallel& parallel, const torch::Tensor& loss) {
+  const detail::parallel::ReachedLeaves leaves(loss);
   parallel.before_backward({loss, leaves});
   loss.backward();
   parallel.after_backward();

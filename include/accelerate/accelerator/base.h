@@ -21,7 +21,7 @@
 
 namespace accelerate {
 
-namespace detail {
+namespace detail::accelerator {
 struct AcceleratorCore;
 }
 
@@ -190,12 +190,12 @@ class ACCELERATE_API AcceleratorBase {
   [[nodiscard]] std::int64_t pipeline_parallel_rank() const;
 
  protected:
-  explicit AcceleratorBase(std::shared_ptr<detail::AcceleratorCore> core);
+  explicit AcceleratorBase(std::shared_ptr<detail::accelerator::AcceleratorCore> core);
   ~AcceleratorBase();
 
   [[nodiscard]] const AcceleratorOptions& options() const;
 
-  std::shared_ptr<detail::AcceleratorCore> core_;
+  std::shared_ptr<detail::accelerator::AcceleratorCore> core_;
   AcceleratorState state_;
   GradientState gradient_state_;
 

@@ -12,10 +12,10 @@
 
 namespace accelerate {
 
-namespace detail {
+namespace detail::accelerator {
 /// Throws `UnsupportedError` that says why there is no such member, or when it comes.
 [[noreturn]] ACCELERATE_API void refuse_member(const char* name);
-}  // namespace detail
+}  // namespace detail::accelerator
 
 class ACCELERATE_API RefusedMembers {
  public:
@@ -24,48 +24,48 @@ class ACCELERATE_API RefusedMembers {
   [[noreturn]] void wait_for_save_state();
   template <class... Ts>
   [[noreturn]] void save(const Ts&...) {
-    detail::refuse_member("save");
+    detail::accelerator::refuse_member("save");
   }
   template <class... Ts>
   [[noreturn]] void save_model(const Ts&...) {
-    detail::refuse_member("save_model");
+    detail::accelerator::refuse_member("save_model");
   }
   template <class Hook>
   [[noreturn]] void register_save_state_pre_hook(const Hook&) {
-    detail::refuse_member("register_save_state_pre_hook");
+    detail::accelerator::refuse_member("register_save_state_pre_hook");
   }
   template <class Hook>
   [[noreturn]] void register_load_state_pre_hook(const Hook&) {
-    detail::refuse_member("register_load_state_pre_hook");
+    detail::accelerator::refuse_member("register_load_state_pre_hook");
   }
   template <class... Ts>
   [[noreturn]] void init_trackers(const Ts&...) {
-    detail::refuse_member("init_trackers");
+    detail::accelerator::refuse_member("init_trackers");
   }
   template <class... Ts>
   [[noreturn]] void get_tracker(const Ts&...) {
-    detail::refuse_member("get_tracker");
+    detail::accelerator::refuse_member("get_tracker");
   }
   template <class... Ts>
   [[noreturn]] void log(const Ts&...) {
-    detail::refuse_member("log");
+    detail::accelerator::refuse_member("log");
   }
   template <class... Ts>
   [[noreturn]] void profile(const Ts&...) {
-    detail::refuse_member("profile");
+    detail::accelerator::refuse_member("profile");
   }
   template <class... Ts>
   [[noreturn]] void capture(const Ts&...) {
-    detail::refuse_member("capture");
+    detail::accelerator::refuse_member("capture");
   }
   template <class... Ts>
   [[noreturn]] void maybe_context_parallel(const Ts&...) {
-    detail::refuse_member("maybe_context_parallel");
+    detail::accelerator::refuse_member("maybe_context_parallel");
   }
   [[noreturn]] void lomo_backward(const at::Tensor& loss, double learning_rate);
   template <class... Ts>
   [[noreturn]] void deepspeed_ulysses_dl_adapter(const Ts&...) {
-    detail::refuse_member("deepspeed_ulysses_dl_adapter");
+    detail::accelerator::refuse_member("deepspeed_ulysses_dl_adapter");
   }
 
  protected:

@@ -18,7 +18,7 @@ namespace accelerate {
 template <std::size_t N>
 class [[nodiscard]] GradientSyncScope {
  public:
-  using Models = std::array<std::shared_ptr<detail::ModelCore>, N>;
+  using Models = std::array<std::shared_ptr<detail::accelerator::ModelCore>, N>;
 
   /// nullopt keeps the current setting; false keeps gradients local.
   GradientSyncScope(std::optional<bool> synchronizes, Models models) {
@@ -45,7 +45,7 @@ struct JoinOptions {
   std::optional<bool> even_batches = std::nullopt;
 };
 
-namespace detail {
+namespace detail::accelerator {
 
 template <class T>
 inline constexpr bool kIsPreparedModel = false;
@@ -77,5 +77,5 @@ std::shared_ptr<torch::nn::Module> module_of(const Model& model) {
   }
 }
 
-}  // namespace detail
+}  // namespace detail::accelerator
 }  // namespace accelerate

@@ -25,7 +25,7 @@ namespace accelerate {
 struct DefaultCollate {
   template <class T>
   [[nodiscard]] auto operator()(std::vector<T> samples) const {
-    return detail::collate_samples(samples, {});
+    return detail::data::collate_samples(samples, {});
   }
 };
 

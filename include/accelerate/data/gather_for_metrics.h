@@ -27,7 +27,7 @@ struct GatherForMetricsOptions {
   bool use_gather_object = false;
 };
 
-namespace detail {
+namespace detail::data {
 
 /// Gathered items [begin, end).
 struct ItemRange {
@@ -41,7 +41,7 @@ struct ItemRange {
     std::int64_t length);
 /// Collective. Replaces the tensors by those of all processes, without the rows of repeated
 /// samples.
-ACCELERATE_API void gather_for_metrics(std::vector<at::Tensor>& leaves, const TreeView& view,
+ACCELERATE_API void gather_for_metrics(std::vector<at::Tensor>& leaves, const comm::TreeView& view,
                                        std::source_location where);
 [[nodiscard]] ACCELERATE_API at::Tensor gather_rows_as_objects(const at::Tensor& tensor,
                                                                std::source_location where);
@@ -75,7 +75,7 @@ T gather_as_objects(const T& x, std::source_location where) {
   }
 }
 
-}  // namespace detail
+}  // namespace detail::data
 
 /// Collective. `gather` of a tree of tensors, `gather_object` of a `std::vector` of other things;
 /// with the last batches of a prepared loader without what was computed for samples that were
@@ -97,13 +97,13 @@ template <class T>
                 "accelerate: gather_for_metrics takes a tree of tensors, or a std::vector of "
                 "objects. Pass the tensors and the other things separately.");
   if constexpr (!PureTensorTree<Tree>) {
-    return detail::gather_list(x, where);
+    return detail::data::gather_list(x, where);
   } else {
     bool as_objects = options.use_gather_object;
-    if constexpr (std::same_as<Tree, Value>) as_objects |= !detail::holds_tensors_alone(x);
-    if (as_objects) return detail::gather_as_objects<Tree>(x, where);
-    return detail::on_leaves(std::forward<T>(x), [&](auto& leaves, const auto& view) {
-      detail::gather_for_metrics(leaves, view, where);
+    if constexpr (std::same_as<Tree, Value>) as_objects |= !detail::data::holds_tensors_alone(x);
+    if (as_objects) return detail::data::gather_as_objects<Tree>(x, where);
+    return detail::comm::on_leaves(std::forward<T>(x), [&](auto& leaves, const auto& view) {
+      detail::data::gather_for_metrics(leaves, view, where);
     });
   }
 }

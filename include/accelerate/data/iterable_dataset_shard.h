@@ -27,11 +27,11 @@ struct IterableDatasetShardOptions {
   bool split_batches = false;
 };
 
-namespace detail {
+namespace detail::data {
 /// Throws `ArgumentError` for a process that there is not, and for a batch that the processes
 /// cannot share equally.
 [[nodiscard]] ACCELERATE_API StreamCut shard_cut(const IterableDatasetShardOptions& options);
-}  // namespace detail
+}  // namespace detail::data
 
 /// An iterable dataset again, with the samples of one process: groups of `batch_size` samples per
 /// process, or of `batch_size` in all, of which each process takes its share. A last group that is
@@ -39,24 +39,24 @@ namespace detail {
 ///
 ///     IterableDatasetShard shard(lines, {.batch_size = 2, .num_processes = 2, .process_index =
 ///     1}); while (auto line = shard.next()) use(*line);
-template <detail::IterableDataset D>
-requires std::copy_constructible<detail::ItemOf<D>>
+template <detail::data::IterableDataset D>
+requires std::copy_constructible<detail::data::ItemOf<D>>
 class IterableDatasetShard {
  public:
-  using Item = detail::ItemOf<D>;
+  using Item = detail::data::ItemOf<D>;
 
   /// Throws `ArgumentError` for a process that there is not, and for a batch that the processes
   /// cannot share equally.
   explicit IterableDatasetShard(D dataset, const IterableDatasetShardOptions& options = {})
       : dataset_(std::make_shared<D>(std::move(dataset))),
         options_(options),
-        cut_(detail::shard_cut(options)) {}
+        cut_(detail::data::shard_cut(options)) {}
 
   void set_epoch(std::int64_t epoch) { epoch_ = epoch; }
   /// Begins a new pass. The epoch seeds the generator of a dataset that has one and no
   /// `set_epoch`.
   void reset() {
-    detail::seed_generator(*dataset_, epoch_);
+    detail::data::seed_generator(*dataset_, epoch_);
     reader_.emplace(dataset_, static_cast<std::size_t>(options_.batch_size), epoch_);
     group_.clear();
     first_.clear();
@@ -69,7 +69,7 @@ class IterableDatasetShard {
   }
   /// Samples of this process, where the dataset knows its own.
   [[nodiscard]] std::optional<std::int64_t> size() const {
-    const auto all = detail::dataset_length(*dataset_);
+    const auto all = detail::data::dataset_length(*dataset_);
     if (!all) return std::nullopt;
     const auto groups = (*all + (options_.drop_last ? 0 : cut_.group - 1)) / cut_.group;
     return groups * (cut_.end - cut_.begin);
@@ -95,9 +95,9 @@ class IterableDatasetShard {
 
   std::shared_ptr<D> dataset_;
   IterableDatasetShardOptions options_;
-  detail::StreamCut cut_;
+  detail::data::StreamCut cut_;
   std::int64_t epoch_ = 0;
-  std::optional<detail::ItemReader<D>> reader_ = std::nullopt;
+  std::optional<detail::data::ItemReader<D>> reader_ = std::nullopt;
   std::vector<Item> group_ = {};
   std::vector<Item> first_ = {};
   std::int64_t position_ = 0;

@@ -76,7 +76,7 @@ class ACCELERATE_API DataLoaderTimeout : public DataLoaderError {
   ~DataLoaderTimeout() override;
 };
 
-namespace detail {
+namespace detail::data {
 
 /// What the options are combined with; decides which of them contradict.
 enum class LoaderInput { kSamples, kSampler, kBatchSampler, kIterable };
@@ -84,5 +84,5 @@ enum class LoaderInput { kSamples, kSampler, kBatchSampler, kIterable };
 /// Throws `ArgumentError` for what Python's `DataLoader` refuses.
 ACCELERATE_API void validate(const DataLoaderOptions& options, LoaderInput input);
 
-}  // namespace detail
+}  // namespace detail::data
 }  // namespace accelerate

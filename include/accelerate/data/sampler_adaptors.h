@@ -66,13 +66,13 @@ concept BatchSamplerLike = std::derived_from<S, BatchIndexSampler> || UserBatchS
 template <class S>
 requires SamplerLike<S>
 [[nodiscard]] std::shared_ptr<Sampler> as_sampler(std::shared_ptr<S> sampler) {
-  if (!sampler) detail::throw_no_sampler();
+  if (!sampler) detail::data::throw_no_sampler();
   if constexpr (std::derived_from<S, Sampler>) {
     return sampler;
   } else if constexpr (TorchSampler<S>) {
-    return std::make_shared<detail::AdaptedTorchSampler<S>>(std::move(sampler));
+    return std::make_shared<detail::data::AdaptedTorchSampler<S>>(std::move(sampler));
   } else if constexpr (UserSampler<S>) {
-    return std::make_shared<detail::AdaptedSampler<S>>(std::move(sampler));
+    return std::make_shared<detail::data::AdaptedSampler<S>>(std::move(sampler));
   } else {
     return std::make_shared<ListSampler>(
         std::vector<std::int64_t>(std::ranges::begin(*sampler), std::ranges::end(*sampler)));
@@ -88,11 +88,11 @@ requires SamplerLike<std::remove_cvref_t<S>>
 template <class S>
 requires BatchSamplerLike<S>
 [[nodiscard]] std::shared_ptr<BatchIndexSampler> as_batch_sampler(std::shared_ptr<S> sampler) {
-  if (!sampler) detail::throw_no_sampler();
+  if (!sampler) detail::data::throw_no_sampler();
   if constexpr (std::derived_from<S, BatchIndexSampler>) {
     return sampler;
   } else {
-    return std::make_shared<detail::AdaptedBatchSampler<S>>(std::move(sampler));
+    return std::make_shared<detail::data::AdaptedBatchSampler<S>>(std::move(sampler));
   }
 }
 template <class S>

@@ -43,16 +43,16 @@ namespace accelerate {
 template <class T>
 [[nodiscard]] std::remove_cvref_t<T> gather(
     T&& tree, std::source_location where = std::source_location::current()) {
-  return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::LeafCollectives::gather(leaves, view, {nullptr, where});
+  return detail::comm::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
+    detail::comm::LeafCollectives::gather(leaves, view, {nullptr, where});
   });
 }
 template <class T>
 [[nodiscard]] std::remove_cvref_t<T> gather(
     T&& tree, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     std::source_location where = std::source_location::current()) {
-  return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::LeafCollectives::gather(leaves, view, {&group, where});
+  return detail::comm::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
+    detail::comm::LeafCollectives::gather(leaves, view, {&group, where});
   });
 }
 
@@ -61,16 +61,16 @@ template <class T>
 template <class T>
 std::remove_cvref_t<T> broadcast(T&& tree, int from_process = 0,
                                  std::source_location where = std::source_location::current()) {
-  return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::LeafCollectives::broadcast(leaves, view, from_process, {nullptr, where});
+  return detail::comm::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
+    detail::comm::LeafCollectives::broadcast(leaves, view, from_process, {nullptr, where});
   });
 }
 template <class T>
 std::remove_cvref_t<T> broadcast(T&& tree, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                  int from_process = 0,
                                  std::source_location where = std::source_location::current()) {
-  return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::LeafCollectives::broadcast(leaves, view, from_process, {&group, where});
+  return detail::comm::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
+    detail::comm::LeafCollectives::broadcast(leaves, view, from_process, {&group, where});
   });
 }
 
@@ -88,8 +88,8 @@ template <class T>
 [[nodiscard]] std::remove_cvref_t<T> reduce(
     T&& tree, Reduction reduction = Reduction::kMean, double scale = 1.0,
     std::source_location where = std::source_location::current()) {
-  return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::LeafCollectives::reduce(leaves, view, reduction, scale, {nullptr, where});
+  return detail::comm::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
+    detail::comm::LeafCollectives::reduce(leaves, view, reduction, scale, {nullptr, where});
   });
 }
 template <class T>
@@ -97,8 +97,8 @@ template <class T>
     T&& tree, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     Reduction reduction = Reduction::kMean,
     std::source_location where = std::source_location::current()) {
-  return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::LeafCollectives::reduce(leaves, view, reduction, 1.0, {&group, where});
+  return detail::comm::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
+    detail::comm::LeafCollectives::reduce(leaves, view, reduction, 1.0, {&group, where});
   });
 }
 
@@ -117,8 +117,8 @@ template <class T>
 [[nodiscard]] std::remove_cvref_t<T> pad_across_processes(
     T&& tree, const PadOptions& options = {},
     std::source_location where = std::source_location::current()) {
-  return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::LeafCollectives::pad_across_processes(
+  return detail::comm::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
+    detail::comm::LeafCollectives::pad_across_processes(
         leaves, view, {options.dim, options.pad_index, options.pad_first}, {nullptr, where});
   });
 }
@@ -126,8 +126,8 @@ template <class T>
 [[nodiscard]] std::remove_cvref_t<T> pad_across_processes(
     T&& tree, const c10::intrusive_ptr<c10d::ProcessGroup>& group, const PadOptions& options = {},
     std::source_location where = std::source_location::current()) {
-  return detail::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
-    detail::LeafCollectives::pad_across_processes(
+  return detail::comm::on_leaves(std::forward<T>(tree), [&](auto& leaves, const auto& view) {
+    detail::comm::LeafCollectives::pad_across_processes(
         leaves, view, {options.dim, options.pad_index, options.pad_first}, {&group, where});
   });
 }
@@ -154,7 +154,7 @@ struct GatheredParametersOptions {
 template <class F>
 decltype(auto) gathered_parameters(std::span<const at::Tensor> parameters,
                                    const GatheredParametersOptions& options, F&& f) {
-  if (options.enabled) detail::LeafCollectives::check_gathered(parameters, options.modifier_rank);
+  if (options.enabled) detail::comm::LeafCollectives::check_gathered(parameters, options.modifier_rank);
   return std::forward<F>(f)();
 }
 

@@ -25,7 +25,7 @@
 
 namespace accelerate {
 
-namespace detail {
+namespace detail::comm {
 
 using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
 
@@ -93,7 +93,7 @@ T& broadcast_objects(T& objects, std::size_t count, int from_process, const Grou
   return objects;
 }
 
-}  // namespace detail
+}  // namespace detail::comm
 
 /// Collective. The lists of all processes concatenated in rank order. Lists may differ in
 /// length and may be empty. A single process gets its list back.
@@ -102,26 +102,26 @@ T& broadcast_objects(T& objects, std::size_t count, int from_process, const Grou
 template <class T>
 [[nodiscard]] std::vector<T> gather_object(
     const std::vector<T>& objects, std::source_location where = std::source_location::current()) {
-  return detail::gather_object(objects, nullptr, where);
+  return detail::comm::gather_object(objects, nullptr, where);
 }
 template <class T>
 [[nodiscard]] std::vector<T> gather_object(
     const std::vector<T>& objects, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     std::source_location where = std::source_location::current()) {
-  return detail::gather_object(objects, &group, where);
+  return detail::comm::gather_object(objects, &group, where);
 }
 
 /// Collective. One object of each process, in rank order.
 template <class T>
 [[nodiscard]] std::vector<T> all_gather_object(
     const T& object, std::source_location where = std::source_location::current()) {
-  return detail::all_gather_object(object, nullptr, where);
+  return detail::comm::all_gather_object(object, nullptr, where);
 }
 template <class T>
 [[nodiscard]] std::vector<T> all_gather_object(
     const T& object, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     std::source_location where = std::source_location::current()) {
-  return detail::all_gather_object(object, &group, where);
+  return detail::comm::all_gather_object(object, &group, where);
 }
 
 /// Collective. Replaces the objects by those of `from_process`, in place, and returns the list.
@@ -135,26 +135,26 @@ template <class T>
 std::vector<T>& broadcast_object_list(
     std::vector<T>& objects, int from_process = 0,
     std::source_location where = std::source_location::current()) {
-  return detail::broadcast_objects(objects, objects.size(), from_process, nullptr, where);
+  return detail::comm::broadcast_objects(objects, objects.size(), from_process, nullptr, where);
 }
 template <class... Ts>
 std::tuple<Ts...>& broadcast_object_list(
     std::tuple<Ts...>& objects, int from_process = 0,
     std::source_location where = std::source_location::current()) {
-  return detail::broadcast_objects(objects, sizeof...(Ts), from_process, nullptr, where);
+  return detail::comm::broadcast_objects(objects, sizeof...(Ts), from_process, nullptr, where);
 }
 template <class T>
 std::vector<T>& broadcast_object_list(
     std::vector<T>& objects, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     int from_process = 0, std::source_location where = std::source_location::current()) {
-  return detail::broadcast_objects(objects, objects.size(), from_process, &group, where);
+  return detail::comm::broadcast_objects(objects, objects.size(), from_process, &group, where);
 }
 
 template <class... Ts>
 std::tuple<Ts...>& broadcast_object_list(
     std::tuple<Ts...>& objects, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     int from_process = 0, std::source_location where = std::source_location::current()) {
-  return detail::broadcast_objects(objects, sizeof...(Ts), from_process, &group, where);
+  return detail::comm::broadcast_objects(objects, sizeof...(Ts), from_process, &group, where);
 }
 
 }  // namespace accelerate

@@ -22,7 +22,7 @@ struct TensorInformation {
   ACCELERATE_API explicit operator Value() const;
 };
 
-namespace detail {
+namespace detail::comm {
 
 /// What a value holds, or null when it holds something else.
 [[nodiscard]] ACCELERATE_API const TensorInformation* tensor_information(const Value& value);
@@ -37,7 +37,7 @@ template <class T>
 
 template <class T>
 [[nodiscard]] bool is_tensor_information([[maybe_unused]] const T& x) {
-  if constexpr (std::same_as<T, Value>) return detail::tensor_information(x) != nullptr;
+  if constexpr (std::same_as<T, Value>) return detail::comm::tensor_information(x) != nullptr;
   return std::same_as<T, TensorInformation>;
 }
 
@@ -45,7 +45,7 @@ namespace tree {
 template <>
 struct HeldInValue<TensorInformation> {
   static const TensorInformation* get(const Value& value) {
-    return accelerate::detail::tensor_information(value);
+    return accelerate::detail::comm::tensor_information(value);
   }
 };
 }  // namespace tree

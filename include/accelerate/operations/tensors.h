@@ -38,7 +38,7 @@ template <class T, class Range>
   if constexpr (std::same_as<T, Range>) {
     return range;
   } else if constexpr (kind == tree::Node::kFixed || kind == tree::Node::kRecord) {
-    return detail::with_members(like, range);
+    return detail::comm::with_members(like, range);
   } else if constexpr (std::is_constructible_v<T, const Range&>) {
     return T(range);
   } else {
@@ -54,7 +54,7 @@ template <class Leaf = at::Tensor, class F, class T>
 auto recursively_apply(F&& f, T&& tree, ApplyOptions options = {}) {
   using Tree = std::remove_cvref_t<T>;
   using Result = std::invoke_result_t<F&, const Leaf&>;
-  if (options.error_on_other_type) detail::refuse_others<Leaf, F>(std::as_const(tree));
+  if (options.error_on_other_type) detail::comm::refuse_others<Leaf, F>(std::as_const(tree));
   if constexpr (!tree::detail::holds<Tree, Leaf, tree::detail::Leaves::kAny>()) {
     return Tree(std::forward<T>(tree));
   } else if constexpr (std::same_as<Leaf, at::Tensor> && std::same_as<Result, at::Tensor>) {
@@ -70,11 +70,11 @@ auto recursively_apply(F&& f, T&& tree, ApplyOptions options = {}) {
 /// Other objects move too if they have a member `to(device, non_blocking)` or `to(device)`, or a
 /// function `send_to_device(T, at::Device, const SendOptions&)` beside their type. Modules move as
 /// in Python: the module itself, which all holders and pointers of it share.
-template <detail::Sendable T>
+template <detail::comm::Sendable T>
 [[nodiscard]] std::remove_cvref_t<T> send_to_device(T&& tree, at::Device device,
                                                     const SendOptions& options = {}) {
   std::remove_cvref_t<T> result = std::forward<T>(tree);
-  detail::SendVisitor visitor{device, options};
+  detail::comm::SendVisitor visitor{device, options};
   tree::detail::walk<at::Tensor>(result, visitor, TreePath());
   return result;
 }
@@ -82,19 +82,19 @@ template <detail::Sendable T>
 /// The tree with a `TensorInformation` in place of each tensor.
 template <class T>
 [[nodiscard]] auto get_data_structure(const T& tree) {
-  return tree::transform<TensorInformation>(detail::TensorOps::information, tree);
+  return tree::transform<TensorInformation>(detail::comm::TensorOps::information, tree);
 }
 
 /// The tree with its shape, a list of sizes, in place of each tensor.
 template <class T>
 [[nodiscard]] auto get_shape(const T& tree) {
-  return tree::transform<std::vector<std::int64_t>>(detail::TensorOps::shape, tree);
+  return tree::transform<std::vector<std::int64_t>>(detail::comm::TensorOps::shape, tree);
 }
 
 /// Tensors on the CPU, not initialised, of the shapes and dtypes that `structure` describes.
 template <class S>
 [[nodiscard]] auto initialize_tensors(const S& structure) {
-  return tree::transform<at::Tensor, TensorInformation>(detail::TensorOps::empty, structure);
+  return tree::transform<at::Tensor, TensorInformation>(detail::comm::TensorOps::empty, structure);
 }
 
 /// The size of dimension 0 of the first leaf: item 0 of sequences, the first entry of mappings.
@@ -102,7 +102,7 @@ template <class S>
 /// way is empty.
 template <class T>
 [[nodiscard]] std::int64_t find_batch_size(const T& tree) {
-  return detail::batch_size(tree, TreePath());
+  return detail::comm::batch_size(tree, TreePath());
 }
 
 /// As `find_batch_size`, but returns nullopt instead of throwing.
@@ -133,10 +133,10 @@ template <class T>
 /// numbers beyond what a `Value` holds.
 template <class T>
 [[nodiscard]] Value listify(const T& tree) {
-  tree::detail::LeafVisitor<decltype(detail::TensorOps::check_listable)> check{
-      detail::TensorOps::check_listable};
+  tree::detail::LeafVisitor<decltype(detail::comm::TensorOps::check_listable)> check{
+      detail::comm::TensorOps::check_listable};
   tree::detail::walk<at::Tensor>(tree, check, TreePath());
-  return to_value(tree::transform<Value>(detail::TensorOps::listify, tree));
+  return to_value(tree::transform<Value>(detail::comm::TensorOps::listify, tree));
 }
 
 /// `tensor[start:stop:step]` on dimension 0 of each tensor, with Python's rules for negative and
@@ -145,7 +145,7 @@ template <class T>
 [[nodiscard]] std::remove_cvref_t<T> slice_tensors(T&& tree, const Slice& slice) {
   return tree::map(
       [&](const TreePath& path, const at::Tensor& leaf) {
-        return detail::TensorOps::slice(path, leaf, slice);
+        return detail::comm::TensorOps::slice(path, leaf, slice);
       },
       std::forward<T>(tree));
 }
@@ -155,15 +155,15 @@ template <class T>
 /// lone batch without tensors is returned as it is.
 template <class T>
 [[nodiscard]] T concatenate(std::span<const T> batches, std::int64_t dim = 0) {
-  if (batches.empty()) detail::TensorOps::refuse_no_batches();
+  if (batches.empty()) detail::comm::TensorOps::refuse_no_batches();
   if constexpr (!TensorTree<T>) {
-    if (batches.size() > 1) detail::refuse_other("concatenate", "", typeid(T));
+    if (batches.size() > 1) detail::comm::refuse_other("concatenate", "", typeid(T));
     return batches.front();
   } else {
-    if (batches.size() > 1) detail::refuse_others<at::Tensor>("concatenate", batches.front());
+    if (batches.size() > 1) detail::comm::refuse_others<at::Tensor>("concatenate", batches.front());
     std::vector<tree::Flat> parts;
     for (const T& batch : batches) parts.push_back(tree::flatten(batch, tree::Order::kSorted));
-    return tree::unflatten(batches.front(), detail::TensorOps::concatenate(parts, dim),
+    return tree::unflatten(batches.front(), detail::comm::TensorOps::concatenate(parts, dim),
                            tree::Order::kSorted);
   }
 }
@@ -175,7 +175,7 @@ template <class T>
 /// Half and bfloat16 tensors as float; all others are returned as they are.
 template <class T>
 [[nodiscard]] std::remove_cvref_t<T> convert_to_fp32(T&& tree) {
-  return recursively_apply(detail::TensorOps::to_fp32, std::forward<T>(tree));
+  return recursively_apply(detail::comm::TensorOps::to_fp32, std::forward<T>(tree));
 }
 
 /// A callable that passes what `forward` returns through `convert_to_fp32`. It can be called where
@@ -215,8 +215,8 @@ template <PureTensorTree T>
                                                        std::int64_t num_processes,
                                                        std::int64_t dim = 0,
                                                        PadFill fill = PadFill::kZeros) {
-  const detail::InputPadding padding(batch_size, num_processes, dim, fill);
-  detail::refuse_others<at::Tensor>("pad_input_tensors", std::as_const(tree));
+  const detail::comm::InputPadding padding(batch_size, num_processes, dim, fill);
+  detail::comm::refuse_others<at::Tensor>("pad_input_tensors", std::as_const(tree));
   return tree::map(
       [&](const TreePath& path, const at::Tensor& leaf) { return padding.apply(path, leaf); },
       std::forward<T>(tree));

@@ -22,7 +22,7 @@
 
 namespace accelerate {
 
-namespace detail {
+namespace detail::optim {
 
 struct SchedulerCore;
 
@@ -40,7 +40,7 @@ struct SchedulerParts {
   std::function<void(double)> step_with_metric = {};
 };
 
-}  // namespace detail
+}  // namespace detail::optim
 
 /// Python's `AcceleratedScheduler`: steps when the optimizer has stepped. Each process sees only a
 /// part of the batches, so one call makes as many steps as there are processes, and a schedule ends
@@ -52,7 +52,7 @@ class ACCELERATE_API AcceleratedScheduler {
   /// An empty handle. Its functions throw `StateError`.
   AcceleratedScheduler() = default;
   /// For this library.
-  explicit AcceleratedScheduler(std::shared_ptr<detail::SchedulerCore> core);
+  explicit AcceleratedScheduler(std::shared_ptr<detail::optim::SchedulerCore> core);
 
   /// Does nothing while gradients are accumulated and after a skipped optimizer step. With
   /// `step_scheduler_with_optimizer = false` it always makes one step.
@@ -72,15 +72,15 @@ class ACCELERATE_API AcceleratedScheduler {
   explicit operator bool() const noexcept { return core_ != nullptr; }
   void reset() noexcept { core_.reset(); }
   /// For this library.
-  [[nodiscard]] const std::shared_ptr<detail::SchedulerCore>& _core() const { return core_; }
+  [[nodiscard]] const std::shared_ptr<detail::optim::SchedulerCore>& _core() const { return core_; }
 
  private:
-  [[nodiscard]] detail::SchedulerCore& core() const;
+  [[nodiscard]] detail::optim::SchedulerCore& core() const;
 
-  std::shared_ptr<detail::SchedulerCore> core_;
+  std::shared_ptr<detail::optim::SchedulerCore> core_;
 };
 
-namespace detail {
+namespace detail::optim {
 
 template <class T>
 concept LibTorchScheduler = std::derived_from<T, torch::optim::LRScheduler> ||
@@ -105,5 +105,5 @@ SchedulerParts scheduler_parts(std::shared_ptr<S> scheduler) {
   return parts;
 }
 
-}  // namespace detail
+}  // namespace detail::optim
 }  // namespace accelerate

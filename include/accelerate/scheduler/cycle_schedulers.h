@@ -58,13 +58,13 @@ class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
 /// The curve of a phase of `OneCycleLR`.
 enum class AnnealStrategy : std::uint8_t { kCos, kLinear };
 
-namespace detail {
+namespace detail::optim {
 /// A phase of `OneCycleLR`. The texts name numbers of a group: "initial_lr", "max_momentum".
 struct OneCyclePhase {
   double end_step = 0;
   std::string start_lr, end_lr, start_momentum, end_momentum;
 };
-}  // namespace detail
+}  // namespace detail::optim
 
 struct OneCycleLROptions {
   /// Must be set.
@@ -110,7 +110,7 @@ class ACCELERATE_API OneCycleLR : public LRScheduler {
   [[nodiscard]] double anneal(double start, double end, double pct) const;
 
   std::int64_t total_steps_ = 0;
-  std::vector<detail::OneCyclePhase> phases_;
+  std::vector<detail::optim::OneCyclePhase> phases_;
   AnnealStrategy anneal_strategy_;
   bool cycle_momentum_;
 };
@@ -171,7 +171,7 @@ class ACCELERATE_API CyclicLR : public LRScheduler {
   std::vector<double> max_momentums_;
 };
 
-namespace detail {
+namespace detail::inline core {
 // clang-format off
 template <> inline constexpr EnumTable kEnumTable<AnnealStrategy>{"AnnealStrategy", {"cos", "linear"}};
 template <> inline constexpr EnumTable kEnumTable<CyclicMode>{"CyclicMode",
@@ -179,6 +179,6 @@ template <> inline constexpr EnumTable kEnumTable<CyclicMode>{"CyclicMode",
 template <> inline constexpr EnumTable kEnumTable<CyclicScaleMode>{"CyclicScaleMode",
     {"cycle", "iterations"}};
 // clang-format on
-}  // namespace detail
+}  // namespace detail::core
 
 }  // namespace accelerate

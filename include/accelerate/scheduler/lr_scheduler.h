@@ -36,7 +36,7 @@
 
 namespace accelerate {
 
-namespace detail {
+namespace detail::optim {
 struct GroupSchedule;
 }
 
@@ -150,10 +150,10 @@ class ACCELERATE_API LRScheduler {
   /// Reverts the epoch of the initial step.
   virtual void undo_initial_step() { --last_epoch_; }
   /// The numbers that schedulers keep with a group.
-  [[nodiscard]] detail::GroupSchedule& schedule(std::size_t group);
+  [[nodiscard]] detail::optim::GroupSchedule& schedule(std::size_t group);
 
   torch::optim::Optimizer* optimizer_;
-  std::vector<std::shared_ptr<detail::GroupSchedule>> schedules_;
+  std::vector<std::shared_ptr<detail::optim::GroupSchedule>> schedules_;
   std::vector<double> base_lrs_;
   std::vector<double> last_lr_;
   std::int64_t last_epoch_ = -1;

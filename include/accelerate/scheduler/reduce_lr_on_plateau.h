@@ -81,12 +81,12 @@ class ACCELERATE_API ReduceLROnPlateau : public LRScheduler {
   std::int64_t num_bad_epochs_ = 0;
 };
 
-namespace detail {
+namespace detail::inline core {
 // clang-format off
 template <> inline constexpr EnumTable kEnumTable<PlateauMode>{"PlateauMode", {"min", "max"}};
 template <> inline constexpr EnumTable kEnumTable<PlateauThresholdMode>{"PlateauThresholdMode",
     {"rel", "abs"}};
 // clang-format on
-}  // namespace detail
+}  // namespace detail::core
 
 }  // namespace accelerate

@@ -23,7 +23,7 @@
 
 namespace accelerate {
 
-namespace detail {
+namespace detail::optim {
 
 template <class T>
 concept SchedulerToOwn = !std::is_lvalue_reference_v<T> && std::derived_from<T, LRScheduler>;
@@ -47,7 +47,7 @@ class HeldScheduler {
   std::shared_ptr<LRScheduler> pointer_;
 };
 
-}  // namespace detail
+}  // namespace detail::optim
 
 /// Schedulers in order: moved in, or shared by pointer. A list in braces is evaluated from left to
 /// right.
@@ -58,7 +58,7 @@ class ACCELERATE_API SchedulerList {
   // NOLINTBEGIN(google-explicit-constructor): `.schedulers = {LinearLR(...), StepLR(...)}`
   SchedulerList() = default;
   SchedulerList(Pointers schedulers) : schedulers_(std::move(schedulers)) {}
-  SchedulerList(std::initializer_list<detail::HeldScheduler> schedulers) {
+  SchedulerList(std::initializer_list<detail::optim::HeldScheduler> schedulers) {
     for (const auto& scheduler : schedulers) schedulers_.push_back(scheduler.pointer());
   }
   // NOLINTEND(google-explicit-constructor)

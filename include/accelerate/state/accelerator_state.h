@@ -42,7 +42,7 @@ struct AcceleratorStateOptions {
   PartialStateOptions process_group = {};
 };
 
-namespace detail {
+namespace detail::state {
 
 struct AcceleratorFacts;
 
@@ -55,7 +55,7 @@ struct FromAccelerator {
   bool megatron_lm = false;
 };
 
-}  // namespace detail
+}  // namespace detail::state
 
 /// The process-wide state that an `Accelerator` has made. Copies are handles to the same state.
 ///
@@ -71,7 +71,7 @@ class ACCELERATE_API AcceleratorState : public PartialState {
   /// Collective when it makes the `PartialState`. Makes the state, or attaches to it. Nothing is
   /// left behind when it throws: `ConfigError` for options that contradict each other,
   /// `UnsupportedError` for an engine that the accelerator does not bring along.
-  AcceleratorState(const AcceleratorStateOptions& options, detail::FromAccelerator engines);
+  AcceleratorState(const AcceleratorStateOptions& options, detail::state::FromAccelerator engines);
 
   [[nodiscard]] static bool initialized() noexcept;
   /// Forgets the state, for tests; `reset_partial_state` forgets the `PartialState` too.
@@ -100,7 +100,7 @@ class ACCELERATE_API AcceleratorState : public PartialState {
   void select_deepspeed_plugin(const std::string& name);
 
  private:
-  [[nodiscard]] detail::AcceleratorFacts& accelerator_facts(const char* attribute) const;
+  [[nodiscard]] detail::state::AcceleratorFacts& accelerator_facts(const char* attribute) const;
 };
 
 /// The lines of `PartialState`, an empty one, the precision, and with DeepSpeed its configuration.

@@ -14,7 +14,7 @@
 #include "accelerate/api.h"
 #include "accelerate/fwd.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 
 struct PartialFacts;
 
@@ -110,4 +110,4 @@ decltype(auto) in_order(const PartialState& state, bool goes_first, F&& f,
 /// Writes one line to stdout in one piece and flushes.
 ACCELERATE_API void print_line(std::string line);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

@@ -98,17 +98,17 @@ class ACCELERATE_API PartialState {
   ///     for (const auto& prompt : state.split_between_processes(prompts)) generate(prompt);
   template <class Inputs>
   [[nodiscard]] auto split_between_processes(Inputs&& inputs, SplitOptions options = {}) const {
-    return detail::split(std::forward<Inputs>(inputs), share(options));
+    return detail::state::split(std::forward<Inputs>(inputs), share(options));
   }
   template <class T>
   [[nodiscard]] std::vector<T> split_between_processes(std::initializer_list<T> inputs,
                                                        SplitOptions options = {}) const {
-    return detail::split(std::vector<T>(inputs), share(options));
+    return detail::state::split(std::vector<T>(inputs), share(options));
   }
   /// The same, handing the part to `f` and returning what `f` returns.
   template <class Inputs, class F>
   decltype(auto) split_between_processes(Inputs&& inputs, SplitOptions options, F&& f) const {
-    return std::forward<F>(f)(detail::split(std::forward<Inputs>(inputs), share(options)));
+    return std::forward<F>(f)(detail::state::split(std::forward<Inputs>(inputs), share(options)));
   }
 
   /// Collective. Runs `f` on the main process, then on all others, and returns what it returns.
@@ -119,13 +119,13 @@ class ACCELERATE_API PartialState {
   template <class F>
   decltype(auto) main_process_first(
       F&& f, std::source_location where = std::source_location::current()) const {
-    return detail::in_order(*this, is_main_process(), std::forward<F>(f), where);
+    return detail::state::in_order(*this, is_main_process(), std::forward<F>(f), where);
   }
   /// Collective. The same with the first process of each host going first.
   template <class F>
   decltype(auto) local_main_process_first(
       F&& f, std::source_location where = std::source_location::current()) const {
-    return detail::in_order(*this, is_local_main_process(), std::forward<F>(f), where);
+    return detail::state::in_order(*this, is_local_main_process(), std::forward<F>(f), where);
   }
 
   /// `f` as a callable that runs on one process only, and always when not distributed. Which one is
@@ -172,7 +172,7 @@ class ACCELERATE_API PartialState {
     line << std::boolalpha;
     const char* separator = "";
     ((line << separator << args, separator = " "), ...);
-    detail::print_line(std::move(line).str());
+    detail::state::print_line(std::move(line).str());
   }
 
  protected:
@@ -182,10 +182,10 @@ class ACCELERATE_API PartialState {
  private:
   template <class F>
   auto gated(F&& f, bool chosen) const {
-    return detail::Gated<std::decay_t<F>>(std::forward<F>(f), chosen || !use_distributed());
+    return detail::state::Gated<std::decay_t<F>>(std::forward<F>(f), chosen || !use_distributed());
   }
-  [[nodiscard]] detail::SplitShare share(SplitOptions options) const;
-  [[nodiscard]] detail::PartialFacts& facts(const char* attribute) const;
+  [[nodiscard]] detail::state::SplitShare share(SplitOptions options) const;
+  [[nodiscard]] detail::state::PartialFacts& facts(const char* attribute) const;
 
   const char* owner_ = "PartialState";
 };

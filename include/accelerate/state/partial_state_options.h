@@ -63,7 +63,7 @@ struct PartialStateOptions {
   from(const InitProcessGroupKwargs& kwargs);
 };
 
-namespace detail {
+namespace detail::state {
 
 struct ProcessPlace {
   int rank = 0;
@@ -78,5 +78,5 @@ struct ProcessPlace {
 meet_by_broadcast(PartialStateOptions options, const ProcessPlace& place,
                   const std::function<std::string(std::string)>& broadcast);
 
-}  // namespace detail
+}  // namespace detail::state
 }  // namespace accelerate

@@ -35,7 +35,7 @@
 #include "accelerate/state/split_dataset.h"
 #include "accelerate/detail/core/split_range.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 
 /// The place of a process in the split of one input.
 struct SplitShare {
@@ -180,4 +180,4 @@ auto split(Inputs&& inputs, SplitShare share) {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state

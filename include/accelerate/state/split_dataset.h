@@ -15,7 +15,7 @@
 #include "accelerate/detail/core/split_range.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::state {
 
 inline std::int64_t dataset_size(std::size_t size) { return static_cast<std::int64_t>(size); }
 /// -1 for a dataset that does not know its size: it cannot be split.
@@ -57,12 +57,12 @@ struct DatasetTypes<D> {
   static constexpr bool is_stateful = false;
 };
 
-}  // namespace detail
+}  // namespace detail::state
 
 /// The items of one process. Refers to the dataset it was made from when that has a name, and owns
 /// it when it was a temporary or moved in. Cheap to copy.
 template <class D>
-class SplitDataset : public detail::DatasetTypes<D> {
+class SplitDataset : public detail::state::DatasetTypes<D> {
  public:
   SplitDataset(std::shared_ptr<D> dataset, detail::SplitPart part)
       : dataset_(std::move(dataset)), part_(part) {}
@@ -73,21 +73,21 @@ class SplitDataset : public detail::DatasetTypes<D> {
   }
 
   /// The i-th item of this part.
-  decltype(auto) get(std::size_t i) requires detail::GetsItems<D> || detail::IndexesItems<D> {
-    if constexpr (detail::GetsItems<D>) {
+  decltype(auto) get(std::size_t i) requires detail::state::GetsItems<D> || detail::state::IndexesItems<D> {
+    if constexpr (detail::state::GetsItems<D>) {
       return dataset_->get(source_index(i));
     } else {
       return (*dataset_)[source_index(i)];
     }
   }
   decltype(auto) operator[](
-      std::size_t i) requires detail::GetsItems<D> || detail::IndexesItems<D> {
+      std::size_t i) requires detail::state::GetsItems<D> || detail::state::IndexesItems<D> {
     return get(i);
   }
 
   /// What LibTorch's data loader calls.
   template <class Request>
-  requires detail::TorchDataset<D>
+  requires detail::state::TorchDataset<D>
   auto get_batch(const Request& request) {
     std::vector<std::size_t> indexes;
     for (const std::size_t i : request) indexes.push_back(source_index(i));

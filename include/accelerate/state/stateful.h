@@ -59,7 +59,7 @@ struct StateEntry {
   std::shared_ptr<Stateful> object = nullptr;
 };
 
-namespace detail {
+namespace detail::state {
 
 template <HasStateDict T>
 class StatefulObject final : public Stateful {
@@ -83,5 +83,5 @@ template <HasStateDict T>
   return make_stateful(std::shared_ptr<T>(std::shared_ptr<void>(), &object));
 }
 
-}  // namespace detail
+}  // namespace detail::state
 }  // namespace accelerate

@@ -26,7 +26,7 @@ namespace accelerate {
 class Value;
 class ValueKey;
 
-namespace detail {
+namespace detail::inline core {
 
 [[noreturn]] ACCELERATE_API void refuse_number(std::uint64_t number);
 
@@ -40,7 +40,7 @@ template <Number T>
   return static_cast<std::int64_t>(number);
 }
 
-}  // namespace detail
+}  // namespace detail::core
 
 /// A key as it is looked up: text, an int or a bool, not owned. true and 1 are the same key.
 class ACCELERATE_API ValueKeyView {

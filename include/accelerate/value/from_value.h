@@ -16,7 +16,7 @@
 #include "accelerate/value.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::inline core {
 
 /// Throws `ArgumentError` that says where and which kind there is.
 [[noreturn]] ACCELERATE_API void refuse_value(const TreePath& path, const Value& value,
@@ -156,7 +156,7 @@ T read_value(const TreePath& path, const Value& value) {
   }
 }
 
-}  // namespace detail
+}  // namespace detail::core
 
 /// A `T` made from a value. Throws `ArgumentError` with the path of the first item that does not
 /// fit. An std::variant takes its first alternative that fits.

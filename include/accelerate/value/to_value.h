@@ -31,7 +31,7 @@
 #include "accelerate/value.h"
 
 namespace accelerate {
-namespace detail {
+namespace detail::inline core {
 
 // Hides this library's own `to_value` and `from_value`, so that only functions beside a user's type
 // are found.
@@ -161,7 +161,7 @@ struct ToValueFunction {
   }
 };
 
-}  // namespace detail
+}  // namespace detail::core
 
 /// `x` as a `Value`: sequences and arrays become lists, pairs and tuples tuples, mappings and
 /// structs dicts, absent tensors and empty optionals none.

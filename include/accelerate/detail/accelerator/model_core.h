@@ -25,6 +25,14 @@
 #include "accelerate/kwargs.h"
 #include "accelerate/state_dict.h"
 
+namespace accelerate::detail::optim {
+struct OptimizerCore;
+}  // namespace accelerate::detail::optim
+
+namespace accelerate::detail::parallel {
+class Engine;
+}  // namespace accelerate::detail::parallel
+
 namespace accelerate {
 
 /// What `replace_parameter` does with the optimizer's state of the parameter.
@@ -43,11 +51,9 @@ struct ReplaceParameterOptions {
   std::variant<ReplacedState, CarryState> state = ReplacedState::kDrop;
 };
 
-namespace detail {
+namespace detail::accelerator {
 
-class Engine;
 class GradientWatch;
-struct OptimizerCore;
 
 /// The autocast settings of a forward pass.
 struct CastSettings {
@@ -65,7 +71,7 @@ struct ACCELERATE_API ModelCore : std::enable_shared_from_this<ModelCore> {
   bool moves_inputs = false;
   /// How processes train the model together. Null for a model that this process has for itself: one
   /// process, evaluation, no trainable parameter.
-  std::shared_ptr<Engine> engine = nullptr;
+  std::shared_ptr<parallel::Engine> engine = nullptr;
   /// Whether backward synchronizes gradients; false under `no_sync`.
   bool synchronizes = true;
   /// An error ended a backward before its gradients were synchronized.
@@ -75,10 +81,10 @@ struct ACCELERATE_API ModelCore : std::enable_shared_from_this<ModelCore> {
   std::atomic<bool> strayed = false;
   std::shared_ptr<GradientWatch> watch = nullptr;
   /// The optimizers of the accelerator, for parameters that are replaced.
-  std::function<std::vector<std::shared_ptr<OptimizerCore>>()> optimizers = {};
+  std::function<std::vector<std::shared_ptr<optim::OptimizerCore>>()> optimizers = {};
 
   /// Gives the model its engine, and lets every backward of the process know of it.
-  void use(std::shared_ptr<Engine> new_engine);
+  void use(std::shared_ptr<parallel::Engine> new_engine);
   /// Collective if the engine shards parameters. Whole parameters and buffers.
   [[nodiscard]] StateDict state_dict() const;
   void load_state_dict(const StateDict& state, bool strict) const;
@@ -122,6 +128,6 @@ concept ModelHolder = requires {
 /// Throws `StateError`.
 [[noreturn]] ACCELERATE_API void refuse_empty_model();
 
-}  // namespace detail
+}  // namespace detail::accelerator
 
 }  // namespace accelerate

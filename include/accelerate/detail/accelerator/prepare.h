@@ -20,11 +20,14 @@
 #include "accelerate/detail/accelerator/prepare_arguments.h"
 #include "accelerate/state/stateful.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
+class AtCallSite;
+}  // namespace accelerate::detail::core
+
+namespace accelerate::detail::accelerator {
 
 /// What an accelerator knows and has prepared.
 struct AcceleratorCore;
-class AtCallSite;
 
 /// While it lives, error reports show the line of the user for the collectives of this thread.
 class ACCELERATE_API CalledFrom {
@@ -50,17 +53,17 @@ class ACCELERATE_API Preparer {
   [[nodiscard]] std::shared_ptr<ModelCore> model(std::shared_ptr<torch::nn::Module> module,
                                                  std::optional<bool> placement,
                                                  bool evaluation_mode) const;
-  [[nodiscard]] std::shared_ptr<OptimizerCore> optimizer(
+  [[nodiscard]] std::shared_ptr<optim::OptimizerCore> optimizer(
       std::shared_ptr<torch::optim::Optimizer> optimizer, const torch::optim::Optimizer* moved_from,
       std::optional<bool> placement) const;
-  [[nodiscard]] std::shared_ptr<SchedulerCore> scheduler(SchedulerParts parts) const;
+  [[nodiscard]] std::shared_ptr<optim::SchedulerCore> scheduler(optim::SchedulerParts parts) const;
   [[nodiscard]] PrepareDataLoaderOptions loader_options(std::optional<bool> placement) const;
 
   // Register an object that is prepared already, unless it is known.
   void add(const std::shared_ptr<ModelCore>& model) const;
-  void add(const std::shared_ptr<OptimizerCore>& optimizer) const;
-  void add(const std::shared_ptr<SchedulerCore>& scheduler) const;
-  void add(const std::shared_ptr<LoaderCore>& loader) const;
+  void add(const std::shared_ptr<optim::OptimizerCore>& optimizer) const;
+  void add(const std::shared_ptr<optim::SchedulerCore>& scheduler) const;
+  void add(const std::shared_ptr<data::LoaderCore>& loader) const;
 
  private:
   AcceleratorCore& core_;
@@ -110,7 +113,7 @@ AcceleratedOptimizer prepare_optimizer(const Preparer& preparer, Arg&& optimizer
                                        std::optional<bool> placement) {
   using T = std::remove_cvref_t<Arg>;
   if constexpr (std::same_as<T, AcceleratedOptimizer>) {
-    if (!optimizer) refuse_empty_optimizer();
+    if (!optimizer) optim::refuse_empty_optimizer();
     preparer.add(optimizer._core());
     return optimizer;
   } else {
@@ -139,7 +142,7 @@ template <class Arg>
 AcceleratedScheduler prepare_scheduler(const Preparer& preparer, Arg&& scheduler) {
   using T = std::remove_cvref_t<Arg>;
   if constexpr (std::same_as<T, AcceleratedScheduler>) {
-    if (!scheduler) refuse_empty_scheduler();
+    if (!scheduler) optim::refuse_empty_scheduler();
     preparer.add(scheduler._core());
     return scheduler;
   } else {
@@ -147,7 +150,7 @@ AcceleratedScheduler prepare_scheduler(const Preparer& preparer, Arg&& scheduler
                   "accelerate: this is no scheduler of accelerate/scheduler.h or torch::optim.");
     using S = typename Target<T>::type;
     return AcceleratedScheduler(
-        preparer.scheduler(scheduler_parts(taken<S>(std::forward<Arg>(scheduler)))));
+        preparer.scheduler(optim::scheduler_parts(taken<S>(std::forward<Arg>(scheduler)))));
   }
 }
 
@@ -229,4 +232,4 @@ auto prepare_all(const Preparer& preparer, const DevicePlacement* placement, Ts&
       slots);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::accelerator

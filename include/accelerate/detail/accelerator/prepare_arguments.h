@@ -46,7 +46,7 @@ class DevicePlacement {
   std::vector<bool> flags_;
 };
 
-namespace detail {
+namespace detail::accelerator {
 
 template <class... Ts>
 inline constexpr bool kBeginsWithPlacement = false;
@@ -73,7 +73,7 @@ struct Target<std::unique_ptr<T, D>> {
 template <class T>
 concept AnyOptimizer = std::derived_from<typename Target<T>::type, torch::optim::Optimizer>;
 template <class T>
-concept SchedulerArgument = AnyScheduler<typename Target<T>::type>;
+concept SchedulerArgument = optim::AnyScheduler<typename Target<T>::type>;
 template <class T>
 inline constexpr bool kIsDataLoader = false;
 template <class Batch>
@@ -138,7 +138,7 @@ inline constexpr bool kMovesOptimizer =
      ...);
 template <class... Ts>
 inline constexpr bool kHasLibTorchScheduler =
-    (LibTorchScheduler<typename Target<std::remove_cvref_t<Ts>>::type> || ...);
+    (optim::LibTorchScheduler<typename Target<std::remove_cvref_t<Ts>>::type> || ...);
 
-}  // namespace detail
+}  // namespace detail::accelerator
 }  // namespace accelerate

@@ -22,7 +22,7 @@
 #include "accelerate/detail/comm/leaf_checks.h"
 #include "accelerate/tree.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// The group (null means the processes of `PartialState`) and the line of a call.
 struct Call {
@@ -60,7 +60,7 @@ class TreeView {
   }
   template <class T>
   static void refuse(std::string_view operation, const void* tree) {
-    detail::refuse_others<at::Tensor>(operation, *static_cast<const T*>(tree));
+    detail::comm::refuse_others<at::Tensor>(operation, *static_cast<const T*>(tree));
   }
 
   const void* tree_;
@@ -103,4 +103,4 @@ std::remove_cvref_t<T> on_leaves(T&& tree, F&& collective) {
   return tree::unflatten(std::move(result), leaves, tree::Order::kSorted);
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

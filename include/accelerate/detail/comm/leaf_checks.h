@@ -17,7 +17,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/tree.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// Throws `ArgumentError` for a leaf of type `type`.
 [[noreturn]] ACCELERATE_API void refuse_other(std::string_view operation, const std::string& path,
@@ -115,4 +115,4 @@ std::int64_t batch_size(const T& node, const TreePath& path) {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

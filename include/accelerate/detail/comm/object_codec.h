@@ -27,7 +27,7 @@
 #include "accelerate/tree/node.h"
 #include "accelerate/value.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::comm {
 
 /// Writes and reads the leaves of a `Value` that need LibTorch.
 [[nodiscard]] ACCELERATE_API const LeafCodec& tensor_leaf_codec();
@@ -248,4 +248,4 @@ template <class T>
   return result;
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::comm

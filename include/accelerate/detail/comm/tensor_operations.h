@@ -45,7 +45,7 @@ struct Slice {
 /// The rows that `pad_input_tensors` adds.
 enum class PadFill : std::uint8_t { kZeros, kRepeatLast };
 
-namespace detail {
+namespace detail::comm {
 
 /// What the operations of accelerate/operations/tensors.h do to single tensors and lists of them.
 struct ACCELERATE_API TensorOps {
@@ -152,5 +152,5 @@ class ACCELERATE_API InputPadding {
   PadFill fill_;
 };
 
-}  // namespace detail
+}  // namespace detail::comm
 }  // namespace accelerate

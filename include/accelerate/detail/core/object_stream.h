@@ -12,7 +12,7 @@
 #include "accelerate/api.h"
 #include "accelerate/value.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 enum class ObjectTag : std::uint8_t {
   kNone = 1,
@@ -137,4 +137,4 @@ class ACCELERATE_API ObjectReader {
   std::string_view rest_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -29,7 +29,7 @@ struct SplitRange {
 [[nodiscard]] ACCELERATE_API SplitRange split_range(std::int64_t length, int num_processes,
                                                     int process_index);
 
-namespace detail {
+namespace detail::inline core {
 
 /// The items [start, end) of one process, then `padding` times the item `padding_index`.
 struct SplitPart {
@@ -65,5 +65,5 @@ class SplitLengths {
   std::int64_t first_length_ = -1;
 };
 
-}  // namespace detail
+}  // namespace detail::core
 }  // namespace accelerate

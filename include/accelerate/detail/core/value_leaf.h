@@ -10,7 +10,7 @@
 #include "accelerate/api.h"
 #include "accelerate/fwd.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::inline core {
 
 /// An opaque leaf of a `Value`, defined outside core: a tensor, or the description of one.
 class ACCELERATE_API ValueLeaf {
@@ -25,4 +25,4 @@ class ACCELERATE_API ValueLeaf {
 
 [[nodiscard]] ACCELERATE_API std::shared_ptr<const ValueLeaf> tensor_leaf(const at::Tensor& tensor);
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::core

@@ -18,7 +18,7 @@
 #include "accelerate/detail/state/reused_memory.h"
 #include "accelerate/tree.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 class RowsInPlace;
 
@@ -28,7 +28,7 @@ struct LoadContext {
   bool pinned = false;
   /// One batch may use all cores: no other thread is loading.
   bool parallel = false;
-  std::shared_ptr<ReusedMemory> memory = nullptr;
+  std::shared_ptr<state::ReusedMemory> memory = nullptr;
   /// Set where tensors were put into the batch as the samples were read.
   RowsInPlace* in_place = nullptr;
 };
@@ -98,4 +98,4 @@ class ACCELERATE_API CommonLength {
   std::string first_path_ = {};
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -23,7 +23,7 @@
 #include "accelerate/tree.h"
 #include "accelerate/value.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 /// Owns a batch of a type that only the typed face of the loader knows. Move only.
 class AnyBatch {
@@ -66,7 +66,7 @@ struct BatchType {
   tree::Flat (*flatten)(const AnyBatch&) = nullptr;
   void (*set_leaves)(AnyBatch&, std::span<const at::Tensor>) = nullptr;
 
-  TreeView (*view)(const AnyBatch&) = nullptr;
+  comm::TreeView (*view)(const AnyBatch&) = nullptr;
   /// The containers, with a tensor of no elements in each place.
   Value (*skeleton)(const AnyBatch&) = nullptr;
   AnyBatch (*from_skeleton)(const Value&) = nullptr;
@@ -87,7 +87,7 @@ constexpr void add_tree_functions(BatchType& type) {
 template <class Batch>
 constexpr void add_dispatch_functions(BatchType& type) {
   type.holds_tensors_only = true;
-  type.view = [](const AnyBatch& batch) { return TreeView(std::as_const(batch.as<Batch>())); };
+  type.view = [](const AnyBatch& batch) { return comm::TreeView(std::as_const(batch.as<Batch>())); };
   type.skeleton = [](const AnyBatch& batch) {
     const auto emptied = [](const at::Tensor& leaf) { return leaf.flatten().narrow(0, 0, 0); };
     return Value(to_value(tree::map(emptied, std::as_const(batch.as<Batch>()))));
@@ -110,9 +110,9 @@ constexpr BatchType batch_type() {
     };
   }
   type.refuse_others = [](std::string_view operation, const AnyBatch& batch) {
-    detail::refuse_others<at::Tensor>(operation, std::as_const(batch.as<Batch>()));
+    detail::comm::refuse_others<at::Tensor>(operation, std::as_const(batch.as<Batch>()));
   };
-  if constexpr (Sendable<Batch>) {
+  if constexpr (comm::Sendable<Batch>) {
     type.send = [](AnyBatch& batch, at::Device device, bool non_blocking) {
       auto& typed = batch.as<Batch>();
       typed = send_to_device(std::move(typed), device, {.non_blocking = non_blocking});
@@ -126,4 +126,4 @@ constexpr BatchType batch_type() {
 template <class Batch>
 inline constexpr BatchType kBatchType = batch_type<Batch>();
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -23,7 +23,7 @@
 #include "accelerate/detail/data/batch_tensors.h"
 #include "accelerate/tree.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 /// Throw `ArgumentError`: what is at `path` differs between samples in a way that cannot be joined.
 [[noreturn]] ACCELERATE_API void refuse_lengths(const TreePath& path, std::size_t first,
@@ -263,4 +263,4 @@ auto collate_samples(std::vector<T>& samples, const LoadContext& context) {
   }
 }
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -25,7 +25,7 @@
 #include "accelerate/tree.h"
 #include "accelerate/data/worker_generator.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 /// Throws `ArgumentError` for an index that a range of `size` items does not have.
 ACCELERATE_API void check_index(std::int64_t index, std::int64_t size);
@@ -225,4 +225,4 @@ class IndexedFetch {
   bool unbatched_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -21,7 +21,7 @@
 #include "accelerate/datasets.h"
 #include "accelerate/value.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 template <class D>
 concept HasNext = requires(D& dataset) {
@@ -191,4 +191,4 @@ template <class D>
 using ItemOf =
     typename std::remove_cvref_t<decltype(std::declval<ItemReader<D>&>().next())>::value_type;
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -20,7 +20,7 @@ namespace accelerate {
 struct DispatchSlice;
 struct PrepareDataLoaderOptions;
 
-namespace detail {
+namespace detail::data {
 
 struct UnevenParts;
 
@@ -102,5 +102,5 @@ class ACCELERATE_API LoaderPass {
   AnyBatch batch_ = {};
 };
 
-}  // namespace detail
+}  // namespace detail::data
 }  // namespace accelerate

@@ -17,7 +17,7 @@
 #include "accelerate/data/options.h"
 #include "accelerate/value.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 /// What is known about a batch beside its content. Each stage of the pipeline hands it on as a
 /// whole.
@@ -107,4 +107,4 @@ struct LoaderRecipe {
   bool for_device = false;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

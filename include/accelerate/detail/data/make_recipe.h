@@ -22,7 +22,7 @@ namespace accelerate {
 template <class Batch>
 class DataLoader;
 
-namespace detail {
+namespace detail::data {
 
 /// The sampler that the options ask for. Throws `ArgumentError` without a dataset size.
 [[nodiscard]] ACCELERATE_API std::shared_ptr<BatchIndexSampler> batches_of(
@@ -86,5 +86,5 @@ auto iterable_loader(std::shared_ptr<D> dataset, DataLoaderOptions options, Coll
   return DataLoader<typename Source::Batch>(std::make_shared<LoaderCore>(std::move(recipe)));
 }
 
-}  // namespace detail
+}  // namespace detail::data
 }  // namespace accelerate

@@ -21,7 +21,7 @@
 #include "accelerate/detail/data/item_reader.h"
 #include "accelerate/detail/data/loader_recipe.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 /// Where the groups of a stream begin and end, and which part of them belongs to this process.
 struct StreamCut {
@@ -250,4 +250,4 @@ class IterableSource final : public StreamFactory {
   DataLoaderOptions options_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -18,7 +18,7 @@
 #include "accelerate/data/batch_samplers.h"
 #include "accelerate/samplers.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::data {
 
 /// A sampler that holds its position itself can be walked by one pass at a time: a newer pass puts
 /// an end to the older one.
@@ -217,4 +217,4 @@ class AdaptedBatchSampler final : public BatchIndexSampler {
   std::shared_ptr<SharedByPasses<S>> shared_;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::data

@@ -14,7 +14,7 @@
 
 #include "accelerate/api.h"
 
-namespace accelerate::detail {
+namespace accelerate::detail::state {
 
 /// Blocks go back with the last reference to their tensor, in whatever thread that is. Not more is
 /// held than was once in use, and nothing that was of no use for a while.
@@ -52,4 +52,4 @@ class ACCELERATE_API ReusedMemory : public std::enable_shared_from_this<ReusedMe
   std::size_t most_used_ = 0;
 };
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::state
