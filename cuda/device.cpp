@@ -62,7 +62,7 @@ class CudaBackend final : public state::AcceleratorBackend {
   }
 
   c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,
-                                              const state::GroupOptions& options,
+                                              const state::ProcessGroupOptions& options,
                                               std::shared_ptr<comm::DeviceCallGuard> guard) override {
     return make_nccl_group(store, options, std::move(guard));
   }

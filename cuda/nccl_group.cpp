@@ -30,9 +30,9 @@ std::string problem_of(const c10::ivalue::Future& result) {
 
 /// NCCL with a guard. A collective runs on the device, so nothing fails here: c10d's watchdog
 /// reports when one is complete, and if one never can be, the guard ends the process.
-class GuardedNccl : public GuardedBackend<Nccl> {
+class GuardedNccl : public comm::GuardedBackend<Nccl> {
  public:
-  GuardedNccl(const c10::intrusive_ptr<c10d::Store>& store, const state::GroupOptions& options,
+  GuardedNccl(const c10::intrusive_ptr<c10d::Store>& store, const state::ProcessGroupOptions& options,
               const c10::intrusive_ptr<Options>& nccl, std::shared_ptr<comm::DeviceCallGuard> guard)
       : GuardedBackend(store, options.rank, options.world_size, nccl), guard_(std::move(guard)) {}
 
@@ -108,7 +108,7 @@ thread_local const GuardedNccl* GuardedNccl::inside_ = nullptr;
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_group(const c10::intrusive_ptr<c10d::Store>& store,
-                                                  const state::GroupOptions& options,
+                                                  const state::ProcessGroupOptions& options,
                                                   std::shared_ptr<comm::DeviceCallGuard> guard) {
   auto nccl = Nccl::Options::create();
   nccl->timeout = options.timeout;

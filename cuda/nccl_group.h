@@ -10,7 +10,7 @@
 namespace accelerate::detail::cuda {
 
 [[nodiscard]] c10::intrusive_ptr<c10d::Backend> make_nccl_group(
-    const c10::intrusive_ptr<c10d::Store>& store, const state::GroupOptions& options,
+    const c10::intrusive_ptr<c10d::Store>& store, const state::ProcessGroupOptions& options,
     std::shared_ptr<comm::DeviceCallGuard> guard);
 
 }  // namespace accelerate::detail::cuda

@@ -13,7 +13,8 @@
 #include "core/exception_text.h"
 #include "core/text.h"
 
-namespace accelerate::detail::comm {
+// The class is declared in accelerate/memory.h; the search is here because it communicates.
+namespace accelerate::detail::state {
 namespace {
 
 /// How an attempt ended, from good to bad.
@@ -64,10 +65,10 @@ std::int64_t smaller(const BatchSizeOptions& options, std::int64_t failed) {
 
 }  // namespace
 
-state::BatchSizeSearch::BatchSizeSearch(BatchSizeOptions options)
+BatchSizeSearch::BatchSizeSearch(BatchSizeOptions options)
     : options_(std::move(options)), batch_size_(options_.starting_batch_size) {}
 
-void state::BatchSizeSearch::run(const std::function<void(std::int64_t)>& attempt,
+void BatchSizeSearch::run(const std::function<void(std::int64_t)>& attempt,
                           std::source_location where) {
   const bool agree = options_.agree_across_processes && PartialState().use_distributed();
   clear_device_cache(/*garbage_collection=*/true);
@@ -106,4 +107,4 @@ void state::BatchSizeSearch::run(const std::function<void(std::int64_t)>& attemp
   }
 }
 
-}  // namespace accelerate::detail::comm
+}  // namespace accelerate::detail::state

@@ -354,7 +354,7 @@ class GuardedGloo : public GuardedBackend<Gloo> {
 
 thread_local const GuardedGloo* GuardedGloo::inside_ = nullptr;
 
-c10::intrusive_ptr<Gloo::Options> gloo_options(const state::GroupOptions& options) {
+c10::intrusive_ptr<Gloo::Options> gloo_options(const state::ProcessGroupOptions& options) {
   auto gloo = Gloo::Options::create(options.timeout);
   if (const auto interfaces = Environment::process().get("GLOO_SOCKET_IFNAME")) {
     for (const auto& name : split(*interfaces, ',')) {
@@ -373,12 +373,12 @@ c10::intrusive_ptr<Gloo::Options> gloo_options(const state::GroupOptions& option
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const state::GroupOptions& options) {
+                                            const state::ProcessGroupOptions& options) {
   return c10::make_intrusive<Gloo>(store, options.rank, options.world_size, gloo_options(options));
 }
 
 c10::intrusive_ptr<c10d::Backend> make_guarded_gloo(const c10::intrusive_ptr<c10d::Store>& store,
-                                                    const state::GroupOptions& options,
+                                                    const state::ProcessGroupOptions& options,
                                                     const std::shared_ptr<GroupGuard>& guard) {
   auto group = c10::make_intrusive<GuardedGloo>(store, options.rank, options.world_size,
                                                 gloo_options(options), guard);

@@ -33,7 +33,7 @@ HostBackendChoice choice_of(const Environment& environment) {
 }
 
 std::shared_ptr<GroupGuard> make_guard(
-    const state::Roster& roster, const state::GroupOptions& options,
+    const state::Roster& roster, const state::ProcessGroupOptions& options,
     std::chrono::milliseconds stall = SideChannelOptions{}.stall) {
   const Blackboard blackboard{
       .set = [&](const auto& key, const auto& value) { roster.publish(key, value); },
@@ -54,7 +54,7 @@ struct Common {
   HostBackendChoice choice = HostBackendChoice::kAny;
 };
 
-Common agree(const state::Roster& roster, const state::GroupOptions& options) {
+Common agree(const state::Roster& roster, const state::ProcessGroupOptions& options) {
   const auto choice = choice_of(Environment::process());
   const auto own = str(static_cast<int>(choice), " ", host_identity(), "/", this_host_name());
   roster.publish(str("host/", options.rank), own);
@@ -77,7 +77,7 @@ Common agree(const state::Roster& roster, const state::GroupOptions& options) {
   return common;
 }
 
-ShmOptions shm_options(const state::GroupOptions& options) {
+ShmOptions shm_options(const state::ProcessGroupOptions& options) {
   ShmOptions shm{.timeout = options.timeout};
   shm.meeting_timeout = std::min(shm.meeting_timeout, options.timeout);
   return shm;
@@ -85,7 +85,7 @@ ShmOptions shm_options(const state::GroupOptions& options) {
 
 // Returns null if Gloo alone is to serve the CPU.
 c10::intrusive_ptr<c10d::Backend> make_cpu(const c10::intrusive_ptr<c10d::Store>& store,
-                                           const state::GroupOptions& options, const state::Roster& roster,
+                                           const state::ProcessGroupOptions& options, const state::Roster& roster,
                                            const Common& common,
                                            const c10::intrusive_ptr<c10d::Backend>& gloo,
                                            const std::shared_ptr<GroupGuard>& guard) {
@@ -113,20 +113,24 @@ c10::intrusive_ptr<c10d::Backend> make_cpu(const c10::intrusive_ptr<c10d::Store>
 }
 
 }  // namespace
-
-std::shared_ptr<DeviceCallGuard> make_device_guard(const state::GroupOptions& options,
-                                                   const state::Roster& roster) {
-  // c10d checks ten times a second which calls are complete on the device.
-  return make_guard(roster, options, std::chrono::milliseconds(300));
-}
-
-state::HostBackends make_host_backends(const c10::intrusive_ptr<c10d::Store>& store,
-                                const state::GroupOptions& options, const state::Roster& roster) {
-  // First, because Gloo would wait for a missing rank without naming it.
-  const auto common = agree(roster, options);
-  const auto guard = make_guard(roster, options);
-  const auto gloo = make_guarded_gloo(store, options, guard);
-  return {.cpu = make_cpu(store, options, roster, common, gloo, guard), .gloo = gloo};
-}
-
 }  // namespace accelerate::detail::comm
+
+// Declared in state/process_group.h.
+namespace accelerate::detail::state {
+
+std::shared_ptr<comm::DeviceCallGuard> make_device_guard(const ProcessGroupOptions& options,
+                                                   const Roster& roster) {
+  // c10d checks ten times a second which calls are complete on the device.
+  return comm::make_guard(roster, options, std::chrono::milliseconds(300));
+}
+
+HostBackends make_host_backends(const c10::intrusive_ptr<c10d::Store>& store,
+                                const ProcessGroupOptions& options, const Roster& roster) {
+  // First, because Gloo would wait for a missing rank without naming it.
+  const auto common = comm::agree(roster, options);
+  const auto guard = comm::make_guard(roster, options);
+  const auto gloo = comm::make_guarded_gloo(store, options, guard);
+  return {.cpu = comm::make_cpu(store, options, roster, common, gloo, guard), .gloo = gloo};
+}
+
+}  // namespace accelerate::detail::state

@@ -148,7 +148,7 @@ struct TwoLevelBackend::Reducing {
 };
 
 c10::intrusive_ptr<TwoLevelBackend> TwoLevelBackend::try_make(
-    const c10::intrusive_ptr<c10d::Store>& store, const state::GroupOptions& options, const state::Roster& roster,
+    const c10::intrusive_ptr<c10d::Store>& store, const state::ProcessGroupOptions& options, const state::Roster& roster,
     const RanksByHost& hosts, const ShmOptions& shm_options,
     const c10::intrusive_ptr<c10d::Backend>& gloo, const std::shared_ptr<GroupGuard>& guard,
     std::string& why_not) {
@@ -184,7 +184,7 @@ c10::intrusive_ptr<TwoLevelBackend> TwoLevelBackend::try_make(
                                               std::move(leaders));
 }
 
-TwoLevelBackend::TwoLevelBackend(const state::GroupOptions& options, RanksByHost hosts,
+TwoLevelBackend::TwoLevelBackend(const state::ProcessGroupOptions& options, RanksByHost hosts,
                                  c10::intrusive_ptr<c10d::Backend> gloo,
                                  std::shared_ptr<GroupGuard> guard,
                                  std::shared_ptr<HostGuard> host_guard,

@@ -51,14 +51,14 @@ class TwoLevelBackend final : public ExecutorBackend {
   /// Collective. Returns null on all ranks if a host grants no shared memory, and sets `why_not` to
   /// the same text on all. `gloo` is the guarded one among all ranks.
   [[nodiscard]] static c10::intrusive_ptr<TwoLevelBackend> try_make(
-      const c10::intrusive_ptr<c10d::Store>& store, const state::GroupOptions& options,
+      const c10::intrusive_ptr<c10d::Store>& store, const state::ProcessGroupOptions& options,
       const state::Roster& roster, const RanksByHost& hosts, const ShmOptions& shm_options,
       const c10::intrusive_ptr<c10d::Backend>& gloo, const std::shared_ptr<GroupGuard>& guard,
       std::string& why_not);
 
   class HostGuard;
   /// Use `try_make`. `shm` is null if the host has one rank, `leaders` if this rank is no leader.
-  TwoLevelBackend(const state::GroupOptions& options, RanksByHost hosts,
+  TwoLevelBackend(const state::ProcessGroupOptions& options, RanksByHost hosts,
                   c10::intrusive_ptr<c10d::Backend> gloo, std::shared_ptr<GroupGuard> guard,
                   std::shared_ptr<HostGuard> host_guard, c10::intrusive_ptr<ShmBackend> shm,
                   std::unique_ptr<HostLeaders> leaders);

@@ -173,7 +173,7 @@ class RoundReader {
       type_.refuse_others("concatenate", first);
       std::vector<tree::Flat> parts{type_.flatten(first)};
       for (std::size_t i = 1; i < batches.size(); ++i) parts.push_back(type_.flatten(batches[i]));
-      type_.set_leaves(first, detail::concatenate(parts, /*dim=*/0));
+      type_.set_leaves(first, comm::TensorOps::concatenate(parts, /*dim=*/0));
     } catch (...) {
       refuse_concatenation();
     }
@@ -323,7 +323,7 @@ std::string encode_structure(const Value& skeleton, const std::vector<at::Tensor
     description.shapes.push_back(leaf.sizes().vec());
     description.dtypes.push_back(static_cast<std::int64_t>(leaf.scalar_type()));
   }
-  return encode_object(std::tie(skeleton, description.shapes, description.dtypes));
+  return comm::encode_object(std::tie(skeleton, description.shapes, description.dtypes));
 }
 
 BatchDescription decode_structure(const std::string& bytes) {
@@ -410,7 +410,7 @@ class DispatchPass final : public Pass {
     if (!type_.holds_tensors_only) return round;
     const auto named = name_collectives(kDispatcherName);
     auto leaves = type_.leaves(round);
-    detail::broadcast(leaves, type_.view(round), /*from_process=*/0,
+    comm::LeafCollectives::broadcast(leaves, type_.view(round), /*from_process=*/0,
                       {nullptr, std::source_location::current()});
     type_.set_leaves(round, leaves);
     return round;

@@ -132,7 +132,7 @@ void gather_for_metrics(std::vector<at::Tensor>& leaves, const comm::TreeView& v
     leaves = gather_uneven(std::move(leaves), *parts, where);
     return;
   }
-  detail::gather(leaves, view, {nullptr, where});
+  detail::comm::LeafCollectives::gather(leaves, view, {nullptr, where});
   const auto cut = metrics_cut();
   if (!cut) return;
   for (auto& leaf : leaves) leaf = kept_of(leaf, *cut);

@@ -20,7 +20,7 @@ using torch::optim::OptimizerOptions;
 std::vector<std::string> state_dict_keys(const OptimizerOptions& options) {
   std::string_view keys;
   const auto look = [&]<class... Own>(std::type_identity<Own>...) {
-    ((dynamic_cast<const state::GroupOptions<Own>*>(&options) != nullptr &&
+    ((dynamic_cast<const GroupOptions<Own>*>(&options) != nullptr &&
       (keys = kTraits<Own>.state_dict_keys, true)) ||
      ...);
   };
@@ -39,7 +39,7 @@ std::vector<std::string> state_dict_keys(const OptimizerOptions& options) {
 Value constant_of(const OptimizerOptions& options, std::string_view key) {
   if (key == "foreach" || key == "fused") return nullptr;
   if (key != "decoupled_weight_decay") return false;  // maximize, capturable, differentiable
-  return dynamic_cast<const state::GroupOptions<AdamWOptions>*>(&options) != nullptr ||
+  return dynamic_cast<const GroupOptions<AdamWOptions>*>(&options) != nullptr ||
          dynamic_cast<const torch::optim::AdamWOptions*>(&options) != nullptr;
 }
 

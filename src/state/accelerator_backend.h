@@ -43,8 +43,8 @@ class AcceleratorBackend {
 
   /// A NCCL group; one device per process.
   [[nodiscard]] virtual c10::intrusive_ptr<c10d::Backend> make_nccl(
-      const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options,
-      std::shared_ptr<DeviceCallGuard> guard) = 0;
+      const c10::intrusive_ptr<c10d::Store>& store, const ProcessGroupOptions& options,
+      std::shared_ptr<comm::DeviceCallGuard> guard) = 0;
 };
 
 /// The GPU of this process, or nullptr: no driver, no device, or no companion library.

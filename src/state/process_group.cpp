@@ -68,7 +68,7 @@ std::vector<DeviceBackend> parse_backend(const std::string& text) {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const GroupOptions& options, const Roster& roster) {
+                                            const ProcessGroupOptions& options, const Roster& roster) {
   AcceleratorBackend* accelerator = accelerator_backend();
   if (accelerator == nullptr) {
     throw UnsupportedError(str("backend nccl needs a GPU, and none can be used here: ",
@@ -102,7 +102,7 @@ void or_comm_error(std::source_location where, F&& f) {
 // new group of the same kind.
 class Group : public c10d::ProcessGroup {
  public:
-  Group(const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options)
+  Group(const c10::intrusive_ptr<c10d::Store>& store, const ProcessGroupOptions& options)
       : c10d::ProcessGroup(store, options.rank, options.world_size),
         store_(store),
         options_(options) {}
@@ -135,13 +135,13 @@ class Group : public c10d::ProcessGroup {
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;
-  GroupOptions options_;
+  ProcessGroupOptions options_;
   std::map<std::vector<int>, int> splits_;
 };
 
 /// Runs the part of the start in Gloo, whose error texts name no rank.
 template <class F>
-auto connected(const Roster& roster, const GroupOptions& options, F&& connect) {
+auto connected(const Roster& roster, const ProcessGroupOptions& options, F&& connect) {
   std::string why;
   try {
     return connect();
@@ -165,7 +165,7 @@ void survive_broken_pipes() {
 }  // namespace
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
-    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options) {
+    const c10::intrusive_ptr<c10d::Store>& store, const ProcessGroupOptions& options) {
   survive_broken_pipes();
   // Later waits at the store, such as for NCCL's ids, use the same timeout.
   store->setTimeout(options.timeout);

@@ -20,9 +20,12 @@ namespace c10d {
 class Backend;
 }
 
+namespace accelerate::detail::comm {
+class DeviceCallGuard;
+}  // namespace accelerate::detail::comm
+
 namespace accelerate::detail::state {
 
-class DeviceCallGuard;
 class Roster;
 
 /// Where the processes meet, and the place of this one.
@@ -56,7 +59,7 @@ struct Rendezvous {
 [[nodiscard]] c10::intrusive_ptr<c10d::Store> meet_at(const c10::intrusive_ptr<c10d::Store>& store,
                                                       const Rendezvous& rendezvous);
 
-struct GroupOptions {
+struct ProcessGroupOptions {
   /// "gloo", "nccl", or a pair such as "cuda:nccl,cpu:gloo".
   std::string backend = "gloo";
   int rank = 0;
@@ -73,7 +76,7 @@ struct GroupOptions {
 /// Collective. Throws `ConfigError` for a backend that does not exist, `UnsupportedError` for one
 /// that this build or machine lacks.
 [[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
-    const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options);
+    const c10::intrusive_ptr<c10d::Store>& store, const ProcessGroupOptions& options);
 
 /// The address of this host on the way to `master`: what peers on other hosts can reach us by.
 /// "" when only a loopback address could be found.
@@ -99,10 +102,10 @@ struct HostBackends {
 
 /// Collective. In comm/host_backends.cpp: the collectives are that area's.
 [[nodiscard]] HostBackends make_host_backends(const c10::intrusive_ptr<c10d::Store>& store,
-                                              const GroupOptions& options, const Roster& roster);
+                                              const ProcessGroupOptions& options, const Roster& roster);
 
 /// Collective. In comm/host_backends.cpp: the guard of a backend whose collectives run on a device.
-[[nodiscard]] std::shared_ptr<DeviceCallGuard> make_device_guard(const GroupOptions& options,
+[[nodiscard]] std::shared_ptr<comm::DeviceCallGuard> make_device_guard(const ProcessGroupOptions& options,
                                                                  const Roster& roster);
 
 /// A TCP store on a port that the system chose, for programs that pass the address on by other

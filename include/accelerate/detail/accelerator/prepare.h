@@ -80,7 +80,7 @@ std::shared_ptr<Stateful> stateful_of(Arg&& object) {
   if constexpr (ModelHolder<T>) {
     return stateful_module(ModuleOf<T>::pointer(object));
   } else if constexpr (!std::same_as<typename Target<T>::type, T>) {
-    return make_stateful(std::shared_ptr<typename Target<T>::type>(std::forward<Arg>(object)));
+    return state::make_stateful(std::shared_ptr<typename Target<T>::type>(std::forward<Arg>(object)));
   } else {
     static_assert(HasStateDict<std::remove_reference_t<Arg>>,
                   "accelerate: register_for_checkpointing takes objects with state_dict() and "
@@ -88,7 +88,7 @@ std::shared_ptr<Stateful> stateful_of(Arg&& object) {
     static_assert(std::is_lvalue_reference_v<Arg>,
                   "accelerate: register_for_checkpointing refers to an object, which must outlive "
                   "the accelerator: give it by name, or as a std::shared_ptr.");
-    return make_stateful(object);
+    return state::make_stateful(object);
   }
 }
 
