@@ -80,9 +80,9 @@ TEST(Availability, OfVendorDevicesIsFalseWithoutTheirLibrary) {
 }
 
 TEST(Availability, OfAnUnknownNameIsAnErrorThatListsTheKnownOnes) {
-  const auto message = message_of<ArgumentError>([] { (void)is_available("wanbd"); });
+  const auto message = message_of<ArgumentError>([] { (void)is_available("wanb"); });
   EXPECT_TRUE(message.starts_with(
-      "is_available does not know 'wanbd'. Did you mean 'wandb'? Choose one of: 4bit_bnb, "))
+      "is_available does not know 'wanb'. Did you mean 'wandb'? Choose one of: 4bit_bnb, "))
       << message;
 }
 
