@@ -28,7 +28,7 @@ void CallExecutor::submit(const ExecutorCallPtr& call, const CallFacts& facts, S
   if (closed_) {
     throw StateError(str(call->kind, ": the process group was destroyed. Make a new one."));
   }
-  call->ticket = call->guard->enter(facts);
+  call->ticket = guard_->enter(facts);
   const bool clear = !busy_ && queue_.empty();
   queue_.push_back(call);
   if (schedule == Schedule::kInline) {
@@ -132,7 +132,7 @@ bool CallExecutor::run_front(Lock& lock, WaitBudget budget) {
   }
   if (ended) {
     call->release();
-    call->guard->leave(call->ticket);
+    guard_->leave(call->ticket);
   }
   lock.lock();
   busy_ = false;
@@ -170,7 +170,7 @@ void CallExecutor::close(const std::function<void()>& interrupt) noexcept {
   }
   for (const auto& call : rest) {
     call->release();
-    call->guard->leave(call->ticket);
+    guard_->leave(call->ticket);
     const auto error = std::make_exception_ptr(CommError(
         str(call->kind, ": rank ", rank_, " closed the group while the call was under way.")));
     Lock lock(mutex_);

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "comm/guard.h"
 #include "comm/shm_segment.h"
@@ -37,7 +38,6 @@ class ExecutorCall {
 
   const char* kind = "";  ///< "all_reduce"; a literal
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  std::shared_ptr<CallGuard> guard = nullptr;
   /// Called once, with null for success, without the lock of the executor.
   std::function<void(std::exception_ptr)> on_end = {};
   Ticket ticket = {};    ///< set by the executor
@@ -55,14 +55,15 @@ enum class Schedule {
 
 class CallExecutor : public std::enable_shared_from_this<CallExecutor> {
  public:
-  explicit CallExecutor(int rank) : rank_(rank) {}
+  CallExecutor(int rank, std::shared_ptr<CallGuard> guard)
+      : rank_(rank), guard_(std::move(guard)) {}
   ~CallExecutor() = default;
   CallExecutor(const CallExecutor&) = delete;
   CallExecutor& operator=(const CallExecutor&) = delete;
 
-  /// Enters the call at its guard and queues it; both under one lock, so that the calls of several
-  /// threads have the same order in the log and in the queue. Throws `StateError` after `close`,
-  /// and what `CallGuard::enter` throws.
+  /// Announces the call to the guard and queues it; both under one lock, so that the calls of
+  /// several threads have the same order in the log and in the queue. Throws `StateError` after
+  /// `close`, and what `CallGuard::enter` throws.
   void submit(const ExecutorCallPtr& call, const CallFacts& facts, Schedule schedule);
   /// Helps until the call has ended; returns false if it has not by `until`.
   [[nodiscard]] bool wait(const ExecutorCallPtr& call, WaitBudget::Clock::time_point until);
@@ -88,6 +89,7 @@ class CallExecutor : public std::enable_shared_from_this<CallExecutor> {
   void work();
 
   int rank_;
+  std::shared_ptr<CallGuard> guard_;
   std::mutex mutex_;
   std::deque<ExecutorCallPtr> queue_;
   bool busy_ = false;  // a thread works on the front of the queue

@@ -13,9 +13,10 @@ constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
 
 }  // namespace
 
-ExecutorBackend::ExecutorBackend(int rank, int size, std::chrono::milliseconds timeout)
+ExecutorBackend::ExecutorBackend(int rank, int size, std::chrono::milliseconds timeout,
+                                 std::shared_ptr<CallGuard> guard)
     : c10d::Backend(rank, size),
-      executor_(std::make_shared<CallExecutor>(rank)),
+      executor_(std::make_shared<CallExecutor>(rank, std::move(guard))),
       timeout_(timeout) {}
 
 c10::intrusive_ptr<c10d::Backend::Options> ExecutorBackend::getBackendOptions() {
@@ -28,11 +29,9 @@ std::chrono::milliseconds ExecutorBackend::timeout_of(std::chrono::milliseconds 
 }
 
 ExecutorBackend::WorkPtr ExecutorBackend::submit(BackendCall call, const ExecutorCallPtr& executed,
-                                                 const std::shared_ptr<CallGuard>& guard,
                                                  Schedule schedule) {
   executed->kind = call.facts.kind;
   executed->timeout = timeout_of(call.timeout);
-  executed->guard = guard;
   const auto work = c10::make_intrusive<ExecutorWork>(
       BackendWork::Info{rank_, call.type, call.facts.kind, std::move(call.results), ++sequence_},
       executor_, executed);

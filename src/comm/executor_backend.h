@@ -56,7 +56,8 @@ class ExecutorBackend : public c10d::Backend {
   void shutdown() override { close(); }
 
  protected:
-  ExecutorBackend(int rank, int size, std::chrono::milliseconds timeout);
+  ExecutorBackend(int rank, int size, std::chrono::milliseconds timeout,
+                  std::shared_ptr<CallGuard> guard);
 
   /// Ends all works with an error, here and on the ranks that need this one for them.
   virtual void close() noexcept = 0;
@@ -65,7 +66,7 @@ class ExecutorBackend : public c10d::Backend {
   [[nodiscard]] std::chrono::milliseconds timeout_of(std::chrono::milliseconds of_call) const;
   /// Announces and queues `call`, which `executed` carries out.
   [[nodiscard]] WorkPtr submit(BackendCall call, const ExecutorCallPtr& executed,
-                               const std::shared_ptr<CallGuard>& guard, Schedule schedule);
+                               Schedule schedule);
 
   std::shared_ptr<CallExecutor> executor_;
 

@@ -58,26 +58,28 @@ std::vector<Part> rows_of(const char* kind, const Part& whole, const at::Tensor&
 // A collective in rounds through the segment.
 class ShmCall final : public ExecutorCall {
  public:
-  ShmCall(std::shared_ptr<ShmSegment> segment, ShmCollective rounds,
+  /// The segment and the guard outlive the executor's work on the call.
+  ShmCall(ShmSegment& segment, CallGuard& guard, ShmCollective rounds,
           std::function<void()> copy_back)
-      : segment_(std::move(segment)),
+      : segment_(segment),
+        guard_(guard),
         rounds_(std::move(rounds)),
         copy_back_(std::move(copy_back)) {}
 
   bool advance(const WaitBudget& budget) override {
     for (;; ++round_) {
       if (!arrived_) {
-        rounds_->fill(round_, segment_->next_slots());
-        segment_->arrive(ticket.signature);
+        rounds_->fill(round_, segment_.next_slots());
+        segment_.arrive(ticket.signature);
         arrived_ = true;
       }
-      const auto outcome = segment_->await(budget, guard.get());
+      const auto outcome = segment_.await(budget, &guard_);
       if (outcome.fault == ShmFault::kPending) return false;
       if (outcome.fault != ShmFault::kNone) fail(outcome);
       try {
-        rounds_->drain(round_, segment_->slots());
+        rounds_->drain(round_, segment_.slots());
       } catch (const ShmDisagreement& disagreement) {
-        guard->fail(ticket, str(kind, ": ", disagreement.what, "."), disagreement.rank);
+        guard_.fail(ticket, str(kind, ": ", disagreement.what, "."), disagreement.rank);
       }
       arrived_ = false;
       if (rounds_->last(round_)) break;
@@ -90,12 +92,13 @@ class ShmCall final : public ExecutorCall {
 
  private:
   void fail(const ShmOutcome& outcome) {
-    const auto why = str(kind, ": ", segment_->describe(outcome), ".");
+    const auto why = str(kind, ": ", segment_.describe(outcome), ".");
     if (outcome.fault == ShmFault::kClosed) throw CommError(why);
-    guard->fail(ticket, why, outcome.rank);
+    guard_.fail(ticket, why, outcome.rank);
   }
 
-  std::shared_ptr<ShmSegment> segment_;
+  ShmSegment& segment_;
+  CallGuard& guard_;
   ShmCollective rounds_;
   std::function<void()> copy_back_;
   std::int64_t round_ = 0;
@@ -157,7 +160,7 @@ struct ShmBackend::Call : BackendCall {
 
 ShmBackend::ShmBackend(std::shared_ptr<ShmSegment> segment, std::shared_ptr<CallGuard> guard,
                        const ShmOptions& options)
-    : ExecutorBackend(segment->rank(), segment->size(), options.timeout),
+    : ExecutorBackend(segment->rank(), segment->size(), options.timeout, guard),
       segment_(std::move(segment)),
       guard_(std::move(guard)),
       mailbox_(std::make_shared<ShmMailbox>(segment_, guard_)),
@@ -180,15 +183,16 @@ ShmBackend::WorkPtr ShmBackend::start(Call call, ShmCollective rounds) {
   const auto schedule = !call.asynchronous                     ? Schedule::kInline
                         : call.memory.bytes() <= inline_bytes_ ? Schedule::kStartInline
                                                                : Schedule::kBackground;
-  auto executed =
-      std::make_shared<ShmCall>(segment_, std::move(rounds), std::move(call.memory).copy_back());
-  return submit(std::move(call), executed, guard_, schedule);
+  const ExecutorCallPtr executed = std::make_shared<ShmCall>(*segment_, *guard_, std::move(rounds),
+                                                             std::move(call.memory).copy_back());
+  return submit(std::move(call), executed, schedule);
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  const char* kind = "all_reduce";
-  static_cast<void>(only_one(tensors, kind));
-  return all_reduce(OpType::ALLREDUCE, kind, tensors, options);
+  const auto& tensor = only_one(tensors, "all_reduce");
+  Call call(OpType::ALLREDUCE, "all_reduce", options, tensors);
+  auto rounds = all_reduce(call, tensor, options.reduceOp);
+  return start(std::move(call), std::move(rounds));
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce_sparse(Tensors& tensors,
@@ -198,20 +202,18 @@ ShmBackend::WorkPtr ShmBackend::allreduce_sparse(Tensors& tensors,
 
 ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  return all_reduce(OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", tensors, options);
+  Call call(OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", options, tensors);
+  std::vector<ShmCollective> parts;
+  for (const auto& tensor : tensors) parts.push_back(all_reduce(call, tensor, options.reduceOp));
+  return start(std::move(call), shm_in_turn(std::move(parts)));
 }
 
-ShmBackend::WorkPtr ShmBackend::all_reduce(OpType type, const char* kind, const Tensors& tensors,
-                                           const c10d::AllreduceOptions& options) {
-  Call call(type, kind, options, tensors);
-  std::vector<ShmCollective> parts;
-  for (const auto& tensor : tensors) {
-    call.facts.add(tensor);
-    const auto arithmetic = arithmetic_of(kind, tensor, options.reduceOp);
-    const auto data = call.in_and_out(tensor);
-    parts.push_back(shm_all_reduce(as_input(data), data, arithmetic, *segment_));
-  }
-  return start(std::move(call), shm_in_turn(std::move(parts)));
+ShmCollective ShmBackend::all_reduce(Call& call, const at::Tensor& tensor,
+                                     const c10d::ReduceOp& operation) {
+  call.facts.add(tensor);
+  const auto arithmetic = arithmetic_of(call.facts.kind, tensor, operation);
+  const auto data = call.in_and_out(tensor);
+  return shm_all_reduce(as_input(data), data, arithmetic, *segment_);
 }
 
 void ShmBackend::all_reduce_into(const at::Tensor& output, const at::Tensor& input,

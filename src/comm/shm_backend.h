@@ -87,8 +87,8 @@ class ShmBackend final : public ExecutorBackend {
   struct Call;
 
   [[nodiscard]] WorkPtr start(Call call, ShmCollective rounds);
-  [[nodiscard]] WorkPtr all_reduce(c10d::OpType type, const char* kind, const Tensors& tensors,
-                                   const c10d::AllreduceOptions& options);
+  [[nodiscard]] ShmCollective all_reduce(Call& call, const at::Tensor& tensor,
+                                         const c10d::ReduceOp& operation);
   [[nodiscard]] WorkPtr post(Tensors& tensors, int peer, int tag, c10d::OpType type);
   void close() noexcept override;
 

@@ -190,7 +190,7 @@ TwoLevelBackend::TwoLevelBackend(const state::ProcessGroupOptions& options, Rank
                                  std::shared_ptr<HostGuard> host_guard,
                                  c10::intrusive_ptr<ShmBackend> shm,
                                  std::unique_ptr<HostLeaders> leaders)
-    : ExecutorBackend(options.rank, options.world_size, options.timeout),
+    : ExecutorBackend(options.rank, options.world_size, options.timeout, guard),
       hosts_(std::move(hosts)),
       host_(place_of(hosts_, options.rank).host),
       gloo_(std::move(gloo)),
@@ -222,8 +222,7 @@ c10d::ErrorType TwoLevelBackend::getError() {
 
 TwoLevelBackend::WorkPtr TwoLevelBackend::start(BackendCall call, Stages stages) {
   const auto schedule = call.asynchronous ? Schedule::kBackground : Schedule::kInline;
-  return submit(std::move(call), std::make_shared<StagedCall>(*this, std::move(stages)), guard_,
-                schedule);
+  return submit(std::move(call), std::make_shared<StagedCall>(*this, std::move(stages)), schedule);
 }
 
 void TwoLevelBackend::carry_out(const CallPart& part, const Stages& stages) {
