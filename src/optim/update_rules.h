@@ -100,13 +100,10 @@ void add_to_bucket(TensorBuckets& buckets, const Options& options, const at::Ten
                    const std::array<at::Tensor*, kMaxSlots>& slots, c10::Device number_device) {
   const auto& grad = parameter.grad();
   const auto& names = kTraits<Options>.slots;
-  const auto used = [&](std::size_t i) {
-    return slots[i] != nullptr && uses_slot(options, i, parameter);
-  };
   bool fused = kTraits<Options>.fused && fusable(parameter, grad);
   bool first = false;
   for (std::size_t i = 0; i < kMaxSlots; ++i) {
-    if (!used(i)) continue;
+    if (slots[i] == nullptr || !uses_slot(options, i, parameter)) continue;
     auto& tensor = *slots[i];
     if (!tensor.defined()) {
       const auto value = first_value(options, names[i]);
@@ -123,7 +120,8 @@ void add_to_bucket(TensorBuckets& buckets, const Options& options, const at::Ten
   bucket.params.push_back(parameter);
   bucket.grads.push_back(grad);
   for (std::size_t i = 0; i < kMaxSlots; ++i) {
-    if (used(i)) bucket.slots[i].push_back(*slots[i]);
+    // Unused tensors too, which are undefined: positions must match those of the parameters.
+    if (slots[i] != nullptr) bucket.slots[i].push_back(*slots[i]);
   }
 }
 
