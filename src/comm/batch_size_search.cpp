@@ -49,7 +49,7 @@ std::string text_of(const std::exception_ptr& error) {
   } catch (const CommError&) {
     return "";
   } catch (...) {
-    return split(current_exception_text().text(), '\n').front();
+    return core::split(current_exception_text().text(), '\n').front();
   }
 }
 
