@@ -165,13 +165,23 @@ class TensorLeafCodec final : public LeafCodec {
 
 }  // namespace
 
-std::shared_ptr<const ValueLeaf> tensor_leaf(const at::Tensor& tensor) {
-  return std::make_shared<TensorLeaf>(tensor);
-}
-
 const TensorInformation* tensor_information(const Value& value) {
   const auto* leaf = dynamic_cast<const InformationLeaf*>(value.leaf());
   return leaf != nullptr ? &leaf->information() : nullptr;
+}
+
+const LeafCodec& tensor_leaf_codec() {
+  static const TensorLeafCodec codec;
+  return codec;
+}
+
+}  // namespace detail::comm
+
+// Declared by core, which holds tensors without knowing them.
+namespace detail::inline core {
+
+std::shared_ptr<const ValueLeaf> tensor_leaf(const at::Tensor& tensor) {
+  return std::make_shared<comm::TensorLeaf>(tensor);
 }
 
 std::string dtype_name(std::int8_t dtype) {
@@ -187,12 +197,7 @@ std::int8_t read_dtype(const TreePath& path, const Value& value) {
   refuse_value(path, value, "the name of a dtype such as 'torch.float32'");
 }
 
-const LeafCodec& tensor_leaf_codec() {
-  static const TensorLeafCodec codec;
-  return codec;
-}
-
-}  // namespace detail::comm
+}  // namespace detail::core
 
 const at::Tensor& Value::as_tensor() const {
   const auto* tensor = dynamic_cast<const detail::comm::TensorLeaf*>(leaf());
