@@ -80,11 +80,14 @@ struct NotebookLaunchOptions {
   std::source_location where = std::source_location::current();
 };
 
+namespace detail::inline core {
+ACCELERATE_API int record_errors(const std::function<int()>& main);
+}  // namespace detail::core
+
 namespace detail::state {
 ACCELERATE_API void debug_launch(const DebugLaunchOptions& options, const std::function<void()>& f);
 ACCELERATE_API void notebook_launch(const NotebookLaunchOptions& options,
                                     const std::function<void()>& f);
-ACCELERATE_API int record_errors(const std::function<int()>& main);
 }  // namespace detail::state
 
 /// Runs `f(args...)` on `num_processes` processes of this host, on the CPU, as ranks of one group
@@ -123,7 +126,7 @@ void notebook_launcher(F&& f, const NotebookLaunchOptions& options, Args&&... ar
 ///     }
 template <class F>
 [[nodiscard]] int record(F&& main) {
-  return detail::state::record_errors([&]() -> int {
+  return detail::record_errors([&]() -> int {
     if constexpr (std::is_void_v<std::invoke_result_t<F&>>) {
       std::invoke(main);
       return 0;

@@ -155,6 +155,11 @@ void ModelCore::replace_parameter(std::string_view name, const at::Tensor& tenso
                                   const ReplaceParameterOptions& options,
                                   std::source_location where) {
   const AtCallSite here(where);
+  if (engine && !engine->can_rebuild()) {
+    throw UnsupportedError(
+        "replace_parameter: the engine of this model keeps parameters of a fixed shape. Change the "
+        "module before prepare.");
+  }
   auto parameter = named_parameter(*module, name);
   if (!tensor.defined() || tensor.scalar_type() != parameter.scalar_type()) {
     throw ArgumentError(

@@ -1,8 +1,5 @@
 #include "core/python_text.h"
 
-#include <locale.h>  // NOLINT(modernize-deprecated-headers): newlocale
-#include <wctype.h>  // NOLINT(modernize-deprecated-headers): iswprint_l
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -196,28 +193,6 @@ void append_hex(std::string& out, std::uint32_t value, int width) {
   const auto digits = static_cast<int>(end.ptr - buffer.data());
   if (digits < width) out.append(static_cast<std::size_t>(width - digits), '0');
   out.append(buffer.data(), end.ptr);
-}
-
-bool is_printable(char32_t c) {
-  if (c < 0x7F) return c >= 0x20;
-  // Blanks, format characters and private use, which the C library prints and Python escapes.
-  struct Range {
-    char32_t first;
-    char32_t last;
-  };
-  static constexpr auto kEscaped = std::to_array<Range>(
-      {{0x7F, 0xA0},       {0xAD, 0xAD},       {0x600, 0x605},     {0x61C, 0x61C},
-       {0x6DD, 0x6DD},     {0x70F, 0x70F},     {0x890, 0x891},     {0x8E2, 0x8E2},
-       {0x1680, 0x1680},   {0x180E, 0x180E},   {0x2000, 0x200F},   {0x2028, 0x202F},
-       {0x205F, 0x206F},   {0x3000, 0x3000},   {0xD800, 0xF8FF},   {0xFEFF, 0xFEFF},
-       {0xFFF9, 0xFFFB},   {0x110BD, 0x110BD}, {0x110CD, 0x110CD}, {0x13430, 0x13438},
-       {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A}, {0xE0000, 0xE007F}, {0xF0000, 0x10FFFF}});
-  if (std::ranges::any_of(kEscaped, [c](Range r) { return c >= r.first && c <= r.last; })) {
-    return false;
-  }
-  // The C library knows which code points are assigned. Without its locale all others count.
-  static const locale_t locale = ::newlocale(LC_CTYPE_MASK, "C.UTF-8", nullptr);
-  return locale == nullptr || ::iswprint_l(static_cast<wint_t>(c), locale) != 0;
 }
 
 }  // namespace accelerate::detail::core

@@ -42,6 +42,7 @@ class ACCELERATE_API DataParallel final : public Engine, public Joinable {
   /// never gets one.
   void after_backward() override;
 
+  [[nodiscard]] bool can_rebuild() const override { return true; }
   /// Collective. Checks that the processes agree, gives all of them the parameters and buffers of
   /// process 0, and forgets what static graphs and compression had learned. Gradients of an old
   /// shape are dropped. No graph of an earlier forward may be used afterwards.

@@ -27,7 +27,6 @@
 #include <span>
 #include <vector>
 
-#include "accelerate/errors.h"
 #include "accelerate/fwd.h"
 #include "accelerate/state_dict.h"
 #include "parallel/reached_leaves.h"
@@ -117,13 +116,11 @@ class Engine {
   virtual void load_state_dict(torch::nn::Module& module, const StateDict& state, bool strict) {
     accelerate::load_state_dict(module, state, strict);
   }
-  /// Collective. Begins anew after parameters were given other data (`replace_parameter`). Throws
-  /// `UnsupportedError` if the engine cannot.
-  virtual void rebuild() {
-    throw UnsupportedError(
-        "replace_parameter: the engine of this model keeps parameters of a fixed shape. Change the "
-        "module before prepare.");
-  }
+  /// Returns true if parameters may be given other data, also of another shape
+  /// (`replace_parameter`).
+  [[nodiscard]] virtual bool can_rebuild() const { return false; }
+  /// Collective. Begins anew after parameters were given other data.
+  virtual void rebuild() {}
 
   /// What `join_uneven_inputs` needs; null if processes without data cannot take part.
   [[nodiscard]] virtual Joinable* joinable() { return nullptr; }

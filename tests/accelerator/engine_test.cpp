@@ -189,6 +189,7 @@ TEST_F(EngineTest, RefusesToReplaceParametersUnlessItCan) {
               model.replace_parameter("weight", torch::ones({2}));
             }).find("replace_parameter"),
             std::string::npos);
+  EXPECT_EQ(net->weight.numel(), 1) << "nothing has changed";
 }
 
 /// Loading state dictionaries without an engine.
