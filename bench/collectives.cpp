@@ -124,8 +124,7 @@ int main() {
     auto all = torch::zeros({state.num_processes() * bytes / 4});
     measure("reduce " + label, [&] { (void)accelerate::reduce(own); });
     measure("gather " + label, [&] { (void)accelerate::gather(own); });
-    measure(
-        "all-reduce " + label, [&](const auto& group) { all_reduce(group, own); }, ours, gloo);
+    measure("all-reduce " + label, [&](const auto& group) { all_reduce(group, own); }, ours, gloo);
     measure(
         "all-gather " + label, [&](const auto& group) { all_gather(group, all, own); }, ours, gloo);
   }

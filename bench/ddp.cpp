@@ -7,8 +7,8 @@
 #include <unordered_map>
 
 #include "mlp.h"
-#include "support.h"
 #include "parallel/data_parallel.h"
+#include "support.h"
 
 namespace {
 

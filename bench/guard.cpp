@@ -16,11 +16,13 @@ using Backend = c10::intrusive_ptr<c10d::Backend>;
 
 class NoGuard final : public accelerate::detail::comm::CallGuard {
  public:
-  [[nodiscard]] accelerate::detail::comm::Ticket enter(const accelerate::detail::comm::CallFacts&) override {
+  [[nodiscard]] accelerate::detail::comm::Ticket enter(
+      const accelerate::detail::comm::CallFacts&) override {
     return {.sequence = 1, .signature = 1};
   }
   void leave(const accelerate::detail::comm::Ticket&) noexcept override {}
-  [[noreturn]] void fail(const accelerate::detail::comm::Ticket&, const std::string& what, int) override {
+  [[noreturn]] void fail(const accelerate::detail::comm::Ticket&, const std::string& what,
+                         int) override {
     throw std::runtime_error(what);
   }
   [[nodiscard]] bool failed() const noexcept override { return false; }

@@ -31,9 +31,9 @@
 namespace accelerate::cli {
 namespace {
 
+using detail::str;
 using detail::launch::LaunchMode;
 using detail::launch::LaunchPlan;
-using detail::str;
 
 std::size_t terminal_width() {
   winsize size{};

@@ -57,8 +57,11 @@ int run(std::span<const std::string> words) {
   constexpr std::string_view kPrefix = "accelerate-";
   if (own.starts_with(kPrefix)) {
     const std::string name = own.substr(kPrefix.size());
-    const auto known = [&](const detail::launch::Subcommand& command) { return command.name == name; };
-    if (std::ranges::any_of(detail::launch::subcommands(), known)) return dispatch(name, words.subspan(1));
+    const auto known = [&](const detail::launch::Subcommand& command) {
+      return command.name == name;
+    };
+    if (std::ranges::any_of(detail::launch::subcommands(), known))
+      return dispatch(name, words.subspan(1));
   }
   if (words.size() < 2) {
     print(detail::launch::main_help());

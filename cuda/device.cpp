@@ -61,9 +61,9 @@ class CudaBackend final : public state::AcceleratorBackend {
     return c10::cuda::getDeviceIndexWithPrimaryContext().has_value();
   }
 
-  c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,
-                                              const state::ProcessGroupOptions& options,
-                                              std::shared_ptr<comm::DeviceCallGuard> guard) override {
+  c10::intrusive_ptr<c10d::Backend> make_nccl(
+      const c10::intrusive_ptr<c10d::Store>& store, const state::ProcessGroupOptions& options,
+      std::shared_ptr<comm::DeviceCallGuard> guard) override {
     return make_nccl_group(store, options, std::move(guard));
   }
 

@@ -32,8 +32,9 @@ std::string problem_of(const c10::ivalue::Future& result) {
 /// reports when one is complete, and if one never can be, the guard ends the process.
 class GuardedNccl : public comm::GuardedBackend<Nccl> {
  public:
-  GuardedNccl(const c10::intrusive_ptr<c10d::Store>& store, const state::ProcessGroupOptions& options,
-              const c10::intrusive_ptr<Options>& nccl, std::shared_ptr<comm::DeviceCallGuard> guard)
+  GuardedNccl(const c10::intrusive_ptr<c10d::Store>& store,
+              const state::ProcessGroupOptions& options, const c10::intrusive_ptr<Options>& nccl,
+              std::shared_ptr<comm::DeviceCallGuard> guard)
       : GuardedBackend(store, options.rank, options.world_size, nccl), guard_(std::move(guard)) {}
 
   void startCoalescing() override {

@@ -47,7 +47,7 @@ class Flag {
     }
   }
   template <class E>
-  requires std::is_enum_v<E>
+    requires std::is_enum_v<E>
   void read(std::string_view text, std::optional<E>& target) const {
     target = accelerate::from_string<E>(text, name_);
   }

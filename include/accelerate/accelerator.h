@@ -31,15 +31,15 @@
 
 #include "accelerate/accelerator/base.h"
 #include "accelerate/accelerator/options.h"
+#include "accelerate/accelerator/refused_members.h"
+#include "accelerate/accelerator/scopes.h"
 #include "accelerate/api.h"
+#include "accelerate/detail/accelerator/prepare.h"
 #include "accelerate/grad_scaler.h"
 #include "accelerate/memory.h"
 #include "accelerate/modeling.h"
-#include "accelerate/detail/accelerator/prepare.h"
-#include "accelerate/accelerator/refused_members.h"
 #include "accelerate/scheduler.h"
 #include "accelerate/state/stateful.h"
-#include "accelerate/accelerator/scopes.h"
 
 namespace accelerate {
 
@@ -91,7 +91,8 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   /// it. Whatever the order of the arguments, models are prepared first, then optimizers,
   /// schedulers and loaders.
   template <class... Ts>
-  requires(!detail::accelerator::BeginsWithPlacement<Ts...>) [[nodiscard]] auto prepare(Ts&&... objects) {
+    requires(!detail::accelerator::BeginsWithPlacement<Ts...>)
+  [[nodiscard]] auto prepare(Ts&&... objects) {
     static_assert(sizeof...(Ts) > 0, "accelerate: prepare needs something to prepare.");
     return detail::accelerator::prepare_all(preparer(), nullptr, std::forward<Ts>(objects)...);
   }
@@ -99,7 +100,8 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   /// another number of flags.
   template <class... Ts>
   [[nodiscard]] auto prepare(const DevicePlacement& device_placement, Ts&&... objects) {
-    return detail::accelerator::prepare_all(preparer(), &device_placement, std::forward<Ts>(objects)...);
+    return detail::accelerator::prepare_all(preparer(), &device_placement,
+                                            std::forward<Ts>(objects)...);
   }
 
   /// Collective. Each is `prepare` of one object.
@@ -108,13 +110,13 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
                                    std::source_location where = std::source_location::current()) {
     const detail::accelerator::CalledFrom here(where);
     return detail::accelerator::prepare_model(preparer(), model, options.device_placement,
-                                 options.evaluation_mode);
+                                              options.evaluation_mode);
   }
   template <class Optimizer>
   [[nodiscard]] AcceleratedOptimizer prepare_optimizer(
       Optimizer&& optimizer, std::optional<bool> device_placement = std::nullopt) {
     return detail::accelerator::prepare_optimizer(preparer(), std::forward<Optimizer>(optimizer),
-                                     device_placement);
+                                                  device_placement);
   }
   template <class Batch>
   [[nodiscard]] DataLoader<Batch> prepare_data_loader(
@@ -123,7 +125,7 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
       std::source_location where = std::source_location::current()) {
     const detail::accelerator::CalledFrom here(where);
     return detail::accelerator::prepare_loader(preparer(), loader, device_placement,
-                                  std::move(slice_fn_for_dispatch));
+                                               std::move(slice_fn_for_dispatch));
   }
   template <class Scheduler>
   [[nodiscard]] AcceleratedScheduler prepare_scheduler(Scheduler&& scheduler) {
@@ -176,8 +178,8 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   /// `gradient_accumulation_steps()`th of them, and with the last one of a data loader. Before that
   /// the gradients of these models stay with the process.
   template <class... Models>
-  requires(detail::accelerator::AnyModel<Models>&&...)
-      [[nodiscard]] GradientSyncScope<sizeof...(Models)> accumulate(const Models&... models) {
+    requires(detail::accelerator::AnyModel<Models> && ...)
+  [[nodiscard]] GradientSyncScope<sizeof...(Models)> accumulate(const Models&... models) {
     std::array<std::shared_ptr<detail::accelerator::ModelCore>, sizeof...(Models)> cores = {
         detail::accelerator::core_of(models)...};
     count_batch();
@@ -185,7 +187,8 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   }
   /// The same around a function.
   template <class F, class... Models>
-  requires(!detail::accelerator::AnyModel<F>) decltype(auto) accumulate(F&& f, const Models&... models) {
+    requires(!detail::accelerator::AnyModel<F>)
+  decltype(auto) accumulate(F&& f, const Models&... models) {
     const auto scope = accumulate(models...);
     return std::forward<F>(f)();
   }
@@ -213,7 +216,8 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
                           std::source_location where = std::source_location::current()) {
     std::apply(
         [&](const auto&... each) {
-          const std::shared_ptr<detail::accelerator::ModelCore> cores[] = {detail::accelerator::core_of(each)...};
+          const std::shared_ptr<detail::accelerator::ModelCore> cores[] = {
+              detail::accelerator::core_of(each)...};
           join(cores, options, std::forward<F>(f), where);
         },
         models);
@@ -253,10 +257,10 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
 
   // ---- state ------------------------------------------------------------------------------------
 
-  /// Registers objects with `state_dict()` and `load_state_dict(state)` (accelerate/state/stateful.h),
-  /// and modules, to be saved with the state of the run. They must outlive the accelerator; one
-  /// that is given by `std::shared_ptr` is shared. Objects count from 0 in the order of
-  /// registration.
+  /// Registers objects with `state_dict()` and `load_state_dict(state)`
+  /// (accelerate/state/stateful.h), and modules, to be saved with the state of the run. They must
+  /// outlive the accelerator; one that is given by `std::shared_ptr` is shared. Objects count from
+  /// 0 in the order of registration.
   template <class... Ts>
   void register_for_checkpointing(Ts&&... objects) {
     (register_object(detail::accelerator::stateful_of(std::forward<Ts>(objects))), ...);
@@ -268,15 +272,17 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   [[nodiscard]] std::vector<StateEntry> _state_entries() const;
 
  private:
-  [[nodiscard]] detail::accelerator::Preparer preparer() const { return detail::accelerator::Preparer(*core_); }
+  [[nodiscard]] detail::accelerator::Preparer preparer() const {
+    return detail::accelerator::Preparer(*core_);
+  }
   /// Counts a batch of `accumulate`.
   void count_batch();
   /// For a batch of `accumulate`: nullopt keeps the setting of the models; false keeps gradients
   /// local.
   [[nodiscard]] std::optional<bool> synchronizes_this_batch() const;
   void forget_prepared();
-  void join(std::span<const std::shared_ptr<detail::accelerator::ModelCore>> models, const JoinOptions& options,
-            const std::function<void()>& f, std::source_location where);
+  void join(std::span<const std::shared_ptr<detail::accelerator::ModelCore>> models,
+            const JoinOptions& options, const std::function<void()>& f, std::source_location where);
   void register_object(std::shared_ptr<Stateful> object);
 };
 

@@ -19,14 +19,14 @@
 #include <utility>
 
 #include "accelerate/data/collate.h"
-#include "accelerate/detail/data/make_recipe.h"
-#include "accelerate/data/options.h"
-#include "accelerate/data/state.h"
-#include "accelerate/datasets.h"
 #include "accelerate/data/gather_for_metrics.h"
-#include "accelerate/detail/data/loader_core.h"
+#include "accelerate/data/options.h"
 #include "accelerate/data/sampler_adaptors.h"
+#include "accelerate/data/state.h"
 #include "accelerate/data/worker_generator.h"
+#include "accelerate/datasets.h"
+#include "accelerate/detail/data/loader_core.h"
+#include "accelerate/detail/data/make_recipe.h"
 
 namespace accelerate {
 
@@ -149,23 +149,24 @@ template <detail::data::Dataset D, class Collate = DefaultCollate>
 /// of your own (accelerate/data/sampler_adaptors.h), or a list of indices. With a batch sampler
 /// `batch_size`, `shuffle` and `drop_last` are left as they are.
 template <detail::data::Dataset D, class S, class Collate = DefaultCollate>
-requires(SamplerLike<detail::data::PointeeOf<S>> || BatchSamplerLike<detail::data::PointeeOf<S>>)
-    [[nodiscard]] auto make_data_loader(D dataset, S sampler, const DataLoaderOptions& options = {},
-                                        Collate collate = {}) {
+  requires(SamplerLike<detail::data::PointeeOf<S>> || BatchSamplerLike<detail::data::PointeeOf<S>>)
+[[nodiscard]] auto make_data_loader(D dataset, S sampler, const DataLoaderOptions& options = {},
+                                    Collate collate = {}) {
   static_assert(detail::data::IndexedDataset<detail::data::PointeeOf<D>>,
                 "accelerate: iterable data come in their own order; a sampler needs a dataset with "
                 "samples by index.");
   auto owned = detail::data::Pointee<D>::own(std::move(dataset));
   if constexpr (BatchSamplerLike<detail::data::PointeeOf<S>>) {
     detail::data::validate(options, detail::data::LoaderInput::kBatchSampler);
-    return detail::data::indexed_loader(std::move(owned), options, std::move(collate), [&](const auto&) {
-      return as_batch_sampler(std::move(sampler));
-    });
+    return detail::data::indexed_loader(
+        std::move(owned), options, std::move(collate),
+        [&](const auto&) { return as_batch_sampler(std::move(sampler)); });
   } else {
     detail::data::validate(options, detail::data::LoaderInput::kSampler);
-    return detail::data::indexed_loader(std::move(owned), options, std::move(collate), [&](const auto&) {
-      return detail::data::batches_of(options, as_sampler(std::move(sampler)));
-    });
+    return detail::data::indexed_loader(
+        std::move(owned), options, std::move(collate), [&](const auto&) {
+          return detail::data::batches_of(options, as_sampler(std::move(sampler)));
+        });
   }
 }
 

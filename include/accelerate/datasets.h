@@ -37,11 +37,14 @@ class FunctionDataset {
   FunctionDataset(std::int64_t size, F f) : size_(size), f_(std::move(f)) {}
 
   [[nodiscard]] std::int64_t size() const { return size_; }
-  auto get(std::size_t index) requires std::invocable<F&, std::int64_t> {
+  auto get(std::size_t index)
+    requires std::invocable<F&, std::int64_t>
+  {
     return std::invoke(f_, static_cast<std::int64_t>(index));
   }
-  auto get(std::size_t index,
-           at::Generator& generator) requires std::invocable<F&, std::int64_t, at::Generator&> {
+  auto get(std::size_t index, at::Generator& generator)
+    requires std::invocable<F&, std::int64_t, at::Generator&>
+  {
     return std::invoke(f_, static_cast<std::int64_t>(index), generator);
   }
 
@@ -63,28 +66,23 @@ constexpr bool is_columns() {
 template <class D>
 concept Columns = is_columns<D>();
 template <class D>
-concept GetsWithGenerator = requires(D& dataset, at::Generator& generator) {
-  dataset.get(std::size_t{}, generator);
-};
+concept GetsWithGenerator =
+    requires(D& dataset, at::Generator& generator) { dataset.get(std::size_t{}, generator); };
 template <class D>
-concept GetsBatches = requires(D& dataset, c10::ArrayRef<std::size_t> indices) {
-  dataset.get_batch(indices);
-};
+concept GetsBatches =
+    requires(D& dataset, c10::ArrayRef<std::size_t> indices) { dataset.get_batch(indices); };
 template <class D>
-concept Gets = requires(D& dataset) {
-  dataset.get(std::size_t{});
-};
+concept Gets = requires(D& dataset) { dataset.get(std::size_t{}); };
 template <class D>
 concept RandomAccess = std::ranges::random_access_range<D> && std::ranges::sized_range<D>;
 template <class D>
 concept Subscripts = requires(D& dataset) {
   dataset[std::size_t{}];
   dataset.size();
-}
-&&!std::ranges::range<D>;
+} && !std::ranges::range<D>;
 template <class D>
 concept IndexedDataset = Columns<D> || GetsWithGenerator<D> || GetsBatches<D> || Gets<D> ||
-    RandomAccess<D> || Subscripts<D>;
+                         RandomAccess<D> || Subscripts<D>;
 
 template <class T>
 constexpr bool kIsVector = tree::detail::kIs<T, std::vector>;

@@ -136,8 +136,7 @@ template <> inline constexpr EnumTable kEnumTable<StateDictType>{"StateDictType"
 // clang-format on
 
 template <class E>
-concept Spelled = kEnumTable<E>
-.size > 0;
+concept Spelled = kEnumTable<E>.size > 0;
 
 /// The index of `text` in the table, or -1.
 [[nodiscard]] ACCELERATE_API int find(const EnumTable& table, std::string_view text);
@@ -145,7 +144,7 @@ concept Spelled = kEnumTable<E>
 [[nodiscard]] ACCELERATE_API int parse(const EnumTable& table, std::string_view text,
                                        std::string_view source);
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 /// Python's spelling of an enumerator.
 template <detail::Spelled E>

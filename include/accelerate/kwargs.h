@@ -3,8 +3,8 @@
 //     Accelerator accelerator({.kwargs_handlers = {GradScalerKwargs{.init_scale = 1024.0},
 //                                                  InitProcessGroupKwargs{.timeout = 20min}}});
 //
-// Field names and their order are Python's. accelerate/kwargs/options.h says how fields that are left out
-// get their values and how options become a dictionary.
+// Field names and their order are Python's. accelerate/kwargs/options.h says how fields that are
+// left out get their values and how options become a dictionary.
 #pragma once
 
 #include <chrono>
@@ -18,8 +18,8 @@
 
 #include "accelerate/api.h"
 #include "accelerate/enums.h"
-#include "accelerate/kwargs/fp8_recipes.h"
 #include "accelerate/fwd.h"
+#include "accelerate/kwargs/fp8_recipes.h"
 #include "accelerate/kwargs/options.h"
 #include "accelerate/kwargs/plugins.h"
 #include "accelerate/value.h"

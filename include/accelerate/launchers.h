@@ -37,7 +37,7 @@ enum class StartMethod : std::uint8_t {
 namespace detail::inline core {
 template <>
 inline constexpr EnumTable kEnumTable<StartMethod>{"StartMethod", {"fork", "spawn"}};
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 struct DebugLaunchOptions {
   int num_processes = 2;
@@ -82,7 +82,7 @@ struct NotebookLaunchOptions {
 
 namespace detail::inline core {
 ACCELERATE_API int record_errors(const std::function<int()>& main);
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 namespace detail::state {
 ACCELERATE_API void debug_launch(const DebugLaunchOptions& options, const std::function<void()>& f);
@@ -99,8 +99,8 @@ ACCELERATE_API void notebook_launch(const NotebookLaunchOptions& options,
 /// is left behind, also when this one is killed. Throws `StateError` when `kFork` is not possible.
 template <class F, class... Args>
 void debug_launcher(F&& f, const DebugLaunchOptions& options = {}, Args&&... args) {
-  detail::state::debug_launch(options,
-                       [&] { std::invoke(std::forward<F>(f), std::forward<Args>(args)...); });
+  detail::state::debug_launch(
+      options, [&] { std::invoke(std::forward<F>(f), std::forward<Args>(args)...); });
 }
 
 /// Runs `f(args...)` on `num_processes` processes of this host, each on its own accelerator. With
@@ -112,8 +112,8 @@ void debug_launcher(F&& f, const DebugLaunchOptions& options = {}, Args&&... arg
 /// throws.
 template <class F, class... Args>
 void notebook_launcher(F&& f, const NotebookLaunchOptions& options, Args&&... args) {
-  detail::state::notebook_launch(options,
-                          [&] { std::invoke(std::forward<F>(f), std::forward<Args>(args)...); });
+  detail::state::notebook_launch(
+      options, [&] { std::invoke(std::forward<F>(f), std::forward<Args>(args)...); });
 }
 
 /// Runs the body of `main` and turns an exception into what launchers understand: the message as

@@ -42,7 +42,7 @@ namespace detail::inline core {
 /// Reads DEBUG, INFO, WARNING, ERROR, CRITICAL, and Python's WARN, FATAL, NOTSET, in any case.
 /// Anything else throws `ConfigError` that lists the levels; `source` says where the text is from.
 template <class E>
-requires std::is_same_v<E, LogLevel>
+  requires std::is_same_v<E, LogLevel>
 [[nodiscard]] LogLevel from_string(std::string_view text, std::string_view source = {}) {
   return detail::parse_log_level(text, source);
 }

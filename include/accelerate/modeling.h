@@ -87,9 +87,9 @@ template <std::derived_from<torch::nn::Module> M>
 }
 /// A model whose class is known and is no wrapper keeps its class.
 template <std::derived_from<torch::nn::Module> M>
-requires(!std::derived_from<M, ModuleWrapper> && !std::same_as<M, torch::nn::Module>)
-    [[nodiscard]] std::shared_ptr<M> extract_model_from_parallel(
-        const std::shared_ptr<M>& model, const ExtractModelOptions& options = {}) {
+  requires(!std::derived_from<M, ModuleWrapper> && !std::same_as<M, torch::nn::Module>)
+[[nodiscard]] std::shared_ptr<M> extract_model_from_parallel(
+    const std::shared_ptr<M>& model, const ExtractModelOptions& options = {}) {
   return std::static_pointer_cast<M>(
       extract_model_from_parallel(std::shared_ptr<torch::nn::Module>(model), options));
 }

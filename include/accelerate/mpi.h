@@ -64,9 +64,10 @@ inline std::string mpi_broadcast(MPI_Comm communicator, std::string text) {
   MPI_Comm_rank(host, &place.local_rank);
   MPI_Comm_size(host, &place.local_size);
   MPI_Comm_free(&host);
-  return detail::state::meet_by_broadcast(std::move(options), place, [communicator](std::string text) {
-    return detail::state::mpi_broadcast(communicator, std::move(text));
-  });
+  return detail::state::meet_by_broadcast(
+      std::move(options), place, [communicator](std::string text) {
+        return detail::state::mpi_broadcast(communicator, std::move(text));
+      });
 }
 
 }  // namespace accelerate

@@ -10,7 +10,7 @@
 #pragma once
 
 #include "accelerate/operations/collectives.h"
-#include "accelerate/value/from_value.h"
 #include "accelerate/operations/name_collectives.h"
 #include "accelerate/operations/objects.h"
 #include "accelerate/operations/tensors.h"
+#include "accelerate/value/from_value.h"

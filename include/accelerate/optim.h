@@ -149,7 +149,8 @@ class ACCELERATE_API FusedOptimizer : public torch::optim::Optimizer {
  private:
   /// Steps one group. Returns false if the step is skipped; resets `scaling.found_inf` after
   /// reading 0 from it.
-  virtual bool step_group(torch::optim::OptimizerParamGroup& group, detail::optim::TensorBuckets& buckets,
+  virtual bool step_group(torch::optim::OptimizerParamGroup& group,
+                          detail::optim::TensorBuckets& buckets,
                           detail::optim::GradScaling& scaling) = 0;
   /// The device of the step count of `parameter`.
   [[nodiscard]] virtual c10::Device step_device(const torch::optim::OptimizerParamGroup& group,

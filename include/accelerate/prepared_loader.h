@@ -15,11 +15,11 @@
 #include <type_traits>
 #include <utility>
 
-#include "accelerate/detail/data/batch_type.h"
-#include "accelerate/data_loader.h"
 #include "accelerate/data/iterable_dataset_shard.h"
-#include "accelerate/detail/data/loader_core.h"
 #include "accelerate/data/prepare_options.h"
+#include "accelerate/data_loader.h"
+#include "accelerate/detail/data/batch_type.h"
+#include "accelerate/detail/data/loader_core.h"
 
 namespace accelerate {
 

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "accelerate/detail/accelerator/model_core.h"
-#include "accelerate/state_dict.h"
 #include "accelerate/operations/tensors.h"
+#include "accelerate/state_dict.h"
 
 namespace accelerate {
 
@@ -33,7 +33,8 @@ class PreparedModel {
   /// The module, in its forward until the end of the full expression.
   class Scope {
    public:
-    Scope(const detail::accelerator::ModelCore& core, Module* module) : forward_(core), module_(module) {}
+    Scope(const detail::accelerator::ModelCore& core, Module* module)
+        : forward_(core), module_(module) {}
     Module* operator->() const { return module_; }
 
    private:
@@ -117,14 +118,18 @@ class PreparedModel {
     holder_.reset();
   }
   /// For this library.
-  [[nodiscard]] const std::shared_ptr<detail::accelerator::ModelCore>& _core() const { return core_; }
+  [[nodiscard]] const std::shared_ptr<detail::accelerator::ModelCore>& _core() const {
+    return core_;
+  }
 
  private:
   const detail::accelerator::ModelCore& checked() const {
     if (!core_) detail::accelerator::refuse_empty_model();
     return *core_;
   }
-  [[nodiscard]] Module* module() const { return detail::accelerator::ModuleOf<Holder>::pointer(*holder_).get(); }
+  [[nodiscard]] Module* module() const {
+    return detail::accelerator::ModuleOf<Holder>::pointer(*holder_).get();
+  }
   [[nodiscard]] torch::nn::Module& module_of() const { return *checked().module; }
 
   template <class T>
@@ -138,7 +143,8 @@ class PreparedModel {
 
   /// Converted outside of autocast, as in Python.
   template <class Forward, class... Args>
-  static auto converted(const detail::accelerator::ModelCore& core, const Forward& forward, Args&&... args) {
+  static auto converted(const detail::accelerator::ModelCore& core, const Forward& forward,
+                        Args&&... args) {
     using Output = std::remove_cvref_t<std::invoke_result_t<const Forward&, Args...>>;
     if constexpr (TensorTree<Output>) {
       Output output = forward(std::forward<Args>(args)...);

@@ -150,8 +150,8 @@ class TqdmRange {
 /// The range with a progress bar. A named range is referred to and must outlive the loop; a
 /// temporary is kept. The bar is closed when the loop is left, by an exception too.
 template <class Range>
-requires(!std::is_same_v<std::remove_cvref_t<Range>, bool>)
-    [[nodiscard]] TqdmRange<Range> tqdm(Range&& range, TqdmOptions options = {}) {
+  requires(!std::is_same_v<std::remove_cvref_t<Range>, bool>)
+[[nodiscard]] TqdmRange<Range> tqdm(Range&& range, TqdmOptions options = {}) {
   if constexpr (requires { std::size(range); }) {
     if (!options.total) options.total = static_cast<std::int64_t>(std::size(range));
   }
@@ -160,7 +160,7 @@ requires(!std::is_same_v<std::remove_cvref_t<Range>, bool>)
 
 /// The range comes first; say `{.main_process_only = ...}` for the other.
 template <class Bool>
-requires std::is_same_v<Bool, bool>
+  requires std::is_same_v<Bool, bool>
 void tqdm(Bool, TqdmOptions = {}) = delete;
 
 }  // namespace accelerate

@@ -4,8 +4,8 @@
 //     for (auto pass = sampler.begin(epoch); const auto index = next_index(*pass);) use(*index);
 //
 // The samplers of Python's torch, by their names: from the same generator they draw the same
-// numbers in the same order. accelerate/data/sampler_adaptors.h lets the samplers of LibTorch, your own
-// types and plain lists of indices take their place.
+// numbers in the same order. accelerate/data/sampler_adaptors.h lets the samplers of LibTorch, your
+// own types and plain lists of indices take their place.
 #pragma once
 
 #include <ATen/core/Generator.h>

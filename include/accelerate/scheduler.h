@@ -10,8 +10,8 @@
 
 #include <cstdint>
 
-#include "accelerate/scheduler/accelerated_scheduler.h"
 #include "accelerate/api.h"
+#include "accelerate/scheduler/accelerated_scheduler.h"
 #include "accelerate/scheduler/cycle_schedulers.h"
 #include "accelerate/scheduler/lambda_schedulers.h"
 #include "accelerate/scheduler/lr_scheduler.h"

@@ -23,10 +23,10 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/tree/path.h"
 #include "accelerate/detail/tree/rebind.h"
-#include "accelerate/tree/traits.h"
 #include "accelerate/detail/tree/walk.h"
+#include "accelerate/tree/path.h"
+#include "accelerate/tree/traits.h"
 
 namespace accelerate::tree {
 
@@ -107,8 +107,7 @@ struct Flat {
 template <class T>
 [[nodiscard]] std::vector<at::Tensor> leaves(const T& tree, Order order = Order::kContainer) {
   std::vector<at::Tensor> result;
-  for_each(
-      tree, [&](const TreePath&, const at::Tensor& leaf) { result.push_back(leaf); }, order);
+  for_each(tree, [&](const TreePath&, const at::Tensor& leaf) { result.push_back(leaf); }, order);
   return result;
 }
 

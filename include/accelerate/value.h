@@ -23,9 +23,9 @@
 #include <vector>
 
 #include "accelerate/api.h"
+#include "accelerate/detail/core/value_leaf.h"
 #include "accelerate/fwd.h"
 #include "accelerate/value/dict.h"
-#include "accelerate/detail/core/value_leaf.h"
 
 namespace accelerate {
 

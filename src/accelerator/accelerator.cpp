@@ -8,12 +8,12 @@
 #include "accelerate/errors.h"
 #include "accelerate/memory.h"
 #include "accelerator/accelerator_core.h"
+#include "accelerator/model_registry.h"
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "optim/clip_grad.h"
 #include "parallel/join.h"
-#include "accelerator/model_registry.h"
 
 namespace accelerate {
 
@@ -121,8 +121,9 @@ at::Tensor Accelerator::clip_grad_norm_(std::span<const at::Tensor> parameters, 
                                         double norm_type) {
   check_complete(*core_, "clip_grad_norm_");
   unscale_gradients();
-  return detail::optim::clip_grad_norm_(parameters, max_norm, norm_type, /*error_if_nonfinite=*/false,
-                                 detail::accelerator::list_engines());
+  return detail::optim::clip_grad_norm_(parameters, max_norm, norm_type,
+                                        /*error_if_nonfinite=*/false,
+                                        detail::accelerator::list_engines());
 }
 
 void Accelerator::clip_grad_value_(std::span<const at::Tensor> parameters, double clip_value) {
@@ -183,7 +184,8 @@ class EvenBatchesScope {
 /// While it lives, backward announces itself to the scope.
 class JoinInProgress {
  public:
-  JoinInProgress(detail::accelerator::AcceleratorCore& core, detail::parallel::JoinScope& scope) : core_(core) {
+  JoinInProgress(detail::accelerator::AcceleratorCore& core, detail::parallel::JoinScope& scope)
+      : core_(core) {
     if (core.join != nullptr) {
       throw StateError("join_uneven_inputs: another one is in progress. They cannot be nested.");
     }

@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "accelerate/accelerator/options.h"
-#include "accelerate/state/device_mesh.h"
 #include "accelerate/detail/data/loader_core.h"
 #include "accelerate/state.h"
-#include "accelerator/registry.h"
+#include "accelerate/state/device_mesh.h"
 #include "accelerator/backward_plan.h"
+#include "accelerator/registry.h"
 
 namespace accelerate::detail::accelerator {
 

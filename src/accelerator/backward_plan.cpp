@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "accelerate/errors.h"
+#include "accelerator/model_registry.h"
 #include "core/text.h"
 #include "parallel/join.h"
-#include "accelerator/model_registry.h"
 #include "parallel/own_backward.h"
 
 namespace accelerate::detail::accelerator {
@@ -90,7 +90,8 @@ void BackwardPlan::arm(const BackwardCall& call) {
     call.join->announce(joined_, leaves_);
   }
   const auto pass = [&](bool synchronizes) {
-    return parallel::BackwardPass{.loss = call.loss, .leaves = leaves_, .synchronizes = synchronizes};
+    return parallel::BackwardPass{
+        .loss = call.loss, .leaves = leaves_, .synchronizes = synchronizes};
   };
   for (auto* model : reached_) model->engine->before_backward(pass(true));
   for (auto* model : local_) model->engine->before_backward(pass(false));

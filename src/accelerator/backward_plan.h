@@ -19,7 +19,6 @@ class JoinScope;
 
 namespace accelerate::detail::accelerator {
 
-
 /// What a backward starts from.
 struct BackwardCall {
   const at::Tensor& loss;

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "accelerator/model_registry.h"
 #include "core/log.h"
 #include "core/text.h"
-#include "accelerator/model_registry.h"
 #include "parallel/own_backward.h"
 
 namespace accelerate::detail::accelerator {

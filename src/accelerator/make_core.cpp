@@ -249,8 +249,8 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
   // Some things are wrong with the device or the number of processes only.
   const StatesBefore before;
   try {
-    auto core =
-        std::make_shared<AcceleratorCore>(options, AcceleratorState(wanted, state::FromAccelerator{}));
+    auto core = std::make_shared<AcceleratorCore>(
+        options, AcceleratorState(wanted, state::FromAccelerator{}));
     core->project = project;
     core->ddp = ddp;
     core->mesh = mesh_of(core->state);

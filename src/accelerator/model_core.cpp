@@ -6,13 +6,13 @@
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
 #include "accelerate/prepared_model.h"
-#include "core/call_site.h"
-#include "core/text.h"
-#include "parallel/engine.h"
 #include "accelerator/gradient_watch.h"
 #include "accelerator/model_registry.h"
+#include "core/call_site.h"
+#include "core/text.h"
 #include "optim/optimizer_core.h"
 #include "optim/optimizer_state.h"
+#include "parallel/engine.h"
 
 namespace accelerate {
 namespace {
@@ -179,7 +179,8 @@ void ModelCore::replace_parameter(std::string_view name, const at::Tensor& tenso
     states.emplace_back(core, carried(old, parameter, values, options));
   }
 
-  for (const auto& [core, state] : states) optim::drop_optimizer_state_of(*core->optimizer, parameter);
+  for (const auto& [core, state] : states)
+    optim::drop_optimizer_state_of(*core->optimizer, parameter);
   parameter.mutable_grad().reset();
   parameter.set_data(values);
   // The gradient accumulator has the old shape.

@@ -7,12 +7,12 @@
 
 #include "accelerate/errors.h"
 #include "accelerator/accelerator_core.h"
+#include "accelerator/gradient_watch.h"
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
-#include "parallel/data_parallel.h"
-#include "accelerator/gradient_watch.h"
 #include "optim/optimizer_state.h"
+#include "parallel/data_parallel.h"
 
 namespace accelerate::detail::accelerator {
 namespace {
@@ -36,7 +36,7 @@ bool has_trained_parameter(const torch::nn::Module& module) {
 
 /// The optimizer that a scheduler of ours was built on, also where it was moved since.
 std::shared_ptr<optim::OptimizerCore> optimizer_of(const AcceleratorCore& core,
-                                            const LRScheduler& scheduler) {
+                                                   const LRScheduler& scheduler) {
   const torch::optim::Optimizer* const address = &scheduler.optimizer();
   for (const auto& one : core.registry.optimizers) {
     if (one->optimizer.get() == address) return one;
@@ -94,9 +94,11 @@ void check_dimensions(const DeviceMesh& mesh) {
 }
 
 /// Collective. The engine that trains the module on all processes.
-std::shared_ptr<parallel::Engine> make_engine(const AcceleratorCore& core, const torch::nn::Module& module) {
+std::shared_ptr<parallel::Engine> make_engine(const AcceleratorCore& core,
+                                              const torch::nn::Module& module) {
   check_dimensions(*core.mesh);
-  return std::make_shared<parallel::DataParallel>(module, core.mesh->get_group("dp_replicate"), core.ddp);
+  return std::make_shared<parallel::DataParallel>(module, core.mesh->get_group("dp_replicate"),
+                                                  core.ddp);
 }
 
 }  // namespace
@@ -177,7 +179,8 @@ void Preparer::add(const std::shared_ptr<ModelCore>& model) const {
   if (!model->optimizers) {
     model->optimizers = [weak = core.weak_from_this()] {
       const auto owner = weak.lock();
-      return owner ? owner->registry.optimizers : std::vector<std::shared_ptr<optim::OptimizerCore>>();
+      return owner ? owner->registry.optimizers
+                   : std::vector<std::shared_ptr<optim::OptimizerCore>>();
     };
   }
   if (!add_once(core.registry.models, model) || !model->engine) return;

@@ -2,8 +2,8 @@
 #include <array>
 #include <string_view>
 
-#include "accelerate/errors.h"
 #include "accelerate/accelerator/refused_members.h"
+#include "accelerate/errors.h"
 #include "core/text.h"
 
 namespace accelerate {
@@ -61,7 +61,9 @@ void RefusedMembers::save_state(const std::filesystem::path&) {
 void RefusedMembers::load_state(const std::filesystem::path&) {
   detail::accelerator::refuse_member("load_state");
 }
-void RefusedMembers::wait_for_save_state() { detail::accelerator::refuse_member("wait_for_save_state"); }
+void RefusedMembers::wait_for_save_state() {
+  detail::accelerator::refuse_member("wait_for_save_state");
+}
 void RefusedMembers::lomo_backward(const at::Tensor&, double) {
   detail::accelerator::refuse_member("lomo_backward");
 }

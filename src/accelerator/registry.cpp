@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "accelerate/constants.h"
-#include "accelerate/value/from_value.h"
 #include "accelerate/detail/accelerator/prepare.h"
+#include "accelerate/value/from_value.h"
 #include "core/text.h"
 
 namespace accelerate::detail::accelerator {
@@ -93,10 +93,12 @@ std::vector<StateEntry> ObjectRegistry::entries() const {
   };
   add(StateKind::kModel, kSafeModelName, models,
       [](const auto& one) { return std::make_shared<ModelState<ModelCore>>(one); });
-  add(StateKind::kOptimizer, kOptimizerName, optimizers,
-      [](const auto& one) { return state::make_stateful(std::make_shared<AcceleratedOptimizer>(one)); });
-  add(StateKind::kScheduler, kSchedulerName, schedulers,
-      [](const auto& one) { return state::make_stateful(std::make_shared<AcceleratedScheduler>(one)); });
+  add(StateKind::kOptimizer, kOptimizerName, optimizers, [](const auto& one) {
+    return state::make_stateful(std::make_shared<AcceleratedOptimizer>(one));
+  });
+  add(StateKind::kScheduler, kSchedulerName, schedulers, [](const auto& one) {
+    return state::make_stateful(std::make_shared<AcceleratedScheduler>(one));
+  });
   add(StateKind::kDataLoader, "dl_state_dict", loaders,
       [](const auto& one) { return std::make_shared<LoaderState>(one); });
   if (scaling) {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "accelerate/detail/data/loader_core.h"
 #include "accelerate/detail/accelerator/model_core.h"
+#include "accelerate/detail/data/loader_core.h"
 #include "accelerate/state/stateful.h"
 #include "optim/optimizer_core.h"
 #include "optim/scheduler_core.h"

@@ -251,9 +251,10 @@ std::optional<Finding> DesyncDetector::by_transport(Clock::time_point now) const
     const auto late = call.complete ? std::vector<int>{} : late_for(call.sequence);
     const bool time_is_over = each.waits && now - each.waits_since + kDelay >= times_.timeout;
     if (!late.empty() && time_is_over && now - each.transport_at >= times_.dispute) {
-      return Finding{late.front(), str(each.name, " has waited for ", state::in_words(times_.timeout),
-                                       ", which is the timeout, in ", call.text, " for ",
-                                       where_are(late), ". It is alive, but did not come.")};
+      return Finding{late.front(),
+                     str(each.name, " has waited for ", state::in_words(times_.timeout),
+                         ", which is the timeout, in ", call.text, " for ", where_are(late),
+                         ". It is alive, but did not come.")};
     }
     if (in_time) continue;
     return Finding{static_cast<int>(r), str("the connection of ", each.name, " failed ",

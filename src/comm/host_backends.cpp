@@ -85,8 +85,8 @@ ShmOptions shm_options(const state::ProcessGroupOptions& options) {
 
 // Returns null if Gloo alone is to serve the CPU.
 c10::intrusive_ptr<c10d::Backend> make_cpu(const c10::intrusive_ptr<c10d::Store>& store,
-                                           const state::ProcessGroupOptions& options, const state::Roster& roster,
-                                           const Common& common,
+                                           const state::ProcessGroupOptions& options,
+                                           const state::Roster& roster, const Common& common,
                                            const c10::intrusive_ptr<c10d::Backend>& gloo,
                                            const std::shared_ptr<GroupGuard>& guard) {
   if (common.choice == HostBackendChoice::kGloo) return nullptr;
@@ -119,7 +119,7 @@ c10::intrusive_ptr<c10d::Backend> make_cpu(const c10::intrusive_ptr<c10d::Store>
 namespace accelerate::detail::state {
 
 std::shared_ptr<comm::DeviceCallGuard> make_device_guard(const ProcessGroupOptions& options,
-                                                   const Roster& roster) {
+                                                         const Roster& roster) {
   // c10d checks ten times a second which calls are complete on the device.
   return comm::make_guard(roster, options, std::chrono::milliseconds(300));
 }

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "accelerate/errors.h"
 #include "accelerate/detail/state/reused_memory.h"
+#include "accelerate/errors.h"
 #include "comm/call_facts.h"
 #include "comm/call_log.h"
 #include "comm/shm_backend.h"

@@ -31,7 +31,7 @@ std::shared_ptr<const CallPage> open_page(const std::string& path) {
   if (path.empty()) return nullptr;
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return nullptr;
-  struct stat facts {};
+  struct stat facts{};
   void* memory = MAP_FAILED;
   if (::fstat(fd, &facts) == 0 && facts.st_size == sizeof(CallPage)) {
     memory = ::mmap(nullptr, sizeof(CallPage), PROT_READ, MAP_SHARED, fd, 0);

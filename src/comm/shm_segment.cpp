@@ -262,7 +262,7 @@ std::unique_ptr<ShmSegment> ShmSegment::open(const std::string& address, int ran
   std::unique_ptr<ShmSegment> segment(new ShmSegment(rank, size, options));
   segment->fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (segment->fd_ < 0) return elsewhere(why());
-  struct stat facts {};
+  struct stat facts{};
   if (::fstat(segment->fd_, &facts) != 0 ||
       facts.st_size < static_cast<off_t>(sizeof(ShmSegment::Header))) {
     return elsewhere("it is too small");

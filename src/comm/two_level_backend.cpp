@@ -148,8 +148,8 @@ struct TwoLevelBackend::Reducing {
 };
 
 c10::intrusive_ptr<TwoLevelBackend> TwoLevelBackend::try_make(
-    const c10::intrusive_ptr<c10d::Store>& store, const state::ProcessGroupOptions& options, const state::Roster& roster,
-    const RanksByHost& hosts, const ShmOptions& shm_options,
+    const c10::intrusive_ptr<c10d::Store>& store, const state::ProcessGroupOptions& options,
+    const state::Roster& roster, const RanksByHost& hosts, const ShmOptions& shm_options,
     const c10::intrusive_ptr<c10d::Backend>& gloo, const std::shared_ptr<GroupGuard>& guard,
     std::string& why_not) {
   const auto [host, local] = place_of(hosts, options.rank);

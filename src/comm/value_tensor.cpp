@@ -3,12 +3,12 @@
 
 #include <algorithm>
 
-#include "accelerate/errors.h"
-#include "accelerate/value/from_value.h"
 #include "accelerate/detail/comm/object_codec.h"
+#include "accelerate/errors.h"
 #include "accelerate/operations/tensors.h"
-#include "accelerate/value/to_value.h"
 #include "accelerate/value.h"
+#include "accelerate/value/from_value.h"
+#include "accelerate/value/to_value.h"
 #include "core/text.h"
 
 namespace accelerate {
@@ -197,7 +197,7 @@ std::int8_t read_dtype(const TreePath& path, const Value& value) {
   refuse_value(path, value, "the name of a dtype such as 'torch.float32'");
 }
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 const at::Tensor& Value::as_tensor() const {
   const auto* tensor = dynamic_cast<const detail::comm::TensorLeaf*>(leaf());

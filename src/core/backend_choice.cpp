@@ -98,4 +98,4 @@ BackendChoice choose_backend(const BackendFacts& facts) {
   return choice;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -47,4 +47,4 @@ struct BackendChoice {
 /// Whether `backend` ("nccl", "cuda:nccl,cpu:gloo") uses NCCL.
 [[nodiscard]] bool uses_nccl(const std::string& backend);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

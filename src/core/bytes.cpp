@@ -86,4 +86,4 @@ std::int64_t convert_file_size_to_int(std::string_view size) {
   return 0;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

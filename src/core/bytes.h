@@ -18,4 +18,4 @@ namespace accelerate::detail::inline core {
 /// text for anything else, for negative sizes and for what does not fit into 64 bits.
 [[nodiscard]] std::int64_t convert_file_size_to_int(std::string_view size);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -48,7 +48,7 @@ AsUserCall::AsUserCall(const UserCall& call) noexcept : before_(user_call) { use
 
 AsUserCall::~AsUserCall() { user_call = before_; }
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 NamedCollectives::NamedCollectives(std::string_view name) : before_(detail::scope_name) {
   name.copy(name_, std::min(name.size(), sizeof name_ - 1));

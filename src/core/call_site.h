@@ -67,4 +67,4 @@ class AsUserCall {
   const UserCall* before_;
 };
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

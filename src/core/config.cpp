@@ -276,7 +276,7 @@ std::optional<fs::path> write_basic_config(std::string_view mixed_precision,
   return save_location;
 }
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 using detail::read_config;
 using detail::read_dict;

@@ -21,4 +21,4 @@ namespace accelerate::detail::inline core {
     std::string_view mixed_precision, const std::filesystem::path& save_location,
     DistributedType several, int accelerator_count);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

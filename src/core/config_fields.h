@@ -38,5 +38,5 @@ namespace detail::inline core {
 /// The prefix that keys of a section may leave out, for example "fsdp_"; "" if there is none.
 [[nodiscard]] std::string_view optional_section_prefix(std::string_view section);
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 }  // namespace accelerate

@@ -87,4 +87,4 @@ std::string_view optional_section_prefix(std::string_view section) {
   return "";
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

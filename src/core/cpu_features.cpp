@@ -50,4 +50,4 @@ void avoid_amx_without_palettes() noexcept {
 
 bool avoids_amx() noexcept { return amx_is_avoided; }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

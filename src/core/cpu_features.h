@@ -40,4 +40,4 @@ void avoid_amx_without_palettes() noexcept;
 /// True if this process has set the variable by `avoid_amx_without_palettes`.
 [[nodiscard]] bool avoids_amx() noexcept;
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

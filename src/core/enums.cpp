@@ -61,4 +61,4 @@ int parse(const EnumTable& table, std::string_view text, std::string_view source
                         near.empty() ? "" : str(" Did you mean '", near, "'?")));
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

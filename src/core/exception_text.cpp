@@ -45,4 +45,4 @@ ExceptionText current_exception_text() {
   return result;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -17,4 +17,4 @@ struct ExceptionText {
 /// Only inside a catch block.
 [[nodiscard]] ExceptionText current_exception_text();
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -9,4 +9,4 @@ namespace accelerate::detail::inline core {
 /// Called by `record` with the text of the exception, before the process ends. May be nullptr.
 inline std::atomic<void (*)(const std::string& text) noexcept> failure_hook = nullptr;
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -121,7 +121,7 @@ void write_file_atomically(const fs::path& path, std::string_view content) {
 
   TemporaryFile temporary(target);
   Descriptor fd(temporary.fd());
-  struct stat old {};
+  struct stat old{};
   if (::stat(target.c_str(), &old) == 0) ::fchmod(fd.get(), old.st_mode & 07777);
   write_all(fd.get(), content, target);
   if (::fsync(fd.get()) != 0) refuse("Cannot write", target, errno);
@@ -142,4 +142,4 @@ fs::path expand_user(const std::string& path, const Environment& environment) {
   return home + path.substr(1);
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -25,4 +25,4 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 [[nodiscard]] std::filesystem::path expand_user(const std::string& path,
                                                 const Environment& environment);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -26,4 +26,4 @@ int read_spelling(const TreePath& path, const Value& value, const EnumTable& tab
   refuse_value(path, value, str("one of: ", join(choices)));
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -116,4 +116,4 @@ std::optional<std::string> node_addr_from(std::string_view scontrol_output) {
   return std::nullopt;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -35,4 +35,4 @@ struct JsonOptions {
 /// The object on a line that may come from anybody; nullopt if there is none.
 [[nodiscard]] std::optional<Value::Dict> json_object(std::string_view line);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

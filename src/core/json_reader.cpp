@@ -207,4 +207,4 @@ std::optional<Value::Dict> json_object(std::string_view line) {
   return std::nullopt;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

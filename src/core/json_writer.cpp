@@ -163,4 +163,4 @@ std::string json_dumps(const Value& value, const JsonOptions& options) {
   return writer.take();
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -340,4 +340,4 @@ std::string fill_prefix_template(const std::string& pattern, const std::string& 
   return text;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -68,4 +68,4 @@ void refuse_unsafe_fork(const std::string& launcher);
 [[nodiscard]] std::string fill_prefix_template(const std::string& pattern, const std::string& role,
                                                int rank, int local_rank);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -139,7 +139,7 @@ LogLevel parse_log_level(std::string_view text, std::string_view source) {
                         "CRITICAL."));
 }
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 std::string to_string(LogLevel level) {
   switch (level) {

@@ -42,4 +42,4 @@ void set_log_level(std::string_view name, LogLevel level);
 void write_log(std::string_view name, LogLevel level, std::string message,
                std::source_location where);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -191,4 +191,4 @@ std::string bare_function_name(std::string_view signature) {
   return std::string(name);
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -32,4 +32,4 @@ class LogFormat {
 /// "main" for "int {anonymous}::main(int, char**)": the bare name of a function.
 [[nodiscard]] std::string bare_function_name(std::string_view signature);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

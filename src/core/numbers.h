@@ -22,4 +22,4 @@ template <class T>
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -91,4 +91,4 @@ std::optional<std::vector<int>> Nvml::cpus_near(const std::string& pci_address,
   return cpus_of_words(std::vector<std::uint64_t>(words.begin(), words.end()));
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -52,4 +52,4 @@ class Nvml {
   NvmlFunctions functions_;
 };
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -289,4 +289,4 @@ void ObjectReader::finish() const {
   if (!rest_.empty()) refuse(str(rest_.size(), " bytes behind the object"));
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

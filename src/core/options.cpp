@@ -49,4 +49,4 @@ bool read_true_word(const Environment& environment, const std::string& variable,
   return value;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -1,4 +1,5 @@
-// src/core/options.h - the one implementation behind all options structs of accelerate/kwargs/options.h.
+// src/core/options.h - the one implementation behind all options structs of
+// accelerate/kwargs/options.h.
 //
 // An options struct `T` is described by up to three functions in namespace accelerate, in the file
 // that instantiates it with ACCELERATE_OPTIONS:
@@ -24,8 +25,8 @@
 
 #include "accelerate/enums.h"
 #include "accelerate/errors.h"
-#include "accelerate/value/fields.h"
 #include "accelerate/kwargs/options.h"
+#include "accelerate/value/fields.h"
 #include "accelerate/value/to_value.h"
 #include "core/log.h"
 #include "core/resolve.h"
@@ -56,7 +57,7 @@ struct Option : Field<Owner, Member> {
 };
 
 template <class Owner, class Member>
-[[nodiscard]] Option<Owner, Member> option(std::string_view name, Member Owner::*member,
+[[nodiscard]] Option<Owner, Member> option(std::string_view name, Member Owner::* member,
                                            std::string variable,
                                            OptionRule rule = OptionRule::kNone) {
   return {{name, member}, std::move(variable), rule};
@@ -197,7 +198,7 @@ template <OptionsStruct T>
   }
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core
 
 namespace accelerate {
 
@@ -239,7 +240,8 @@ Value::Dict to_kwargs(const T& options, const Environment& environment) {
 
 }  // namespace accelerate
 
-/// Makes the functions of accelerate/kwargs/options.h for one struct, in the file that describes it.
+/// Makes the functions of accelerate/kwargs/options.h for one struct, in the file that describes
+/// it.
 #define ACCELERATE_OPTIONS(T)                                                  \
   template T detail::resolve(const T&, const Environment&, detail::Warnings&); \
   template ACCELERATE_API T resolved(const T&, const Environment&);            \

@@ -24,7 +24,7 @@ void check_port_number(int port) {
   }
 }
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 bool is_port_in_use(std::optional<int> port) {
   const int number = port.value_or(detail::kDefaultPort);

@@ -14,4 +14,4 @@ inline constexpr const char* kListenFdVariable = "ACCELERATE_MASTER_LISTEN_FD";
 /// Throws `ArgumentError` unless the number is a TCP port (0 counts: the system chooses).
 void check_port_number(int port);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -79,4 +79,4 @@ PowerSgdOptions PowerSgdOptions::of(const Value::Dict& options) {
   return result;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

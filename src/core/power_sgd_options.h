@@ -24,4 +24,4 @@ struct PowerSgdOptions {
   [[nodiscard]] static PowerSgdOptions of(const Value::Dict& options);
 };
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -10,4 +10,4 @@ namespace accelerate::detail::inline core {
 /// this library reads or edits the environment: `setenv` itself knows no locks.
 void set_process_variable(const std::string& name, const std::optional<std::string>& value);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

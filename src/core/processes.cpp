@@ -33,9 +33,9 @@ std::string host_identity() {
   std::ifstream boot("/proc/sys/kernel/random/boot_id");
   std::string identity;
   std::getline(boot, identity);
-  struct stat processes {};
+  struct stat processes{};
   if (::stat("/proc/self/ns/pid", &processes) == 0) identity += str("/", processes.st_ino);
   return identity;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

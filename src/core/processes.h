@@ -12,4 +12,4 @@ namespace accelerate::detail::inline core {
 /// namespace of process numbers.
 [[nodiscard]] std::string host_identity();
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

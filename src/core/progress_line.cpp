@@ -222,4 +222,4 @@ double MovingAverage::value() const {
   return weight_of_nothing_ < 1 ? last_ / (1 - weight_of_nothing_) : 0;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

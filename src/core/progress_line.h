@@ -59,4 +59,4 @@ class MovingAverage {
   double weight_of_nothing_ = 1;  // how much the initial zero still counts
 };
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

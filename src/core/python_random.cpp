@@ -65,4 +65,4 @@ std::mt19937 python_random_engine(std::uint64_t seed) {
   return std::mt19937(sequence);
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

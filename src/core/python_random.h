@@ -10,4 +10,4 @@ namespace accelerate::detail::inline core {
 /// over the state by another rule than std::mt19937, and takes seeds of more than 32 bits.
 [[nodiscard]] std::mt19937 python_random_engine(std::uint64_t seed);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

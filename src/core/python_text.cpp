@@ -195,4 +195,4 @@ void append_hex(std::string& out, std::uint32_t value, int width) {
   out.append(buffer.data(), end.ptr);
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -43,4 +43,4 @@ void append_hex(std::string& out, std::uint32_t value, int width);
 /// True if Python's str.isprintable() is true for it.
 [[nodiscard]] bool is_printable(char32_t code_point);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -72,4 +72,4 @@ int record_errors(const std::function<int()>& main) {
   }
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

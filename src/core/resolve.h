@@ -19,4 +19,4 @@ template <OptionsStruct T>
 [[nodiscard]] bool read_true_word(const Environment& environment, const std::string& variable,
                                   bool fallback, Warnings& warnings);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -246,4 +246,4 @@ bool is_this_machine(const std::string& host) {
   return false;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

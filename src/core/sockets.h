@@ -97,4 +97,4 @@ class LineChannel {
 /// True if a host name or address is of this machine.
 [[nodiscard]] bool is_this_machine(const std::string& host);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -31,4 +31,4 @@ namespace accelerate::detail::inline core {
   return result;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

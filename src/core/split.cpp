@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "accelerate/errors.h"
 #include "accelerate/detail/core/split_range.h"
+#include "accelerate/errors.h"
 #include "core/text.h"
 
 namespace accelerate {
@@ -47,5 +47,5 @@ void SplitLengths::add(const std::string& path, std::int64_t length) {
   }
 }
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 }  // namespace accelerate

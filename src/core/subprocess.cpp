@@ -609,4 +609,4 @@ std::chrono::duration<double> ProcessSet::elapsed(std::size_t index) const {
   return (child.status ? child.ended : Clock::now()) - child.started;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

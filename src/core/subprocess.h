@@ -218,4 +218,4 @@ bool write_fully(int fd, std::string_view bytes) noexcept;
 /// The command line of this process.
 [[nodiscard]] std::vector<std::string> own_command_line();
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

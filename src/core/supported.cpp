@@ -152,4 +152,4 @@ void require_supported(const ParallelismConfig& config) {
          "Use sdpa or flash_attention_2.");
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

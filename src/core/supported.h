@@ -24,4 +24,4 @@ void require_supported(const DeepSpeedPlugin& plugin);
 void require_supported(const MegatronLMPlugin& plugin);
 void require_supported(const ParallelismConfig& config);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

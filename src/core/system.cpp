@@ -311,7 +311,7 @@ bool p2p_ib_supported(std::span<const std::string> gpu_names, std::string_view d
   return Version::parse(driver_version) >= Version::parse("550.40.07");
 }
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 namespace {
 

@@ -72,4 +72,4 @@ struct NumaNode {
 [[nodiscard]] bool p2p_ib_supported(std::span<const std::string> gpu_names,
                                     std::string_view driver_version);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -74,4 +74,4 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
   return near.empty() ? "" : str(" Did you mean '", near, "'?");
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

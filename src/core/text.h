@@ -46,4 +46,4 @@ template <class Range>
 [[nodiscard]] std::string did_you_mean(std::string_view word,
                                        const std::vector<std::string>& candidates);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

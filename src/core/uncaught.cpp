@@ -49,4 +49,4 @@ void handle_uncaught_exceptions() {
   static_cast<void>(once);
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -12,4 +12,4 @@ namespace accelerate::detail::inline core {
 /// the `failure_hook` is called first.
 void handle_uncaught_exceptions();
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

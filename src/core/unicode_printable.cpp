@@ -178,4 +178,4 @@ bool is_printable(char32_t c) {
   return after != std::begin(kPrintable) && c <= std::prev(after)->last;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -51,8 +51,7 @@ std::optional<Version> Version::try_parse(std::string_view text) {
                  number(pre_number)};
   if (!local.matched) return version;
   std::string parts = local;
-  std::ranges::replace_if(
-      parts, [](char c) { return c == '-' || c == '_'; }, '.');
+  std::ranges::replace_if(parts, [](char c) { return c == '-' || c == '_'; }, '.');
   for (const auto& part : split(parts, '.')) {
     if (part.find_first_not_of("0123456789") == std::string::npos) {
       version.local.emplace_back(number(part));
@@ -82,4 +81,4 @@ bool compare(const Version& a, std::string_view operation, const Version& b) {
       str("The operation must be one of >, >=, ==, !=, <=, <, not '", operation, "'."));
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -40,4 +40,4 @@ struct Version {
 /// `operation` is one of > >= == != <= <, else `ArgumentError` that lists them.
 [[nodiscard]] bool compare(const Version& a, std::string_view operation, const Version& b);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

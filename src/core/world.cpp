@@ -113,15 +113,15 @@ class Detector {
   }
 
   std::optional<Known> first(const std::vector<Family>& families,
-                             const char* Family::*member) const {
+                             const char* Family::* member) const {
     for (const Family& family : families) {
       if (auto known = number(family.*member)) return known;
     }
     return std::nullopt;
   }
 
-  Known required(const std::vector<Family>& families, const char* Family::*member,
-                 const char* Family::*found) const {
+  Known required(const std::vector<Family>& families, const char* Family::* member,
+                 const char* Family::* found) const {
     if (auto known = first(families, member)) return *known;
     const Family& family = families.front();
     const auto other = first(families, found);
@@ -368,4 +368,4 @@ int threads_per_process(int cores, int local_size) {
   return std::max(1, cores / std::max(1, local_size));
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

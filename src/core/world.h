@@ -98,4 +98,4 @@ struct Locality {
 /// How many threads each process of a host takes: the cores shared out, at least one.
 [[nodiscard]] int threads_per_process(int cores, int local_size);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

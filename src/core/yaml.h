@@ -24,4 +24,4 @@ namespace accelerate::detail::inline core {
 /// lists. Throws `ArgumentError` for bytes, tensors, objects and texts that are not UTF-8.
 [[nodiscard]] std::string yaml_dumps(const Value& value);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -295,4 +295,4 @@ Value yaml_loads(std::string_view text, std::string_view source) {
   return Reader(text, source).document();
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

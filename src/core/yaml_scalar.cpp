@@ -131,4 +131,4 @@ double read_yaml_float(std::string_view text) {
   return sign * total;
 }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

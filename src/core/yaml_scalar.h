@@ -31,4 +31,4 @@ enum class YamlTag {
 /// Of a text that resolves to kFloat.
 [[nodiscard]] double read_yaml_float(std::string_view text);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -230,4 +230,4 @@ class Writer {
 
 std::string yaml_dumps(const Value& value) { return Writer().document(value); }
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "accelerate/errors.h"
 #include "accelerate/detail/core/split_range.h"
+#include "accelerate/errors.h"
 #include "core/text.h"
 
 namespace accelerate::detail::data {

@@ -49,8 +49,9 @@ class BatchSamplerStream final : public BatchIndexStream {
 
 class ShardStream final : public BatchIndexStream {
  public:
-  ShardStream(std::shared_ptr<BatchIndexSampler> batch_sampler, const detail::data::PlanOptions& options,
-              std::int64_t epoch, const at::Tensor& generator_state)
+  ShardStream(std::shared_ptr<BatchIndexSampler> batch_sampler,
+              const detail::data::PlanOptions& options, std::int64_t epoch,
+              const at::Tensor& generator_state)
       : batch_sampler_(std::move(batch_sampler)),
         options_(options),
         epoch_(epoch),
@@ -64,7 +65,7 @@ class ShardStream final : public BatchIndexStream {
 
   void seek(std::int64_t /*samples*/, std::int64_t batches) override {
     plan_ = detail::data::BatchPlan(batch_sampler_, options_, epoch_,
-                              {.generator_state = plan_.generator_state()});
+                                    {.generator_state = plan_.generator_state()});
     plan_.skip(batches);
   }
 

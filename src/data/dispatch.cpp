@@ -11,12 +11,12 @@
 #include <tuple>
 #include <utility>
 
+#include "accelerate/data/prepare_options.h"
 #include "accelerate/detail/comm/collectives.h"
+#include "accelerate/detail/core/split_range.h"
 #include "accelerate/errors.h"
 #include "accelerate/operations/name_collectives.h"
 #include "accelerate/operations/objects.h"
-#include "accelerate/data/prepare_options.h"
-#include "accelerate/detail/core/split_range.h"
 #include "accelerate/operations/tensors.h"
 #include "core/text.h"
 #include "data/copy_stream.h"
@@ -411,7 +411,7 @@ class DispatchPass final : public Pass {
     const auto named = name_collectives(kDispatcherName);
     auto leaves = type_.leaves(round);
     comm::LeafCollectives::broadcast(leaves, type_.view(round), /*from_process=*/0,
-                      {nullptr, std::source_location::current()});
+                                     {nullptr, std::source_location::current()});
     type_.set_leaves(round, leaves);
     return round;
   }

@@ -12,11 +12,11 @@
 #include <utility>
 
 #include "accelerate/data/batch_samplers.h"
+#include "accelerate/detail/data/sample_stream.h"
 #include "accelerate/errors.h"
 #include "accelerate/operations/name_collectives.h"
 #include "accelerate/operations/objects.h"
 #include "accelerate/random.h"
-#include "accelerate/detail/data/sample_stream.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "data/copy_stream.h"

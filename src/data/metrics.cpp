@@ -5,11 +5,11 @@
 #include <tuple>
 #include <utility>
 
-#include "accelerate/operations/collectives.h"
-#include "accelerate/errors.h"
 #include "accelerate/data/gather_for_metrics.h"
-#include "accelerate/state/gradient_state.h"
 #include "accelerate/detail/data/loader_core.h"
+#include "accelerate/errors.h"
+#include "accelerate/operations/collectives.h"
+#include "accelerate/state/gradient_state.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "data/stages.h"

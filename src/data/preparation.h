@@ -9,10 +9,10 @@
 #include <optional>
 #include <vector>
 
-#include "accelerate/enums.h"
-#include "accelerate/detail/data/loader_recipe.h"
 #include "accelerate/data/prepare_options.h"
+#include "accelerate/detail/data/loader_recipe.h"
 #include "accelerate/detail/data/sampler_adaptors.h"
+#include "accelerate/enums.h"
 #include "data/batch_plan.h"
 
 namespace accelerate::detail::data {

@@ -9,16 +9,16 @@
 #include <set>
 #include <utility>
 
-#include "accelerate/detail/data/batch_tensors.h"
-#include "accelerate/operations/collectives.h"
-#include "accelerate/errors.h"
 #include "accelerate/data/iterable_dataset_shard.h"
+#include "accelerate/data/prepare_options.h"
+#include "accelerate/detail/data/batch_tensors.h"
+#include "accelerate/errors.h"
 #include "accelerate/kwargs.h"
+#include "accelerate/operations/collectives.h"
 #include "accelerate/operations/name_collectives.h"
 #include "accelerate/operations/objects.h"
-#include "accelerate/state/partial_state.h"
-#include "accelerate/data/prepare_options.h"
 #include "accelerate/samplers.h"
+#include "accelerate/state/partial_state.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "data/preparation.h"
@@ -298,7 +298,8 @@ Preparation prepare(const LoaderRecipe& loader, const PrepareDataLoaderOptions& 
 
 std::unique_ptr<DefaultGeneratorAt> agree_on_order(const BatchIndexSampler& batch_sampler) {
   const auto sampler = batch_sampler.sampler();
-  if (comm::is_alone(nullptr) || (sampler && !sampler->draws_from_default_generator())) return nullptr;
+  if (comm::is_alone(nullptr) || (sampler && !sampler->draws_from_default_generator()))
+    return nullptr;
   const auto named = name_collectives("DataLoaderShard");
   const auto mine = default_generator_state();
   const PartialState state;  // NCCL sends from the device only

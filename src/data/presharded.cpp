@@ -3,8 +3,8 @@
 #include <exception>
 #include <utility>
 
-#include "accelerate/operations/collectives.h"
 #include "accelerate/errors.h"
+#include "accelerate/operations/collectives.h"
 #include "accelerate/operations/name_collectives.h"
 #include "accelerate/state/partial_state.h"
 #include "core/text.h"

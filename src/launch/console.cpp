@@ -28,8 +28,8 @@ constexpr auto kWriteTimeout = std::chrono::seconds(10);
 constexpr std::string_view kClearLine = "\r\033[K";
 
 bool same_file(int a, int b) {
-  struct stat first {};
-  struct stat second {};
+  struct stat first{};
+  struct stat second{};
   return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
          first.st_ino == second.st_ino && first.st_rdev == second.st_rdev;
 }

@@ -90,10 +90,11 @@ std::string main_help() {
     (command.instead.empty() ? available : planned) +=
         str("  ", command.name, std::string(18 - command.name.size(), ' '), command.help, "\n");
   }
-  return str("usage: accelerate <command> [flags]\n\nCommands:\n", available,
-             "\nNot available yet:\n", planned,
-             "\n`accelerate <command> --help` explains a command, `accelerate --version` prints the "
-             "version.\n");
+  return str(
+      "usage: accelerate <command> [flags]\n\nCommands:\n", available, "\nNot available yet:\n",
+      planned,
+      "\n`accelerate <command> --help` explains a command, `accelerate --version` prints the "
+      "version.\n");
 }
 
 std::string launch_help(std::size_t width) {

@@ -7,7 +7,7 @@ namespace accelerate::detail::launch {
 namespace {
 
 bool is_ignored(int signal) {
-  struct sigaction action {};
+  struct sigaction action{};
   return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 

@@ -129,7 +129,8 @@ std::string module_class_name(const Module& module) {
 
 std::optional<std::type_index> get_module_class_from_name(const Module& module,
                                                           std::string_view name) {
-  if (module_class_name(module) == name || detail::modeling::short_type_name(typeid(module)) == name) {
+  if (module_class_name(module) == name ||
+      detail::modeling::short_type_name(typeid(module)) == name) {
     return std::type_index(typeid(module));
   }
   for (const auto& child : module.children()) {

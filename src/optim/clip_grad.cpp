@@ -154,7 +154,8 @@ void scale(Batches& batches, const Tensor& factor) {
 }  // namespace
 
 Tensor clip_grad_norm_(std::span<const Tensor> parameters, double max_norm, double norm_type,
-                       bool error_if_nonfinite, std::span<const std::shared_ptr<parallel::Engine>> engines) {
+                       bool error_if_nonfinite,
+                       std::span<const std::shared_ptr<parallel::Engine>> engines) {
   const at::NoGradGuard no_grad;
   require_limit("max_norm", max_norm);
   require_norm_type(norm_type);

@@ -17,7 +17,6 @@ class Engine;
 
 namespace accelerate::detail::optim {
 
-
 /// The norm of all `tensors` as one vector: a tensor without dimensions on the device of the first
 /// one; 0 on the CPU if there are none. `norm_type` may be infinite, negative or 0. Waits for the
 /// device only with `error_if_nonfinite`, which throws `StateError` if the norm is infinite or NaN.
@@ -30,14 +29,16 @@ namespace accelerate::detail::optim {
 /// min(1, max_norm / (norm + 1e-6)) in place and returns their norm before, over all processes.
 /// Ignores parameters without gradient. Throws like `get_total_norm`, and `ArgumentError` for a
 /// `max_norm` that is negative or NaN; nothing has changed then.
-ACCELERATE_API at::Tensor clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
-                                          double norm_type = 2.0, bool error_if_nonfinite = false,
-                                          std::span<const std::shared_ptr<parallel::Engine>> engines = {});
+ACCELERATE_API at::Tensor clip_grad_norm_(
+    std::span<const at::Tensor> parameters, double max_norm, double norm_type = 2.0,
+    bool error_if_nonfinite = false,
+    std::span<const std::shared_ptr<parallel::Engine>> engines = {});
 
 /// Clamps the gradients of `parameters` to [-clip_value, clip_value] in place. Throws
 /// `ArgumentError` for a `clip_value` that is negative or NaN and for sparse or complex gradients;
 /// nothing has changed then.
-ACCELERATE_API void clip_grad_value_(std::span<const at::Tensor> parameters, double clip_value,
-                                     std::span<const std::shared_ptr<parallel::Engine>> engines = {});
+ACCELERATE_API void clip_grad_value_(
+    std::span<const at::Tensor> parameters, double clip_value,
+    std::span<const std::shared_ptr<parallel::Engine>> engines = {});
 
 }  // namespace accelerate::detail::optim

@@ -23,9 +23,9 @@ constexpr auto value_fields(std::type_identity<OneCyclePhase>) {
 
 namespace {
 
+using detail::str;
 using detail::optim::MomentumKind;
 using detail::optim::set_momentum;
-using detail::str;
 using std::numbers::pi;
 
 // The order of operations is Python's, so that results agree to the last bit.

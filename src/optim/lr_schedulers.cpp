@@ -170,9 +170,7 @@ double next_lr(const CosineAnnealingLROptions& o, const GroupStep& at) {
 }
 
 template <class Options>
-concept HasLambdas = requires(Options options) {
-  options.lr_lambda;
-};
+concept HasLambdas = requires(Options options) { options.lr_lambda; };
 template <HasLambdas Options>
 constexpr auto state_fields(std::type_identity<Options>) {
   return std::tuple{};
@@ -183,7 +181,8 @@ void check(const Options& /*o*/) {}  // `expand` has checked them
 /// The factor of the group in this epoch.
 double lambda_factor(const LrLambdas& lr_lambda, const GroupStep& at) {
   const auto& functions = lr_lambda.functions();
-  if (at.group >= functions.size()) detail::optim::refuse_group_count(functions.size(), at.group_count);
+  if (at.group >= functions.size())
+    detail::optim::refuse_group_count(functions.size(), at.group_count);
   return functions[at.group](at.epoch);
 }
 

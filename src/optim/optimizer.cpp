@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "accelerate/errors.h"
-#include "parallel/engine.h"
 #include "optim/fused_step.h"
 #include "optim/optimizer_core.h"
 #include "optim/optimizer_state.h"
+#include "parallel/engine.h"
 
 namespace accelerate {
 namespace detail::optim {

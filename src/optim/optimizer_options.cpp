@@ -6,8 +6,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "accelerate/value/from_value.h"
 #include "accelerate/optim.h"
+#include "accelerate/value/from_value.h"
 #include "core/text.h"
 #include "optim/torch_optimizers.h"
 

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "accelerate/errors.h"
-#include "accelerate/value/from_value.h"
 #include "accelerate/optim.h"
+#include "accelerate/value/from_value.h"
 #include "core/json.h"
 #include "core/text.h"
 #include "optim/optimizer_state.h"
@@ -22,21 +22,17 @@ namespace accelerate {
 namespace {
 
 using at::Tensor;
+using detail::str;
 using detail::optim::GradScaling;
 using detail::optim::is_number;
 using detail::optim::kTraits;
-using detail::str;
 using detail::optim::TensorBuckets;
 using torch::optim::OptimizerParamGroup;
 
 template <class T>
-concept HasBetas = requires(T options) {
-  options.betas;
-};
+concept HasBetas = requires(T options) { options.betas; };
 template <class T>
-concept HasMomentum = requires(T options) {
-  options.momentum;
-};
+concept HasMomentum = requires(T options) { options.momentum; };
 
 /// Throws `ArgumentError` for options that PyTorch rejects.
 template <class Options>
@@ -377,7 +373,8 @@ bool OptimizerWith<Options>::step_group(OptimizerParamGroup& group, TensorBucket
     }
     std::array<Tensor*, detail::optim::kMaxSlots> pointers{};
     for (std::size_t i = 0; i < slots.size(); ++i) pointers[i] = &slots[i];
-    detail::optim::add_to_bucket(buckets, options, parameter, pointers, step_device(group, parameter));
+    detail::optim::add_to_bucket(buckets, options, parameter, pointers,
+                                 step_device(group, parameter));
   }
 
   for (auto& bucket : buckets) {

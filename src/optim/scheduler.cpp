@@ -68,7 +68,8 @@ std::vector<double> PerGroup::expand(std::string_view name, std::size_t groups) 
 }
 
 LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer) : optimizer_(&optimizer) {
-  for (auto& group : optimizer.param_groups()) schedules_.push_back(detail::optim::schedule_of(group));
+  for (auto& group : optimizer.param_groups())
+    schedules_.push_back(detail::optim::schedule_of(group));
 }
 LRScheduler::LRScheduler(LRScheduler&&) noexcept = default;
 LRScheduler& LRScheduler::operator=(LRScheduler&&) noexcept = default;
@@ -137,7 +138,8 @@ std::optional<std::vector<double>> LRScheduler::get_closed_form_lr() const { ret
 
 std::vector<double> LRScheduler::group_lrs() const {
   std::vector<double> lrs;
-  for (const auto& group : optimizer_->param_groups()) lrs.push_back(detail::optim::group_lr(group));
+  for (const auto& group : optimizer_->param_groups())
+    lrs.push_back(detail::optim::group_lr(group));
   return lrs;
 }
 
@@ -163,7 +165,8 @@ void LRScheduler::rebind(torch::optim::Optimizer& optimizer) {
                             "; build a new one."));
   }
   for (std::size_t i = 0; i < schedules_.size(); ++i) {
-    auto schedule = detail::optim::schedule_of(groups[i]);  // the same one if the optimizer was moved
+    auto schedule =
+        detail::optim::schedule_of(groups[i]);  // the same one if the optimizer was moved
     *schedule = *schedules_[i];
     schedules_[i] = std::move(schedule);
   }
@@ -216,8 +219,8 @@ void LRScheduler::read_state(const Value::Dict& state) {
   }
   std::tie(base_lrs_, last_lr_) = std::move(rates);
   detail::optim::read_fields(state, *this,
-                      std::tuple{field("last_epoch", &LRScheduler::last_epoch_),
-                                 field("_step_count", &LRScheduler::step_count_)});
+                             std::tuple{field("last_epoch", &LRScheduler::last_epoch_),
+                                        field("_step_count", &LRScheduler::step_count_)});
 }
 
 namespace {

@@ -144,7 +144,8 @@ void SequentialLR::write_state(Value::Dict& state) const {
 }
 
 void SequentialLR::read_state(const Value::Dict& state) {
-  detail::optim::read_fields(state, *this, std::tuple{field("_milestones", &SequentialLR::milestones_)});
+  detail::optim::read_fields(state, *this,
+                             std::tuple{field("_milestones", &SequentialLR::milestones_)});
   const auto expected = schedulers_.size() - 1;
   if (milestones_.size() != expected) {
     throw ArgumentError(str("The state has ", milestones_.size(),
@@ -176,7 +177,8 @@ void ChainedScheduler::write_state(Value::Dict& state) const {
 }
 
 void ChainedScheduler::read_state(const Value::Dict& state) {
-  detail::optim::read_fields(state, *this, std::tuple{field("_last_lr", &ChainedScheduler::last_lr_)});
+  detail::optim::read_fields(state, *this,
+                             std::tuple{field("_last_lr", &ChainedScheduler::last_lr_)});
   SchedulerChain::read_state(state);
 }
 

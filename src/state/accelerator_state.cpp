@@ -441,8 +441,8 @@ std::shared_ptr<DeepSpeedPlugin> AcceleratorState::deepspeed_plugin() const {
 
 namespace {
 
-std::size_t deepspeed_index(const AcceleratorState& state, const detail::state::AcceleratorFacts& facts,
-                            const std::string& name) {
+std::size_t deepspeed_index(const AcceleratorState& state,
+                            const detail::state::AcceleratorFacts& facts, const std::string& name) {
   if (state.distributed_type() != DistributedType::kDeepspeed) {
     throw StateError(str("The run does not use DeepSpeed, so it has no plugin '", name, "'."));
   }

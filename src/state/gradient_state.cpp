@@ -158,9 +158,8 @@ void GradientState::_set_sync_gradients(bool sync_gradients) {
 
 void GradientState::_add_dataloader(std::weak_ptr<DataLoaderStateMixin> loader) {
   const auto alive = loader.lock();
-  with_facts("dataloader_references", [&](auto& facts) {
-    facts.loaders.push_back({std::move(loader), alive.get()});
-  });
+  with_facts("dataloader_references",
+             [&](auto& facts) { facts.loaders.push_back({std::move(loader), alive.get()}); });
 }
 
 void GradientState::_remove_dataloader(

@@ -8,8 +8,8 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/kwargs.h"
-#include "accelerate/operations/name_collectives.h"
 #include "accelerate/logging/rich.h"
+#include "accelerate/operations/name_collectives.h"
 #include "core/cpu_features.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -133,7 +133,8 @@ void PartialState::_reset_state() {
 detail::state::PartialFacts& PartialState::facts(const char* attribute) const {
   auto* facts = detail::state::current_facts();
   const bool is_accelerator = std::string_view(owner_) == "AcceleratorState";
-  if (facts != nullptr && (!is_accelerator || detail::state::accelerator_state_exists())) return *facts;
+  if (facts != nullptr && (!is_accelerator || detail::state::accelerator_state_exists()))
+    return *facts;
   throw StateError(str("`", owner_, "` object has no attribute `", attribute,
                        "`. This happens if `", owner_,
                        "._reset_state()` was called and no `Accelerator` or `PartialState` was "

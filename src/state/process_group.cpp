@@ -68,7 +68,8 @@ std::vector<DeviceBackend> parse_backend(const std::string& text) {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const ProcessGroupOptions& options, const Roster& roster) {
+                                            const ProcessGroupOptions& options,
+                                            const Roster& roster) {
   AcceleratorBackend* accelerator = accelerator_backend();
   if (accelerator == nullptr) {
     throw UnsupportedError(str("backend nccl needs a GPU, and none can be used here: ",
@@ -157,7 +158,7 @@ auto connected(const Roster& roster, const ProcessGroupOptions& options, F&& con
 /// Gloo writes to connections whose other side may be gone, which must be an error and not the
 /// silent end of this process by SIGPIPE. A program that handles the signal keeps its handler.
 void survive_broken_pipes() {
-  struct sigaction action {};
+  struct sigaction action{};
   if (::sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
   ::signal(SIGPIPE, SIG_IGN);
 }

@@ -102,11 +102,12 @@ struct HostBackends {
 
 /// Collective. In comm/host_backends.cpp: the collectives are that area's.
 [[nodiscard]] HostBackends make_host_backends(const c10::intrusive_ptr<c10d::Store>& store,
-                                              const ProcessGroupOptions& options, const Roster& roster);
+                                              const ProcessGroupOptions& options,
+                                              const Roster& roster);
 
 /// Collective. In comm/host_backends.cpp: the guard of a backend whose collectives run on a device.
-[[nodiscard]] std::shared_ptr<comm::DeviceCallGuard> make_device_guard(const ProcessGroupOptions& options,
-                                                                 const Roster& roster);
+[[nodiscard]] std::shared_ptr<comm::DeviceCallGuard> make_device_guard(
+    const ProcessGroupOptions& options, const Roster& roster);
 
 /// A TCP store on a port that the system chose, for programs that pass the address on by other
 /// means (MPI). `port` 0 on the serving side; returns the store and the port it serves.

@@ -624,9 +624,8 @@ TEST(AcceleratorOnProcesses, TrainsOnWithPointsThatWereAdded) {
       train(4);
 
       // Processes that do not agree are told.
-      const auto message = message_of<CommError>([&, &model = model] {
-        model.replace_parameter("means", torch::zeros({5 + rank, 2}));
-      });
+      const auto message = message_of<CommError>(
+          [&, &model = model] { model.replace_parameter("means", torch::zeros({5 + rank, 2})); });
       EXPECT_NE(message.find("means float32[5, 2] on rank 0 and means float32[6, 2] on rank 1"),
                 std::string::npos)
           << message;

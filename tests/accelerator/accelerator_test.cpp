@@ -499,11 +499,11 @@ TEST_F(AcceleratorTest, ReplacesAParameterAndWhatIsKnownOfIt) {
   accelerator.backward(model());
   optimizer.step();
 
-  EXPECT_NE(
-      message_of<Error>([&, &model = model] {
-        model.replace_parameter("means", torch::zeros({1, 2}), {.state = ReplacedState::kKeep});
-      }).find("shape"),
-      std::string::npos);
+  EXPECT_NE(message_of<Error>([&, &model = model] {
+              model.replace_parameter("means", torch::zeros({1, 2}),
+                                      {.state = ReplacedState::kKeep});
+            }).find("shape"),
+            std::string::npos);
   EXPECT_EQ(points->means.size(0), 4) << "nothing has changed";
   model.replace_parameter("means", torch::zeros({1, 2}));
   EXPECT_TRUE(adamw.state_of(points->means).empty());

@@ -15,8 +15,8 @@
 
 #include "accelerator/nets.h"
 #include "core/text.h"
-#include "support/on_processes.h"
 #include "optim/optimizer_core.h"
+#include "support/on_processes.h"
 
 namespace accelerate {
 namespace {

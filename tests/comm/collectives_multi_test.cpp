@@ -149,9 +149,7 @@ TEST(Gather, TakesAnExplicitGroup) {
 TEST(Gather, RefusesTensorsTheGroupCannotCarryBeforeAnythingIsSent) {
   on_processes(2, [](PartialState& state) {
     EXPECT_EQ(
-        message_of<ArgumentError>([] {
-          (void)gather(Named{{"w", torch::ones(1, torch::kMeta)}});
-        }),
+        message_of<ArgumentError>([] { (void)gather(Named{{"w", torch::ones(1, torch::kMeta)}}); }),
         "gather: the tensor at ['w'] is on meta, but the process group serves cpu, cuda. Move it "
         "there first: send_to_device(tree, cpu:0).");
     EXPECT_EQ(
@@ -412,9 +410,7 @@ TEST(Reduce, FitsTogetherWhereOneProcessAloneKeepsAGraphOrOtherStrides) {
 TEST(Reduce, RefusesWhatIsNotDefinedBeforeAnythingIsSent) {
   on_processes(2, [](PartialState& state) {
     EXPECT_EQ(
-        message_of<ArgumentError>([] {
-          (void)reduce(Named{{"n", torch::ones(1, torch::kLong)}});
-        }),
+        message_of<ArgumentError>([] { (void)reduce(Named{{"n", torch::ones(1, torch::kLong)}}); }),
         "reduce: the mean of torch.int64 is not defined (the tensor at ['n']). Convert it to float "
         "first, or take the sum.");
     EXPECT_EQ(
@@ -516,9 +512,8 @@ TEST(PadAcrossProcesses, ChecksPadIndexAlsoWhereTheDimensionIsMissing) {
 TEST(PadAcrossProcesses, ThrowsEverywhereWhenDimensionsDiffer) {
   on_processes(2, [](PartialState& state) {
     const auto mine = state.process_index() == 0 ? torch::ones({2}) : torch::ones({2, 3});
-    const auto message = message_of<CommError>([&] {
-      (void)pad_across_processes(Named{{"x", mine}}, {.dim = 1});
-    });
+    const auto message =
+        message_of<CommError>([&] { (void)pad_across_processes(Named{{"x", mine}}, {.dim = 1}); });
     EXPECT_NE(message.find("pass different numbers of tensors or dimensions"), std::string::npos)
         << message;
     EXPECT_NE(message.find("collectives_multi_test.cpp:"), std::string::npos) << message;

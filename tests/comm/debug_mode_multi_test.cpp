@@ -47,9 +47,7 @@ TEST(DebugMode, ShowsTheShapesOfAllProcesses) {
                   "Input shapes:\n"
                   "  - Process 0: [4, 2]\n"
                   "  - Process 1: [4, 3]");
-    EXPECT_EQ(message_of<Mismatch>([&] {
-                (void)reduce(Named{{"tensor", mine}});
-              }),
+    EXPECT_EQ(message_of<Mismatch>([&] { (void)reduce(Named{{"tensor", mine}}); }),
               sentence +
                   "Operation: `accelerate.utils.operations.reduce`\n"
                   "Input shapes:\n"

@@ -186,8 +186,8 @@ TEST_P(Faults, AKilledRankIsNamedWithItsLastCall) {
 }
 
 TEST_P(Faults, AKilledRankZeroIsNamedToo) {
-  const auto outcomes = ranks(
-      GetParam(), gather_four, [](PartialState&) { ::kill(::getpid(), SIGKILL); }, 0);
+  const auto outcomes =
+      ranks(GetParam(), gather_four, [](PartialState&) { ::kill(::getpid(), SIGKILL); }, 0);
   expect_all_say(outcomes, ") died after barrier at faults_multi_test.cpp:", 0);
   expect_all_say(outcomes, "accelerate: rank 0 (", 0);
 }

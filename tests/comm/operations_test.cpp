@@ -187,15 +187,12 @@ TEST(FindBatchSize, SaysWhyThereIsNone) {
         (void)find_batch_size(std::vector<Named>{Named{}});
       }).find("cannot find the batch size from an empty container: the std::map<std::string,"),
       0);
-  EXPECT_EQ(message_of<ArgumentError>([] {
-              (void)find_batch_size(std::tuple{3, torch::ones(2)});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>([] { (void)find_batch_size(std::tuple{3, torch::ones(2)}); }),
             "find_batch_size got a leaf at [0] of type int. Only leaves of type at::Tensor can be "
             "used here.");
-  EXPECT_EQ(message_of<ArgumentError>([] {
-              (void)find_batch_size(Named{{"a", torch::tensor(1)}});
-            }),
-            "cannot find the batch size: the tensor at ['a'] has no dimension.");
+  EXPECT_EQ(
+      message_of<ArgumentError>([] { (void)find_batch_size(Named{{"a", torch::tensor(1)}}); }),
+      "cannot find the batch size: the tensor at ['a'] has no dimension.");
   EXPECT_EQ(ignorant_find_batch_size(std::vector<Tensor>{}), std::nullopt);
   EXPECT_EQ(ignorant_find_batch_size(std::tuple{std::string("x")}), std::nullopt);
   EXPECT_EQ(ignorant_find_batch_size(torch::tensor(1)), std::nullopt);
@@ -246,9 +243,8 @@ TEST(SliceTensors, FollowsPythonForNegativeAndLargePositions) {
 
 TEST(SliceTensors, NamesTheLeafThatCannotBeSliced) {
   EXPECT_EQ(
-      message_of<ArgumentError>([] {
-        (void)slice_tensors(Named{{"loss", torch::tensor(1.0)}}, {.stop = 1});
-      }),
+      message_of<ArgumentError>(
+          [] { (void)slice_tensors(Named{{"loss", torch::tensor(1.0)}}, {.stop = 1}); }),
       "slice_tensors: the tensor at ['loss'] has no dimension and cannot be sliced. Reshape it "
       "to {1} first.");
 }
@@ -266,9 +262,7 @@ TEST(Concatenate, JoinsEveryLeafAlongTheDimension) {
 TEST(Concatenate, PassesALoneBatchWithoutTensorsThroughAndRefusesSeveral) {
   EXPECT_EQ(concatenate(std::vector<std::string>{"alone"}), "alone");
   EXPECT_EQ(
-      message_of<ArgumentError>([] {
-        (void)concatenate(std::vector<std::string>{"a", "b"});
-      }),
+      message_of<ArgumentError>([] { (void)concatenate(std::vector<std::string>{"a", "b"}); }),
       "concatenate got a leaf of type std::string. Only leaves of type at::Tensor can be used "
       "here.");
 }
@@ -276,13 +270,9 @@ TEST(Concatenate, PassesALoneBatchWithoutTensorsThroughAndRefusesSeveral) {
 TEST(Concatenate, RefusesBatchesOfDifferentStructure) {
   const Named a{{"x", torch::ones(1)}};
   const Named b{{"x", torch::ones(1)}, {"y", torch::ones(1)}};
-  EXPECT_EQ(message_of<ArgumentError>([&] {
-              (void)concatenate(std::vector{a, b});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>([&] { (void)concatenate(std::vector{a, b}); }),
             "concatenate: batch 1 has a tensor at ['y'], which batch 0 does not have.");
-  EXPECT_EQ(message_of<ArgumentError>([&] {
-              (void)concatenate(std::vector{b, a});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>([&] { (void)concatenate(std::vector{b, a}); }),
             "concatenate: batch 1 has no tensor at ['y'], which batch 0 has.");
   EXPECT_NE(message_of<ArgumentError>([&] {
               (void)concatenate(std::vector{Named{{"x", torch::ones({1, 2})}},
@@ -318,9 +308,8 @@ TEST(ConvertOutputsToFp32, WrapsACallableAndGivesItBack) {
 }
 
 TEST(ConvertOutputsToFp32, WrapsModuleHoldersAndCallablesThatChange) {
-  auto counted = convert_outputs_to_fp32([calls = 0](const Tensor& x) mutable {
-    return std::pair{x.to(torch::kHalf), ++calls};
-  });
+  auto counted = convert_outputs_to_fp32(
+      [calls = 0](const Tensor& x) mutable { return std::pair{x.to(torch::kHalf), ++calls}; });
   (void)counted(torch::ones(1));
   const auto [output, calls] = counted(torch::ones(1));
   EXPECT_EQ(output.dtype(), torch::kFloat);
@@ -360,18 +349,15 @@ TEST(PadInputTensors, RefusesWhatCannotBePadded) {
       message_of<ArgumentError>([] { (void)pad_input_tensors(torch::ones(7), 5, 2); }),
       "pad_input_tensors: the tensor has 7 rows along dimension 0, more than the 6 to pad to. "
       "Is batch_size right?");
-  EXPECT_EQ(message_of<ArgumentError>([] {
-              (void)pad_input_tensors(Named{{"a", torch::tensor(1)}}, 5, 2);
-            }),
+  EXPECT_EQ(message_of<ArgumentError>(
+                [] { (void)pad_input_tensors(Named{{"a", torch::tensor(1)}}, 5, 2); }),
             "pad_input_tensors: the tensor at ['a'] has shape [] and no dimension 0.");
   EXPECT_EQ(message_of<ArgumentError>([] { (void)pad_input_tensors(torch::ones(5), 5, 0); }),
             "pad_input_tensors: batch_size is 5 and num_processes 0, but both must be at least 1.");
 }
 
 template <class T>
-concept CanBePadded = requires(T tree) {
-  pad_input_tensors(tree, 5, 2);
-};
+concept CanBePadded = requires(T tree) { pad_input_tensors(tree, 5, 2); };
 static_assert(CanBePadded<Named> && CanBePadded<Value>);
 static_assert(!CanBePadded<std::tuple<Tensor, int>> && !CanBePadded<std::vector<std::string>>);
 

@@ -506,7 +506,8 @@ TEST(ShmGroups, LeaveNothingBehind) {
   });
 }
 
-c10::intrusive_ptr<c10d::ProcessGroup> group_of(ShmRank& self, const detail::comm::ShmOptions& options) {
+c10::intrusive_ptr<c10d::ProcessGroup> group_of(ShmRank& self,
+                                                const detail::comm::ShmOptions& options) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(self.store, self.rank, self.size);
   const auto type = c10d::ProcessGroup::BackendType::CUSTOM;
   group->setBackend(c10::kCPU, type, self.backend("ddp", options));

@@ -30,7 +30,8 @@ class CountingGuard : public detail::comm::CallGuard {
     return {sequence, std::hash<std::string>{}(text) | 1U};
   }
   void leave(const detail::comm::Ticket&) noexcept override { ++left; }
-  [[noreturn]] void fail(const detail::comm::Ticket&, const std::string& suspicion, int rank) override {
+  [[noreturn]] void fail(const detail::comm::Ticket&, const std::string& suspicion,
+                         int rank) override {
     verdict = true;
     throw CommError(suspicion, rank);
   }
@@ -61,8 +62,8 @@ struct ShmRank {
   [[nodiscard]] c10::intrusive_ptr<detail::comm::ShmBackend> backend(
       const std::string& name = "shm", const detail::comm::ShmOptions& options = small_chunks()) {
     std::string why_not;
-    auto made = detail::comm::ShmBackend::try_make(c10::make_intrusive<c10d::PrefixStore>(name, store),
-                                             rank, size, options, guard, why_not);
+    auto made = detail::comm::ShmBackend::try_make(
+        c10::make_intrusive<c10d::PrefixStore>(name, store), rank, size, options, guard, why_not);
     if (!made) throw std::runtime_error("no shared memory: " + why_not);
     return made;
   }

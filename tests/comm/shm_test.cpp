@@ -34,8 +34,8 @@ Tensor reduce(Element element, ShmReduction reduction, const Tensors& sources) {
     memory.push_back(static_cast<const std::byte*>(source.const_data_ptr()));
   }
   detail::comm::reduce_elements(element, reduction, memory,
-                          static_cast<std::byte*>(out.mutable_data_ptr()), nullptr,
-                          static_cast<std::size_t>(out.numel()));
+                                static_cast<std::byte*>(out.mutable_data_ptr()), nullptr,
+                                static_cast<std::size_t>(out.numel()));
   return out;
 }
 

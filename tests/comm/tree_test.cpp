@@ -7,8 +7,8 @@
 #include <unordered_set>
 
 #include "accelerate/errors.h"
-#include "accelerate/value/from_value.h"
 #include "accelerate/tree/ivalue.h"
+#include "accelerate/value/from_value.h"
 #include "comm/samples.h"
 
 namespace shop {
@@ -199,11 +199,10 @@ TEST(TreeUnflatten, PutsTensorsBackInTheOrderOfFlatten) {
 
 TEST(TreeUnflatten, WantsOneTensorPerLeaf) {
   const std::vector<Tensor> one{number(1)};
-  EXPECT_EQ(message_of<ArgumentError>([&] {
-              (void)tree::unflatten(std::pair{one[0], one[0]}, one);
-            }),
-            "unflatten got 1 tensors for a tree with 2 leaves. Pass one tensor per leaf, in the "
-            "order of flatten.");
+  EXPECT_EQ(
+      message_of<ArgumentError>([&] { (void)tree::unflatten(std::pair{one[0], one[0]}, one); }),
+      "unflatten got 1 tensors for a tree with 2 leaves. Pass one tensor per leaf, in the "
+      "order of flatten.");
 }
 
 TEST(TreeZip, CombinesCorrespondingLeavesByKey) {
@@ -285,9 +284,8 @@ TEST(FromValue, ReadsBackStructsExamplesAndOrderedDicts) {
   EXPECT_EQ(from_value<Value::Dict>(Value(Value::Dict{{"k", 1}})), (Value::Dict{{"k", 1}}));
   EXPECT_EQ(from_value<std::unordered_set<int>>(to_value(std::unordered_set{3, 1})),
             (std::unordered_set{3, 1}));
-  EXPECT_EQ(message_of<ArgumentError>([] {
-              (void)from_value<torch::data::TensorExample>(Value(Value::Dict{{"x", 1}}));
-            }),
+  EXPECT_EQ(message_of<ArgumentError>(
+                [] { (void)from_value<torch::data::TensorExample>(Value(Value::Dict{{"x", 1}})); }),
             "the value is of kind dict, not a dict with the key 'data': {'x': 1}");
 }
 

@@ -142,4 +142,4 @@ TEST(ChooseBackend, KnowsTheBackendOfEveryAccelerator) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -222,7 +222,7 @@ TEST_F(ConfigFile, IsReplacedWholeAndKeepsItsPermissions) {
   ::chmod(path.c_str(), 0600);
   ClusterConfig{}.to_yaml_file(path);
   EXPECT_TRUE(read_file(path).starts_with("compute_environment: LOCAL_MACHINE\n"));
-  struct stat info {};
+  struct stat info{};
   ASSERT_EQ(::stat(path.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600U);
   // Nothing is left of the temporary file.

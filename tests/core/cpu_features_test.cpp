@@ -60,4 +60,4 @@ TEST(Amx, IsAvoidedOnThisMachineAsItsProcessorDemands) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -96,9 +96,8 @@ TEST(PatchEnvironment, PutsBackAlsoWhenTheScopeThrowsOrTwoNamesBecomeOne) {
 
 TEST(PatchEnvironment, RefusesNamesThatCannotBeAndChangesNothing) {
   ::setenv("AA", "before", 1);
-  EXPECT_EQ(message_of<ArgumentError>([] {
-              auto patched = patch_environment({{"AA", "1"}, {"a=b", "2"}});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>(
+                [] { auto patched = patch_environment({{"AA", "1"}, {"a=b", "2"}}); }),
             "'a=b' cannot be the name of an environment variable.");
   EXPECT_EQ(text_of("AA"), "before");
 }

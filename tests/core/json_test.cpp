@@ -74,4 +74,4 @@ TEST(Json, NamesThePathOfWhatItCannotHold) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -214,13 +214,9 @@ TEST(Handlers, PowerSgdOptionsAreChecked) {
   EXPECT_NE(unknown.find("the unknown key 'warmstart'"), std::string::npos) << unknown;
   EXPECT_NE(unknown.find("Did you mean 'warm_start'?"), std::string::npos) << unknown;
 
-  EXPECT_EQ(message_of([&] {
-              validate(hook({{"warm_start", 1}}), kEmpty);
-            }),
+  EXPECT_EQ(message_of([&] { validate(hook({{"warm_start", 1}}), kEmpty); }),
             "comm_state_option has warm_start = 1, which is not true or false.");
-  EXPECT_EQ(message_of([&] {
-              validate(hook({{"start_powerSGD_iter", "2"}}), kEmpty);
-            }),
+  EXPECT_EQ(message_of([&] { validate(hook({{"start_powerSGD_iter", "2"}}), kEmpty); }),
             "comm_state_option has start_powerSGD_iter = '2', which is not a whole number.");
 
   const auto early = message_of([&] { validate(hook({{"start_powerSGD_iter", 1}}), kEmpty); });

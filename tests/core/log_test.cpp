@@ -157,4 +157,4 @@ TEST(LibraryMessages, GoToStderrByDefaultInTheFormatThatIsSet) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -285,9 +285,7 @@ TEST(MeshLayout, RefusesUnknownNamesAndRanksAndShapes) {
             "The mesh has no dimension 'cp'. It has: dp, tp.");
   EXPECT_EQ(message_of<ArgumentError>([&] { static_cast<void>(mesh.coordinates(6)); }),
             "Rank 6 is not in a mesh of 6 ranks.");
-  EXPECT_EQ(message_of<ArgumentError>([&] {
-              mesh.flatten("all", {"tp", "dp"});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>([&] { mesh.flatten("all", {"tp", "dp"}); }),
             "The dimensions (tp, dp) cannot be flattened into 'all': they must be of the mesh (dp, "
             "tp), and in its order.");
   EXPECT_THROW(mesh.flatten("tp", {"dp"}), ArgumentError);

@@ -356,9 +356,8 @@ TEST(DeepSpeedPlugin, SectionsOfThePackageItselfAreRefusedUnlessTheyAreOff) {
                                         {"flops_profiler", std::move(entry)}}},
         kEmpty);
   };
-  EXPECT_EQ(message_of<UnsupportedError>([&] {
-              detail::require_supported(profiler(Value::Dict{{"enabled", true}}));
-            }),
+  EXPECT_EQ(message_of<UnsupportedError>(
+                [&] { detail::require_supported(profiler(Value::Dict{{"enabled", true}})); }),
             "'flops_profiler' in the DeepSpeed configuration is not supported: it is part of the "
             "DeepSpeed package, which is not used here. Remove it, or set it to false.");
   EXPECT_NO_THROW(detail::require_supported(profiler(Value::Dict{{"enabled", false}})));
@@ -388,11 +387,11 @@ TEST(DeepSpeedPlugin, ValuesThatCannotWorkAreRefused) {
 TEST(DeepSpeedPlugin, ProcessReportsAllMismatchesAtOnce) {
   expect_refused("deepspeed_process", [](const Environment& e) {
     auto plugin = resolved(
-        DeepSpeedPlugin{.hf_ds_config =
-                            Value::Dict{{"train_micro_batch_size_per_gpu", 1},
-                                        {"optimizer",
-                                         Value::Dict{{"params", Value::Dict{{"lr", 0.001}}}}},
-                                        {"zero_optimization", Value::Dict{{"stage", 2}}}}},
+        DeepSpeedPlugin{
+            .hf_ds_config =
+                Value::Dict{{"train_micro_batch_size_per_gpu", 1},
+                            {"optimizer", Value::Dict{{"params", Value::Dict{{"lr", 0.001}}}}},
+                            {"zero_optimization", Value::Dict{{"stage", 2}}}}},
         e);
     plugin.deepspeed_config_process({{"train_micro_batch_size_per_gpu", 16},
                                      {"zero_optimization.stage", 3},
@@ -402,10 +401,10 @@ TEST(DeepSpeedPlugin, ProcessReportsAllMismatchesAtOnce) {
 
 TEST(DeepSpeedPlugin, ProcessFillsAutoEntriesAndRefusesThoseWithoutAValue) {
   const auto plugin = resolved(
-      DeepSpeedPlugin{.hf_ds_config =
-                          Value::Dict{{"optimizer",
-                                       Value::Dict{{"params", Value::Dict{{"lr", "auto"}}}}},
-                                      {"zero_optimization", Value::Dict{{"stage", 2}}}}},
+      DeepSpeedPlugin{
+          .hf_ds_config =
+              Value::Dict{{"optimizer", Value::Dict{{"params", Value::Dict{{"lr", "auto"}}}}},
+                          {"zero_optimization", Value::Dict{{"stage", 2}}}}},
       kEmpty);
   EXPECT_TRUE(plugin.is_auto("optimizer.params.lr"));
   auto filled = plugin;

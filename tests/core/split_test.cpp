@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "accelerate/errors.h"
 #include "accelerate/detail/core/split_range.h"
+#include "accelerate/errors.h"
 #include "support/reference_path.h"
 
 namespace accelerate {

@@ -448,4 +448,4 @@ TEST(ProcessSet, LetsAChildWaitWhileItsOutputIsNotRead) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

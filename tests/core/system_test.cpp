@@ -314,4 +314,4 @@ TEST(GetCpuDistributedInformation, ReadsTheFirstLauncherThatIsThere) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -104,4 +104,4 @@ TEST(ConvertFileSizeToInt, SaysWhatIsWrongWithASize) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -378,4 +378,4 @@ TEST(ThreadsPerProcess, SharesTheCoresOutAndGivesAtLeastOne) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

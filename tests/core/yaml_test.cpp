@@ -117,4 +117,4 @@ TEST(Yaml, RefusesToWriteBytes) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

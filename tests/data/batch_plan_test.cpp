@@ -8,8 +8,8 @@
 #include <random>
 #include <string>
 
-#include "accelerate/errors.h"
 #include "accelerate/data/sampler_adaptors.h"
+#include "accelerate/errors.h"
 #include "accelerate/samplers.h"
 #include "data/index_reference.h"
 #include "data/index_samplers.h"

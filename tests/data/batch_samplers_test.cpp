@@ -193,9 +193,8 @@ TEST(BatchSamplerShard, RefusesToSplitWhatCannotBeSharedEqually) {
       "To use `BatchSamplerShard` in `split_batches` mode, the batch size (3) needs to be a "
       "round multiple of the number of processes (2).");
   EXPECT_EQ(
-      message_of<ArgumentError>([&] {
-        BatchSamplerShard(as_batch_sampler(BatchesOfSizes({2, 2})), options);
-      }),
+      message_of<ArgumentError>(
+          [&] { BatchSamplerShard(as_batch_sampler(BatchesOfSizes({2, 2})), options); }),
       "To use `BatchSamplerShard` in `split_batches` mode, the batch size (none) needs to be a "
       "round multiple of the number of processes (2).");
 }

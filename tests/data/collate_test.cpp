@@ -124,13 +124,9 @@ TEST(DefaultCollate, NamesTheLeafThatDoesNotFit) {
             "The samples of a batch cannot be joined: [1] have 1 and 2 items. Make them equally "
             "long in the dataset, or pass a collate function that does.");
   using Entries = std::map<std::string, int>;
-  EXPECT_EQ(message_of<ArgumentError>([] {
-              (void)collate<Entries>({{{"a", 1}}, {{"b", 2}}});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>([] { (void)collate<Entries>({{{"a", 1}}, {{"b", 2}}}); }),
             "The samples of a batch cannot be joined: only some of them have ['a'].");
-  EXPECT_EQ(message_of<ArgumentError>([] {
-              (void)collate<at::Tensor>({torch::ones(1), {}});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>([] { (void)collate<at::Tensor>({torch::ones(1), {}}); }),
             "The samples of a batch cannot be stacked: the tensor is not defined in some of them.");
   EXPECT_EQ(message_of<ArgumentError>([] { (void)collate<int>({}); }),
             "A batch without samples cannot be collated: the sampler made an empty one.");

@@ -292,15 +292,13 @@ TEST(DataLoader, RefusesOptionsThatContradict) {
 }
 
 TEST(DataLoader, RefusesDataThatCannotBeLoaded) {
-  EXPECT_EQ(message_of<ArgumentError>([] {
-              (void)make_data_loader(std::pair{torch::arange(4), torch::arange(5)});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>(
+                [] { (void)make_data_loader(std::pair{torch::arange(4), torch::arange(5)}); }),
             "The tensors of a dataset must have equally many rows, but [0] has 4 and [1] has 5.");
   EXPECT_EQ(message_of<ArgumentError>([] { (void)make_data_loader(torch::tensor(1)); }),
             "A dataset of tensors needs rows, but the tensor has no dimension.");
-  EXPECT_EQ(message_of<DataLoaderError>([] {
-              samples(make_data_loader(torch::arange(4), std::vector<int>{1, 4}));
-            }),
+  EXPECT_EQ(message_of<DataLoaderError>(
+                [] { samples(make_data_loader(torch::arange(4), std::vector<int>{1, 4})); }),
             "Batch 1 of the data loader (sample 4) could not be loaded: "
             "accelerate::ArgumentError: Sample 4 was asked for, but the dataset has 4 samples.");
   EXPECT_EQ(

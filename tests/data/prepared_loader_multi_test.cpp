@@ -373,13 +373,13 @@ TEST(Dispatcher, ThrowsEverywhereWhatBeginningAPassThrows) {
 TEST(Dispatcher, NamesTheLeafThatIsNoTensor) {
   on_processes(2, [] {
     const PartialState state;
-    const auto loader = prepare_data_loader(
-        make_data_loader(
-            std::vector<std::int64_t>{1, 2, 3}, {.batch_size = 2},
-            [](const std::vector<std::int64_t>& samples) {
-              return std::pair{torch::tensor(samples), std::vector<std::string>{"a", "b"}};
-            }),
-        dispatching());
+    const auto loader =
+        prepare_data_loader(make_data_loader(std::vector<std::int64_t>{1, 2, 3}, {.batch_size = 2},
+                                             [](const std::vector<std::int64_t>& samples) {
+                                               return std::pair{torch::tensor(samples),
+                                                                std::vector<std::string>{"a", "b"}};
+                                             }),
+                            dispatching());
     std::string message;
     try {
       for ([[maybe_unused]] auto& batch : loader) ADD_FAILURE();

@@ -317,8 +317,7 @@ TEST(PreparedLoader, LeavesTheGradientStateWithTheLoop) {
   const auto loader = prepare_data_loader(indexed(10, {.batch_size = 4}));
   for ([[maybe_unused]] auto& batch : loader) break;
   EXPECT_FALSE(state.in_dataloader());
-  EXPECT_THROW(for ([[maybe_unused]] auto& batch
-                    : loader) throw std::runtime_error("of the loop"),
+  EXPECT_THROW(for ([[maybe_unused]] auto& batch : loader) throw std::runtime_error("of the loop"),
                std::runtime_error);
   EXPECT_FALSE(state.in_dataloader());
   EXPECT_EQ(loader.iteration(), 0);  // the order of the epoch is repeated

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "accelerate/data/batch_samplers.h"
-#include "accelerate/errors.h"
 #include "accelerate/data/sampler_adaptors.h"
+#include "accelerate/errors.h"
 #include "data/index_reference.h"
 #include "data/index_samplers.h"
 #include "support/message_of.h"
@@ -190,9 +190,7 @@ TEST(WeightedRandomSampler, DrawsPythonsNumbers) {
 
 TEST(WeightedRandomSampler, RefusesWhatItCannotDrawFrom) {
   EXPECT_THROW(WeightedRandomSampler(std::vector{1.0}, 0), ArgumentError);
-  EXPECT_EQ(message_of<ArgumentError>([] {
-              WeightedRandomSampler(torch::ones({2, 3}), 4);
-            }),
+  EXPECT_EQ(message_of<ArgumentError>([] { WeightedRandomSampler(torch::ones({2, 3}), 4); }),
             "weights should be a 1d sequence but given weights have shape [2, 3].");
 }
 

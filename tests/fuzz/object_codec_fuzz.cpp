@@ -1,7 +1,7 @@
 // Any bytes are either a value from another process or refused with a CommError; a value that was
 // read is written and read again as the same.
-#include "accelerate/errors.h"
 #include "accelerate/detail/core/object_stream.h"
+#include "accelerate/errors.h"
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

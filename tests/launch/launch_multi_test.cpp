@@ -257,7 +257,9 @@ TEST(Launch, ServesTheStoreItselfForProgramsThatCannotTakeTheSocket) {
 
 TEST(LaunchPort, IsTheOneThatWasAskedFor) {
   int port = 0;
-  { port = TakenPort().number; }  // free again
+  {
+    port = TakenPort().number;
+  }  // free again
   const auto outcome =
       run(launch(2, {"--main_process_port", std::to_string(port)}, probe({"env=MASTER_PORT"})));
   expect_clean_end(outcome, 0);

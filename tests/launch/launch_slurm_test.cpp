@@ -101,9 +101,8 @@ TEST_F(SlurmTest, StartsFromABatchScript) {
   EXPECT_TRUE(eventually([&] { return count_of(output(), "gathered 0 1 2 3") == 4; }, Seconds(30)))
       << output();
   // The folder must outlive the job.
-  EXPECT_TRUE(eventually([&] {
-    return run(slurm->command({"/usr/bin/squeue", "--noheader"})).output.empty();
-  }));
+  EXPECT_TRUE(eventually(
+      [&] { return run(slurm->command({"/usr/bin/squeue", "--noheader"})).output.empty(); }));
 }
 
 TEST_F(SlurmTest, PassesTheCodeOfAFailedRankOn) {

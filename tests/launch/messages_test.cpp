@@ -68,7 +68,9 @@ TEST(Channel, DeliversMessagesAndNoticesTheEnd) {
   const auto messages = right.exchange(Channel::Clock::now());
   ASSERT_EQ(messages.size(), 2U);
   EXPECT_EQ(messages[0].signal, 2);
-  { const auto gone = std::move(left); }
+  {
+    const auto gone = std::move(left);
+  }
   EXPECT_TRUE(right.exchange(Channel::Clock::now()).empty());
   EXPECT_TRUE(right.closed());
 }

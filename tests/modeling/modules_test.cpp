@@ -213,8 +213,9 @@ TEST(ModuleClassName, UnderstandsTemplatesAndAnonymousNamespaces) {
   EXPECT_EQ(detail::modeling::short_class_name("a::Box<b::Inner, std::less<b::Inner>>"), "Box");
   EXPECT_EQ(detail::modeling::short_class_name("a::Box<b::Inner>::PartImpl"), "Part");
   EXPECT_EQ(detail::modeling::short_class_name("x::(anonymous namespace)::Net"), "Net");
-  EXPECT_EQ(detail::modeling::short_class_name("main::{lambda(int)#1}::operator()(int) const::Local"),
-            "Local");
+  EXPECT_EQ(
+      detail::modeling::short_class_name("main::{lambda(int)#1}::operator()(int) const::Local"),
+      "Local");
   EXPECT_EQ(detail::modeling::short_class_name("Impl"), "Impl");
 }
 
@@ -259,8 +260,8 @@ TEST(GetPrettyName, ShowsTheClassOfAnything) {
 TEST(ModelHasDtensor, AsksWhoeverShardsParameters) {
   const Net net;
   EXPECT_FALSE(model_has_dtensor(*net));
-  const auto before =
-      detail::comm::set_shard_test([](const at::Tensor& parameter) { return parameter.dim() == 2; });
+  const auto before = detail::comm::set_shard_test(
+      [](const at::Tensor& parameter) { return parameter.dim() == 2; });
   EXPECT_TRUE(model_has_dtensor(*net));
   EXPECT_FALSE(model_has_dtensor(*net->head));
   detail::comm::set_shard_test(before);

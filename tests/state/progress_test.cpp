@@ -21,9 +21,7 @@ namespace accelerate {
 namespace {
 
 template <class T>
-concept TakenByTqdm = requires(T value) {
-  tqdm(value);
-};
+concept TakenByTqdm = requires(T value) { tqdm(value); };
 
 static_assert(!TakenByTqdm<bool>, "true is not a range");
 static_assert(TakenByTqdm<std::vector<int>>);

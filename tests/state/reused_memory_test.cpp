@@ -72,12 +72,16 @@ TEST_F(ReusedMemoryTest, HoldsNothingForLongThatIsOfNoUse) {
 #endif
   constexpr std::int64_t kLarge = 64 << 20;
   const auto before = resident();
-  { floats(kLarge / 4).fill_(1); }
+  {
+    floats(kLarge / 4).fill_(1);
+  }
   EXPECT_GT(resident(), before + kLarge / 2) << "kept for the next one";
   memory_->release();
   EXPECT_LT(resident(), before + kLarge / 2);
 
-  { floats(kLarge / 4).fill_(1); }
+  {
+    floats(kLarge / 4).fill_(1);
+  }
   for (int i = 0; i < 100; ++i) floats(kMany / 2).fill_(1);
   EXPECT_LT(resident(), before + kLarge / 2) << "all the others could do without";
 }

@@ -18,8 +18,8 @@
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
-#include "accelerate/operations/objects.h"
 #include "accelerate/operations.h"
+#include "accelerate/operations/objects.h"
 #include "accelerate/state.h"
 #include "support/on_processes.h"
 

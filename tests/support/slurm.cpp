@@ -86,26 +86,19 @@ void Slurm::write_configuration() const {
        << "SlurmctldHost=" << Hosts::name(0) << "(" << Hosts::address(0) << ")\n"
        << "SlurmUser=root\nSlurmdUser=root\n"
        << "AuthType=auth/munge\nCredType=cred/munge\n"
-       << "AuthInfo=socket=" << folder_ / "munge.socket"
-       << "\n"
+       << "AuthInfo=socket=" << folder_ / "munge.socket" << "\n"
        << "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nMpiDefault=none\n"
        << "SchedulerType=sched/builtin\nSelectType=select/cons_tres\n"
        << "JobAcctGatherType=jobacct_gather/none\n"
        << "AccountingStorageType=accounting_storage/none\n"
        // The nodes are as large as we say, whatever this machine has.
        << "SlurmdParameters=config_overrides\nReturnToService=2\nKillWait=2\n"
-       << "StateSaveLocation=" << folder_ / "state"
-       << "\n"
-       << "SlurmdSpoolDir=" << folder_ / "spool-%n"
-       << "\n"
-       << "SlurmctldPidFile=" << folder_ / "slurmctld.pid"
-       << "\n"
-       << "SlurmdPidFile=" << folder_ / "slurmd-%n.pid"
-       << "\n"
-       << "SlurmctldLogFile=" << folder_ / "slurmctld.log"
-       << "\n"
-       << "SlurmdLogFile=" << folder_ / "slurmd-%n.log"
-       << "\n";
+       << "StateSaveLocation=" << folder_ / "state" << "\n"
+       << "SlurmdSpoolDir=" << folder_ / "spool-%n" << "\n"
+       << "SlurmctldPidFile=" << folder_ / "slurmctld.pid" << "\n"
+       << "SlurmdPidFile=" << folder_ / "slurmd-%n.pid" << "\n"
+       << "SlurmctldLogFile=" << folder_ / "slurmctld.log" << "\n"
+       << "SlurmdLogFile=" << folder_ / "slurmd-%n.log" << "\n";
   for (int host = 0; host < hosts_.count(); ++host) {
     file << "NodeName=" << Hosts::name(host) << " NodeHostname=" << Hosts::name(host)
          << " NodeAddr=" << Hosts::address(host) << " CPUs=8 RealMemory=1000\n";

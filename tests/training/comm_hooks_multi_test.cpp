@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "parallel/data_parallel.h"
+#include "parallel/power_sgd.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
 #include "support/reference_path.h"
-#include "parallel/data_parallel.h"
-#include "parallel/power_sgd.h"
 #include "training/two_heads.h"
 
 namespace accelerate {

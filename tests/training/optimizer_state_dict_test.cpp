@@ -10,8 +10,8 @@
 #include "accelerate/errors.h"
 #include "accelerate/optim.h"
 #include "accelerate/optimizer.h"
-#include "support/message_of.h"
 #include "optim/optimizer_core.h"
+#include "support/message_of.h"
 #include "training/optimizer_tensors.h"
 
 namespace accelerate {

@@ -14,9 +14,9 @@
 
 #include "accelerate/checks.h"
 #include "accelerate/errors.h"
+#include "optim/fused_step.h"
 #include "support/message_of.h"
 #include "support/reference_path.h"
-#include "optim/fused_step.h"
 #include "training/optimizer_tensors.h"
 
 namespace accelerate {
@@ -601,18 +601,14 @@ TEST(OwnOptimizers, SayWhichOptionCannotBe) {
   const auto params = parameters();
   EXPECT_EQ(message_of<ArgumentError>([&] { AdamW(params, {.lr = -1}); }),
             "The option lr of AdamW is -1; it must be 0 or more.");
-  EXPECT_EQ(message_of<ArgumentError>([&] {
-              Adam(params, {.betas = {0.9, 1.5}});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>([&] { Adam(params, {.betas = {0.9, 1.5}}); }),
             "The option betas[1] of Adam is 1.5; it must be at least 0 and below 1.");
   EXPECT_EQ(message_of<ArgumentError>([&] { SGD(params, {.nesterov = true}); }),
             "The option nesterov of SGD is true; it must be false unless there is momentum and no "
             "dampening.");
   EXPECT_EQ(message_of<ArgumentError>([&] { Adafactor(params, {.d = 0.5}); }),
             "The option d of Adafactor is 0.5; it must be 1 or more.");
-  EXPECT_EQ(message_of<ArgumentError>([&] {
-              GroupOptions(SGDOptions{}).update({{"eps", 1e-3}});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>([&] { GroupOptions(SGDOptions{}).update({{"eps", 1e-3}}); }),
             "SGD has no option 'eps'. It has: lr, momentum, dampening, weight_decay, nesterov, "
             "maximize, capturable.");
   EXPECT_EQ(message_of<ArgumentError>([&] { AdamW({param_group(params, SGDOptions{})}); }),
@@ -623,14 +619,12 @@ TEST(OwnOptimizers, SayWhichOptionCannotBe) {
 TEST(OwnOptimizers, SayWhichStateDoesNotFit) {
   const auto params = parameters();
   AdamW adamw(params);
-  EXPECT_EQ(message_of<ArgumentError>([&] {
-              adamw.set_state_of(params[0], {{"exp_avg", torch::zeros({4, 3})}});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>(
+                [&] { adamw.set_state_of(params[0], {{"exp_avg", torch::zeros({4, 3})}}); }),
             "The tensor 'exp_avg' of a state has shape [4, 3], which does not fit the parameter of "
             "shape [3, 4].");
-  EXPECT_EQ(message_of<ArgumentError>([&] {
-              adamw.set_state_of(params[0], {{"sum", torch::zeros({3, 4})}});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>(
+                [&] { adamw.set_state_of(params[0], {{"sum", torch::zeros({3, 4})}}); }),
             "The state of a parameter has a tensor 'sum', which this optimizer does not know. It "
             "knows: step, exp_avg, exp_avg_sq, max_exp_avg_sq.");
   EXPECT_THROW(adamw.set_state_of(torch::zeros({2}), {}), ArgumentError);

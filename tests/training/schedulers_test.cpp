@@ -244,13 +244,17 @@ TEST_F(SchedulerTest, StartsFromTheInitialRatesOfAnEarlierOne) {
 }
 
 TEST_F(SchedulerTest, KeepsInitialRatesOfLibTorchsOptimizersAsLongAsThereIsAScheduler) {
-  { ConstantLR gone(*sgd, {.factor = 0.5}); }
+  {
+    ConstantLR gone(*sgd, {.factor = 0.5});
+  }
   EXPECT_EQ(StepLR(*sgd, {.step_size = 3}).base_lrs(), (Lrs{0.05, 0.0015}));
 }
 
 TEST_F(SchedulerTest, KeepsInitialRatesOfOurOptimizersInTheirGroups) {
   AdamW adamw({torch::zeros(1, torch::requires_grad())}, {.lr = 0.1});
-  { ConstantLR gone(adamw, {.factor = 0.5}); }
+  {
+    ConstantLR gone(adamw, {.factor = 0.5});
+  }
   auto moved = std::move(adamw);
   EXPECT_EQ(StepLR(moved, {.step_size = 3}).base_lrs(), (Lrs{0.1}));
   // A copy of the options is another group.
@@ -323,9 +327,7 @@ TEST_F(SchedulerTest, SaysWhatIsWrongWithOptions) {
             "Expected positive integer t_mult, but got 0.");
   EXPECT_EQ(text([&] { ReduceLROnPlateau(o, {.factor = 1.0}); }),
             "factor of ReduceLROnPlateau should be < 1.0, but is 1.");
-  EXPECT_EQ(text([&] {
-              ReduceLROnPlateau(o, {.min_lr = {0.1, 0.2, 0.3}});
-            }),
+  EXPECT_EQ(text([&] { ReduceLROnPlateau(o, {.min_lr = {0.1, 0.2, 0.3}}); }),
             "min_lr must have the same length as optimizer.param_groups. min_lr has 3 values, "
             "param_groups has 2.");
   EXPECT_EQ(lrs_of(o), (Lrs{0.1, 0.003}));
@@ -437,9 +439,7 @@ TEST_F(SchedulerTest, RefusesSchedulersThatDoNotFitTogether) {
       "SequentialLR expects all schedulers to belong to the same optimizer, but the scheduler at "
       "index 1 has another one.");
   EXPECT_EQ(
-      text([&] {
-        ChainedScheduler({ConstantLR(o), ReduceLROnPlateau(o)});
-      }),
+      text([&] { ChainedScheduler({ConstantLR(o), ReduceLROnPlateau(o)}); }),
       "ChainedScheduler does not support `ReduceLROnPlateau` scheduler as it requires a metric "
       "at each step, but got one at index 1 in the given schedulers sequence.");
 }

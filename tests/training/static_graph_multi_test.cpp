@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "parallel/data_parallel.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
 #include "support/recomputed.h"
-#include "parallel/data_parallel.h"
 #include "training/two_heads.h"
 
 namespace accelerate {

@@ -20,9 +20,9 @@
 #include "accelerate/deferred_metrics.h"
 #include "accelerate/errors.h"
 #include "accelerate/nn.h"
+#include "optim/clip_grad.h"
 #include "support/message_of.h"
 #include "support/reference_path.h"
-#include "optim/clip_grad.h"
 
 namespace accelerate {
 namespace {

@@ -1,4 +1,5 @@
-// accelerate/accelerator/autocast.h - a scope that computes in a lower precision where that is safe.
+// accelerate/accelerator/autocast.h - a scope that computes in a lower precision where that is
+// safe.
 //
 //     const AutocastScope scope(at::kCPU, at::kBFloat16);
 //     auto out = net->forward(x);  // matrix products in bfloat16, sums in float32

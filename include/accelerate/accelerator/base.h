@@ -13,11 +13,11 @@
 
 #include "accelerate/accelerator/options.h"
 #include "accelerate/api.h"
-#include "accelerate/state/device_mesh.h"
 #include "accelerate/data/gather_for_metrics.h"
 #include "accelerate/operations.h"
 #include "accelerate/prepared_loader.h"
 #include "accelerate/state.h"
+#include "accelerate/state/device_mesh.h"
 
 namespace accelerate {
 
@@ -176,8 +176,9 @@ class ACCELERATE_API AcceleratorBase {
   [[nodiscard]] std::shared_ptr<ParallelismConfig> parallelism_config() const {
     return state_.parallelism_config();
   }
-  /// The processes on a grid, with a process group for each dimension (accelerate/state/device_mesh.h);
-  /// null without a `parallelism_config`, and if all its sizes are 1.
+  /// The processes on a grid, with a process group for each dimension
+  /// (accelerate/state/device_mesh.h); null without a `parallelism_config`, and if all its sizes
+  /// are 1.
   [[nodiscard]] std::shared_ptr<DeviceMesh> torch_device_mesh() const {
     return state_.device_mesh();
   }

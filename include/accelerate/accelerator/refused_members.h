@@ -1,5 +1,5 @@
-// accelerate/accelerator/refused_members.h - members of Python's `Accelerator` that are not available yet, or
-// not in C++.
+// accelerate/accelerator/refused_members.h - members of Python's `Accelerator` that are not
+// available yet, or not in C++.
 //
 // Part of accelerate/accelerator.h. Each throws `UnsupportedError` that says why.
 #pragma once

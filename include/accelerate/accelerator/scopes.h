@@ -1,4 +1,5 @@
-// accelerate/accelerator/scopes.h - parts of a training loop in which gradients are treated otherwise.
+// accelerate/accelerator/scopes.h - parts of a training loop in which gradients are treated
+// otherwise.
 //
 // Part of accelerate/accelerator.h.
 #pragma once

@@ -4,7 +4,8 @@
 //     false); BatchSamplerShard shard(batches, {.num_processes = 2, .process_index = 1}); for (auto
 //     pass = shard.begin(0); const auto batch = pass->next();) use(*batch);
 //
-// accelerate/data/sampler_adaptors.h lets batch samplers of your own take the place of `BatchSampler`.
+// accelerate/data/sampler_adaptors.h lets batch samplers of your own take the place of
+// `BatchSampler`.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
-// accelerate/data/gather_for_metrics.h - what all processes computed for their batches, without what was
-// computed for repeated samples.
+// accelerate/data/gather_for_metrics.h - what all processes computed for their batches, without
+// what was computed for repeated samples.
 //
 // Part of accelerate/data_loader.h.
 #pragma once

@@ -40,7 +40,7 @@ namespace detail::data {
 ///     IterableDatasetShard shard(lines, {.batch_size = 2, .num_processes = 2, .process_index =
 ///     1}); while (auto line = shard.next()) use(*line);
 template <detail::data::IterableDataset D>
-requires std::copy_constructible<detail::data::ItemOf<D>>
+  requires std::copy_constructible<detail::data::ItemOf<D>>
 class IterableDatasetShard {
  public:
   using Item = detail::data::ItemOf<D>;

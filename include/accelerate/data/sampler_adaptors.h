@@ -64,7 +64,7 @@ concept BatchSamplerLike = std::derived_from<S, BatchIndexSampler> || UserBatchS
 /// A sampler of ours, of LibTorch's or of your own, or a list of indices, as a `Sampler`. Throws
 /// `ArgumentError` for a null pointer, as does `as_batch_sampler`.
 template <class S>
-requires SamplerLike<S>
+  requires SamplerLike<S>
 [[nodiscard]] std::shared_ptr<Sampler> as_sampler(std::shared_ptr<S> sampler) {
   if (!sampler) detail::data::throw_no_sampler();
   if constexpr (std::derived_from<S, Sampler>) {
@@ -79,14 +79,14 @@ requires SamplerLike<S>
   }
 }
 template <class S>
-requires SamplerLike<std::remove_cvref_t<S>>
+  requires SamplerLike<std::remove_cvref_t<S>>
 [[nodiscard]] std::shared_ptr<Sampler> as_sampler(S&& sampler) {
   return as_sampler(std::make_shared<std::remove_cvref_t<S>>(std::forward<S>(sampler)));
 }
 
 /// A batch sampler of ours or of your own as a `BatchIndexSampler`.
 template <class S>
-requires BatchSamplerLike<S>
+  requires BatchSamplerLike<S>
 [[nodiscard]] std::shared_ptr<BatchIndexSampler> as_batch_sampler(std::shared_ptr<S> sampler) {
   if (!sampler) detail::data::throw_no_sampler();
   if constexpr (std::derived_from<S, BatchIndexSampler>) {
@@ -96,7 +96,7 @@ requires BatchSamplerLike<S>
   }
 }
 template <class S>
-requires BatchSamplerLike<std::remove_cvref_t<S>>
+  requires BatchSamplerLike<std::remove_cvref_t<S>>
 [[nodiscard]] std::shared_ptr<BatchIndexSampler> as_batch_sampler(S&& sampler) {
   return as_batch_sampler(std::make_shared<std::remove_cvref_t<S>>(std::forward<S>(sampler)));
 }

@@ -15,8 +15,8 @@
 #include <type_traits>
 
 #include "accelerate/api.h"
-#include "accelerate/value/from_value.h"
 #include "accelerate/value.h"
+#include "accelerate/value/from_value.h"
 
 namespace accelerate {
 

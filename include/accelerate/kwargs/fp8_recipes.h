@@ -1,7 +1,7 @@
 // accelerate/kwargs/fp8_recipes.h - how layers compute in 8 bits.
 //
-// Part of accelerate/kwargs.h. Variables begin with ACCELERATE_FP8_; accelerate/kwargs/options.h says how
-// fields that are left out get their values.
+// Part of accelerate/kwargs.h. Variables begin with ACCELERATE_FP8_; accelerate/kwargs/options.h
+// says how fields that are left out get their values.
 #pragma once
 
 #include <array>

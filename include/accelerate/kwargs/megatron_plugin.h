@@ -1,4 +1,5 @@
-// accelerate/kwargs/megatron_plugin.h - tensor, pipeline and sequence parallelism in Megatron-LM's words.
+// accelerate/kwargs/megatron_plugin.h - tensor, pipeline and sequence parallelism in Megatron-LM's
+// words.
 //
 // Part of accelerate/kwargs.h. Fields up to `use_distributed_optimizer` have a variable
 // MEGATRON_LM_<FIELD>; the comment behind a field is its default.

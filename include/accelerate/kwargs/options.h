@@ -64,8 +64,9 @@ class Callback<R(Args...)> {
   Callback() = default;
   Callback(std::nullptr_t) {}
   template <class F>
-  requires(!std::same_as<std::remove_cvref_t<F>, Callback>) &&
-      std::is_invocable_r_v<R, std::remove_cvref_t<F>&, Args...> Callback(F&& function)
+    requires(!std::same_as<std::remove_cvref_t<F>, Callback>) &&
+            std::is_invocable_r_v<R, std::remove_cvref_t<F>&, Args...>
+  Callback(F&& function)
       : function_(std::make_shared<const std::function<R(Args...)>>(std::forward<F>(function))) {}
   // NOLINTEND(google-explicit-constructor)
 

@@ -1,7 +1,8 @@
 // accelerate/kwargs/plugins.h - accumulation, compilation, quantisation and sharding of a run.
 //
-// Part of accelerate/kwargs.h, with accelerate/kwargs/deepspeed_plugin.h and accelerate/kwargs/megatron_plugin.h.
-// accelerate/kwargs/options.h says how fields that are left out get their values.
+// Part of accelerate/kwargs.h, with accelerate/kwargs/deepspeed_plugin.h and
+// accelerate/kwargs/megatron_plugin.h. accelerate/kwargs/options.h says how fields that are left
+// out get their values.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,9 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/kwargs/deepspeed_plugin.h"
 #include "accelerate/enums.h"
 #include "accelerate/fwd.h"
+#include "accelerate/kwargs/deepspeed_plugin.h"
 #include "accelerate/kwargs/megatron_plugin.h"
 #include "accelerate/kwargs/options.h"
 #include "accelerate/kwargs/parallelism_handlers.h"

@@ -154,7 +154,8 @@ struct GatheredParametersOptions {
 template <class F>
 decltype(auto) gathered_parameters(std::span<const at::Tensor> parameters,
                                    const GatheredParametersOptions& options, F&& f) {
-  if (options.enabled) detail::comm::LeafCollectives::check_gathered(parameters, options.modifier_rank);
+  if (options.enabled)
+    detail::comm::LeafCollectives::check_gathered(parameters, options.modifier_rank);
   return std::forward<F>(f)();
 }
 

@@ -1,4 +1,5 @@
-// accelerate/operations/name_collectives.h - a name for collectives that are reached from several lines.
+// accelerate/operations/name_collectives.h - a name for collectives that are reached from several
+// lines.
 #pragma once
 
 #include <string_view>

@@ -2,8 +2,8 @@
 //
 // Part of accelerate/operations.h. Takes numbers, bool, enumerations, strings, containers of the
 // standard library, torch::OrderedDict, tensors, `Value`, plain structs without pointers (as their
-// bytes) and types with `to_value` and `from_value` (accelerate/value/to_value.h). Nothing that arrives
-// is executed: a type tag and a length stand before each piece, and both are checked.
+// bytes) and types with `to_value` and `from_value` (accelerate/value/to_value.h). Nothing that
+// arrives is executed: a type tag and a length stand before each piece, and both are checked.
 //
 // An object that one process cannot write (a sparse tensor, a `to_value` that throws) is an error
 // on all processes: that one throws the original exception, the others a `CommError` with its text.
@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/fwd.h"
 #include "accelerate/detail/comm/object_codec.h"
+#include "accelerate/fwd.h"
 
 namespace accelerate {
 

@@ -27,7 +27,7 @@ namespace detail::comm {
 /// What a value holds, or null when it holds something else.
 [[nodiscard]] ACCELERATE_API const TensorInformation* tensor_information(const Value& value);
 
-}  // namespace detail
+}  // namespace detail::comm
 
 template <class T>
 [[nodiscard]] constexpr bool is_torch_tensor(const T& x) {

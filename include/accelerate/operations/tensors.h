@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "accelerate/detail/comm/leaf_checks.h"
-#include "accelerate/operations/tensor_information.h"
 #include "accelerate/detail/comm/tensor_operations.h"
+#include "accelerate/operations/tensor_information.h"
 #include "accelerate/tree.h"
 
 namespace accelerate {
@@ -186,12 +186,12 @@ class ConvertOutputsToFp32 {
   explicit ConvertOutputsToFp32(F forward) : forward_(std::move(forward)) {}
 
   template <class... Args>
-  requires std::invocable<F&, Args...>
+    requires std::invocable<F&, Args...>
   auto operator()(Args&&... args) {
     return convert_to_fp32(std::invoke(forward_, std::forward<Args>(args)...));
   }
   template <class... Args>
-  requires std::invocable<const F&, Args...>
+    requires std::invocable<const F&, Args...>
   auto operator()(Args&&... args) const {
     return convert_to_fp32(std::invoke(forward_, std::forward<Args>(args)...));
   }

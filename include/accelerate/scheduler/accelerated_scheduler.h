@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/scheduler/lr_scheduler.h"
 #include "accelerate/optimizer.h"
+#include "accelerate/scheduler/lr_scheduler.h"
 #include "accelerate/scheduler/reduce_lr_on_plateau.h"
 #include "accelerate/value.h"
 
@@ -84,7 +84,7 @@ namespace detail::optim {
 
 template <class T>
 concept LibTorchScheduler = std::derived_from<T, torch::optim::LRScheduler> ||
-    std::derived_from<T, torch::optim::ReduceLROnPlateauScheduler>;
+                            std::derived_from<T, torch::optim::ReduceLROnPlateauScheduler>;
 template <class T>
 concept AnyScheduler = std::derived_from<T, LRScheduler> || LibTorchScheduler<T>;
 

@@ -1,4 +1,5 @@
-// accelerate/scheduler/cycle_schedulers.h - learning rates that rise and fall, some with the momentum.
+// accelerate/scheduler/cycle_schedulers.h - learning rates that rise and fall, some with the
+// momentum.
 //
 //     OneCycleLR schedule(optimizer, {.max_lr = 0.1, .total_steps = 1000});
 //     CyclicLR triangles(optimizer, {.base_lr = 0.001, .max_lr = {0.1, 0.2}, .step_size_up = 50});
@@ -179,6 +180,6 @@ template <> inline constexpr EnumTable kEnumTable<CyclicMode>{"CyclicMode",
 template <> inline constexpr EnumTable kEnumTable<CyclicScaleMode>{"CyclicScaleMode",
     {"cycle", "iterations"}};
 // clang-format on
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 }  // namespace accelerate

@@ -29,8 +29,8 @@ class ACCELERATE_API LrLambdas {
   // NOLINTBEGIN(google-explicit-constructor): `.lr_lambda = f` and `.lr_lambda = {f, g}`
   LrLambdas() = default;
   template <class F>
-  requires std::is_invocable_r_v<double, F&, std::int64_t> LrLambdas(F function)
-      : functions_{LrLambda(std::move(function))} {}
+    requires std::is_invocable_r_v<double, F&, std::int64_t>
+  LrLambdas(F function) : functions_{LrLambda(std::move(function))} {}
   LrLambdas(std::initializer_list<LrLambda> list) : functions_(list), is_list_(true) {}
   LrLambdas(std::vector<LrLambda> list) : functions_(std::move(list)), is_list_(true) {}
   // NOLINTEND(google-explicit-constructor)

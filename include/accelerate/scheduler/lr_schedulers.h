@@ -78,14 +78,14 @@ class ACCELERATE_API FormulaLR : public LRScheduler {
   /// Throws `ArgumentError` for options that are missing or out of range.
   FormulaLR(torch::optim::Optimizer& optimizer, Options options);
   /// With Python's defaults, for the schedulers that have no required option.
-  explicit FormulaLR(torch::optim::Optimizer& optimizer) requires(
-      std::same_as<Options, ConstantLROptions> || std::same_as<Options, LinearLROptions> ||
-      std::same_as<Options, PolynomialLROptions>)
+  explicit FormulaLR(torch::optim::Optimizer& optimizer)
+    requires(std::same_as<Options, ConstantLROptions> || std::same_as<Options, LinearLROptions> ||
+             std::same_as<Options, PolynomialLROptions>)
       : FormulaLR(optimizer, Options{}) {}
   /// `LambdaLR(optimizer, function)` and `MultiplicativeLR(optimizer, function)`.
   template <class F>
-  requires std::convertible_to<F, decltype(Options::lr_lambda)> FormulaLR(
-      torch::optim::Optimizer& optimizer, F lr_lambda, std::int64_t last_epoch = -1)
+    requires std::convertible_to<F, decltype(Options::lr_lambda)>
+  FormulaLR(torch::optim::Optimizer& optimizer, F lr_lambda, std::int64_t last_epoch = -1)
       : FormulaLR(optimizer, Options{std::move(lr_lambda), last_epoch}) {}
 
  protected:

@@ -1,4 +1,5 @@
-// accelerate/scheduler/reduce_lr_on_plateau.h - a lower learning rate when a metric stops improving.
+// accelerate/scheduler/reduce_lr_on_plateau.h - a lower learning rate when a metric stops
+// improving.
 //
 // Part of accelerate/scheduler.h.
 //
@@ -87,6 +88,6 @@ template <> inline constexpr EnumTable kEnumTable<PlateauMode>{"PlateauMode", {"
 template <> inline constexpr EnumTable kEnumTable<PlateauThresholdMode>{"PlateauThresholdMode",
     {"rel", "abs"}};
 // clang-format on
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 }  // namespace accelerate

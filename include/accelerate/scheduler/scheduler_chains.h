@@ -1,4 +1,5 @@
-// accelerate/scheduler/scheduler_chains.h - several schedulers, one after another or all at each step.
+// accelerate/scheduler/scheduler_chains.h - several schedulers, one after another or all at each
+// step.
 //
 // Part of accelerate/scheduler.h.
 //

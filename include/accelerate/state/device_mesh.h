@@ -1,4 +1,5 @@
-// accelerate/state/device_mesh.h - the processes of a run on a grid, with a process group for each line.
+// accelerate/state/device_mesh.h - the processes of a run on a grid, with a process group for each
+// line.
 //
 //     auto mesh = accelerator.torch_device_mesh();         // dp_shard 2 x tp 2
 //     mesh->get_local_rank("tp");                          // 0 or 1

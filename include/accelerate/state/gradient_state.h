@@ -1,4 +1,5 @@
-// accelerate/state/gradient_state.h - when gradients are synchronised, and where the data loader stands.
+// accelerate/state/gradient_state.h - when gradients are synchronised, and where the data loader
+// stands.
 //
 // Part of accelerate/state.h. `Accelerator` and the data loaders write it; optimizers, schedulers
 // and your loop read it.

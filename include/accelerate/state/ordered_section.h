@@ -25,10 +25,12 @@ class Gated {
   Gated(F f, bool runs_here) : f_(std::move(f)), runs_here_(runs_here) {}
 
   template <class... Args>
-  requires std::is_invocable_v<F&, Args...>
-  auto operator()(Args&&... args) { return call(f_, runs_here_, std::forward<Args>(args)...); }
+    requires std::is_invocable_v<F&, Args...>
+  auto operator()(Args&&... args) {
+    return call(f_, runs_here_, std::forward<Args>(args)...);
+  }
   template <class... Args>
-  requires std::is_invocable_v<const F&, Args...>
+    requires std::is_invocable_v<const F&, Args...>
   auto operator()(Args&&... args) const {
     return call(f_, runs_here_, std::forward<Args>(args)...);
   }

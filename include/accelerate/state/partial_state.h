@@ -1,4 +1,5 @@
-// accelerate/state/partial_state.h - which process this is, on which device, and who the others are.
+// accelerate/state/partial_state.h - which process this is, on which device, and who the others
+// are.
 //
 // Part of accelerate/state.h. "Collective" functions must be called by every process, in one order.
 #pragma once

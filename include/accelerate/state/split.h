@@ -31,9 +31,9 @@
 #include <vector>
 
 #include "accelerate/api.h"
+#include "accelerate/detail/core/split_range.h"
 #include "accelerate/fwd.h"
 #include "accelerate/state/split_dataset.h"
-#include "accelerate/detail/core/split_range.h"
 
 namespace accelerate::detail::state {
 
@@ -79,9 +79,7 @@ concept SplitSequence = !SplitsInCpp<T> && !SplitText<T> && !SplitMap<T> && !Spl
                         std::ranges::sized_range<const T> && std::ranges::forward_range<const T>;
 
 template <class T>
-concept SplitTuple = !SplitSequence<T> && requires {
-  std::tuple_size<T>::value;
-};
+concept SplitTuple = !SplitSequence<T> && requires { std::tuple_size<T>::value; };
 
 template <class T>
 inline constexpr bool kIsVariant = false;

@@ -24,28 +24,22 @@ inline std::int64_t dataset_size(const std::optional<std::size_t>& size) {
 }
 
 template <class D>
-concept GetsItems = requires(D& dataset) {
-  dataset.get(std::size_t{});
-};
+concept GetsItems = requires(D& dataset) { dataset.get(std::size_t{}); };
 template <class D>
-concept IndexesItems = requires(D& dataset) {
-  dataset[std::size_t{}];
-};
+concept IndexesItems = requires(D& dataset) { dataset[std::size_t{}]; };
 /// The datasets of LibTorch: batches are asked for by a list of indexes.
 template <class D>
 concept TorchDataset = requires {
   typename D::BatchType;
   typename D::BatchRequestType;
-  requires std::constructible_from < typename D::BatchRequestType, const std::vector<std::size_t>
-  & > ;
+  requires std::constructible_from<typename D::BatchRequestType, const std::vector<std::size_t>&>;
 };
 
 /// Something with a size and items by index that is no container: no iterators.
 template <class D>
 concept SplitSource = requires(const D& dataset) {
   dataset_size(dataset.size());
-}
-&&(GetsItems<D> || TorchDataset<D> || (IndexesItems<D> && !requires(D & d) { d.begin(); }));
+} && (GetsItems<D> || TorchDataset<D> || (IndexesItems<D> && !requires(D& d) { d.begin(); }));
 
 /// The member types that `torch::data::make_data_loader` needs.
 template <class D>
@@ -73,21 +67,24 @@ class SplitDataset : public detail::state::DatasetTypes<D> {
   }
 
   /// The i-th item of this part.
-  decltype(auto) get(std::size_t i) requires detail::state::GetsItems<D> || detail::state::IndexesItems<D> {
+  decltype(auto) get(std::size_t i)
+    requires detail::state::GetsItems<D> || detail::state::IndexesItems<D>
+  {
     if constexpr (detail::state::GetsItems<D>) {
       return dataset_->get(source_index(i));
     } else {
       return (*dataset_)[source_index(i)];
     }
   }
-  decltype(auto) operator[](
-      std::size_t i) requires detail::state::GetsItems<D> || detail::state::IndexesItems<D> {
+  decltype(auto) operator[](std::size_t i)
+    requires detail::state::GetsItems<D> || detail::state::IndexesItems<D>
+  {
     return get(i);
   }
 
   /// What LibTorch's data loader calls.
   template <class Request>
-  requires detail::state::TorchDataset<D>
+    requires detail::state::TorchDataset<D>
   auto get_batch(const Request& request) {
     std::vector<std::size_t> indexes;
     for (const std::size_t i : request) indexes.push_back(source_index(i));

@@ -26,9 +26,9 @@
 #include <variant>
 #include <vector>
 
-#include "accelerate/value/fields.h"
 #include "accelerate/fwd.h"
 #include "accelerate/value.h"
+#include "accelerate/value/fields.h"
 
 namespace accelerate {
 
@@ -66,25 +66,23 @@ template <class T, std::size_t N>
 inline constexpr bool kIsArray<std::array<T, N>> = true;
 
 template <class T>
-concept Sequence = (kIs<T, std::vector> || kIs<T, std::deque> ||
-                    kIs<T, std::list>)&&!std::same_as<T, std::vector<bool>>;
+concept Sequence = (kIs<T, std::vector> || kIs<T, std::deque> || kIs<T, std::list>) &&
+                   !std::same_as<T, std::vector<bool>>;
 template <class T>
 concept Fixed = kIsArray<T> || kIs<T, std::pair> || kIs<T, std::tuple>;
 
 // Keys that a path can show and that every process sorts alike.
 template <class K>
 concept Key = std::convertible_to<const K&, std::string_view> || std::integral<K> ||
-    std::is_enum_v<K> || std::same_as<K, ValueKey>;
+              std::is_enum_v<K> || std::same_as<K, ValueKey>;
 
 // The entries of std maps are pairs; those of `torch::OrderedDict` and `Value::Dict` have key() and
 // value(). Both are recognised by shape, so that <torch/torch.h> is not needed here.
 template <class Map>
 using EntryOf = std::remove_reference_t<decltype(*std::declval<Map&>().begin())>;
 template <class T>
-concept PairMapping = requires {
-  typename T::mapped_type;
-}
-&&Key<typename T::key_type>&& requires(EntryOf<T>& entry) { entry.second; };
+concept PairMapping = requires { typename T::mapped_type; } && Key<typename T::key_type> &&
+                      requires(EntryOf<T>& entry) { entry.second; };
 template <class T>
 concept KeyedMapping = requires(EntryOf<T>& entry) {
   requires Key<std::remove_cvref_t<decltype(entry.key())>>;
@@ -122,9 +120,7 @@ concept ExampleLike = requires(T& example) {
   requires std::same_as<decltype(T::data), typename T::DataType>;
 };
 template <class T>
-concept Hooked = requires {
-  tensor_tree_fields(std::type_identity<T>{});
-};
+concept Hooked = requires { tensor_tree_fields(std::type_identity<T>{}); };
 
 template <class T>
 constexpr auto fields() {

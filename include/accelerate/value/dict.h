@@ -40,7 +40,7 @@ template <Number T>
   return static_cast<std::int64_t>(number);
 }
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 /// A key as it is looked up: text, an int or a bool, not owned. true and 1 are the same key.
 class ACCELERATE_API ValueKeyView {

@@ -20,11 +20,11 @@ namespace accelerate {
 template <class Owner, class Member>
 struct Field {
   std::string_view name;
-  Member Owner::*member;
+  Member Owner::* member;
 };
 
 template <class Owner, class Member>
-[[nodiscard]] constexpr Field<Owner, Member> field(std::string_view name, Member Owner::*member) {
+[[nodiscard]] constexpr Field<Owner, Member> field(std::string_view name, Member Owner::* member) {
   return {name, member};
 }
 

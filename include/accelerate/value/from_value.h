@@ -1,4 +1,5 @@
-// accelerate/value/from_value.h - C++ data out of a `Value`. accelerate/value/to_value.h lists the types.
+// accelerate/value/from_value.h - C++ data out of a `Value`. accelerate/value/to_value.h lists the
+// types.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +11,10 @@
 
 #include "accelerate/api.h"
 #include "accelerate/errors.h"
-#include "accelerate/value/to_value.h"
 #include "accelerate/tree/node.h"
 #include "accelerate/tree/path.h"
 #include "accelerate/value.h"
+#include "accelerate/value/to_value.h"
 
 namespace accelerate {
 namespace detail::inline core {
@@ -156,7 +157,7 @@ T read_value(const TreePath& path, const Value& value) {
   }
 }
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 /// A `T` made from a value. Throws `ArgumentError` with the path of the first item that does not
 /// fit. An std::variant takes its first alternative that fits.

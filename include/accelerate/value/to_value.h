@@ -6,8 +6,8 @@
 //
 // Built in: numbers, bool, enumerations (accelerate/enums.h as their texts, others as their
 // number), dtypes (as their name), strings, paths, durations (as seconds), tensors, the containers
-// of the standard library, tensor trees, and structs with `value_fields` (accelerate/value/fields.h). Any
-// other type of your own takes part by two functions beside it:
+// of the standard library, tensor trees, and structs with `value_fields`
+// (accelerate/value/fields.h). Any other type of your own takes part by two functions beside it:
 //
 //     accelerate::Value to_value(const Score& score);
 //     Score from_value(std::type_identity<Score>, const accelerate::Value& value);
@@ -25,10 +25,10 @@
 
 #include "accelerate/api.h"
 #include "accelerate/enums.h"
-#include "accelerate/value/fields.h"
 #include "accelerate/fwd.h"
 #include "accelerate/tree/node.h"
 #include "accelerate/value.h"
+#include "accelerate/value/fields.h"
 
 namespace accelerate {
 namespace detail::inline core {
@@ -57,10 +57,8 @@ T call_from_value(const Value& value) {
 }  // namespace hooks
 
 template <class T>
-concept Set = requires {
-  requires std::same_as<typename T::key_type, typename T::value_type>;
-}
-&&!requires { typename T::mapped_type; };
+concept Set = requires { requires std::same_as<typename T::key_type, typename T::value_type>; } &&
+              !requires { typename T::mapped_type; };
 
 // `at::ScalarType`, known by its enumerators: no Torch header is needed to ask.
 template <class T>
@@ -82,9 +80,7 @@ template <class Rep, class Period>
 inline constexpr bool kIsDuration<std::chrono::duration<Rep, Period>> = true;
 
 template <class T>
-concept WithFields = requires {
-  value_fields(std::type_identity<T>{});
-};
+concept WithFields = requires { value_fields(std::type_identity<T>{}); };
 /// The fields by which a struct is converted.
 template <class T>
 constexpr auto converted_fields() {
@@ -161,7 +157,7 @@ struct ToValueFunction {
   }
 };
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 
 /// `x` as a `Value`: sequences and arrays become lists, pairs and tuples tuples, mappings and
 /// structs dicts, absent tensors and empty optionals none.

@@ -20,8 +20,8 @@
 #include <variant>
 #include <vector>
 
-#include "accelerate/api.h"
 #include "accelerate/accelerator/autocast.h"
+#include "accelerate/api.h"
 #include "accelerate/kwargs.h"
 #include "accelerate/state_dict.h"
 
@@ -110,7 +110,8 @@ class ACCELERATE_API ForwardScope {
 template <class Holder>
 struct ModuleOf;
 template <class Holder>
-requires torch::detail::is_module_holder<Holder>::value struct ModuleOf<Holder> {
+  requires torch::detail::is_module_holder<Holder>::value
+struct ModuleOf<Holder> {
   using type = typename Holder::ContainedType;
   static const std::shared_ptr<type>& pointer(const Holder& holder) { return holder.ptr(); }
 };
@@ -121,9 +122,7 @@ struct ModuleOf<std::shared_ptr<M>> {
 };
 
 template <class T>
-concept ModelHolder = requires {
-  typename ModuleOf<T>::type;
-};
+concept ModelHolder = requires { typename ModuleOf<T>::type; };
 
 /// Throws `StateError`.
 [[noreturn]] ACCELERATE_API void refuse_empty_model();

@@ -1,4 +1,5 @@
-// accelerate/detail/accelerator/prepare.h - what `Accelerator::prepare` makes of each kind of object.
+// accelerate/detail/accelerator/prepare.h - what `Accelerator::prepare` makes of each kind of
+// object.
 //
 // Part of accelerate/accelerator.h. Templates find out what an object is; functions without
 // templates do the work.
@@ -16,13 +17,13 @@
 #include <utility>
 
 #include "accelerate/api.h"
-#include "accelerate/operations/name_collectives.h"
 #include "accelerate/detail/accelerator/prepare_arguments.h"
+#include "accelerate/operations/name_collectives.h"
 #include "accelerate/state/stateful.h"
 
 namespace accelerate::detail::inline core {
 class AtCallSite;
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core
 
 namespace accelerate::detail::accelerator {
 
@@ -80,7 +81,8 @@ std::shared_ptr<Stateful> stateful_of(Arg&& object) {
   if constexpr (ModelHolder<T>) {
     return stateful_module(ModuleOf<T>::pointer(object));
   } else if constexpr (!std::same_as<typename Target<T>::type, T>) {
-    return state::make_stateful(std::shared_ptr<typename Target<T>::type>(std::forward<Arg>(object)));
+    return state::make_stateful(
+        std::shared_ptr<typename Target<T>::type>(std::forward<Arg>(object)));
   } else {
     static_assert(HasStateDict<std::remove_reference_t<Arg>>,
                   "accelerate: register_for_checkpointing takes objects with state_dict() and "
@@ -125,7 +127,7 @@ AcceleratedOptimizer prepare_optimizer(const Preparer& preparer, Arg&& optimizer
     auto made = preparer.optimizer(taken<torch::optim::Optimizer>(std::forward<Arg>(optimizer)),
                                    moved_from, placement);
     using O = typename Target<T>::type;
-    if constexpr (requires(O & own) {
+    if constexpr (requires(O& own) {
                     own.train();
                     own.eval();
                   }) {
@@ -201,7 +203,8 @@ auto prepare_all(const Preparer& preparer, const DevicePlacement* placement, Ts&
   std::tuple<std::optional<decltype(prepare_one(preparer, std::declval<Ts>(), true))>...> slots;
 
   const auto prepare_stage = [&]<PrepareStage stage, std::size_t... I>(
-      std::integral_constant<PrepareStage, stage>, std::index_sequence<I...>) {
+                                 std::integral_constant<PrepareStage, stage>,
+                                 std::index_sequence<I...>) {
     const auto one = [&]<std::size_t J>(std::integral_constant<std::size_t, J>, auto& object) {
       using Arg = std::tuple_element_t<J, std::tuple<Ts&&...>>;
       if constexpr (stage_of<std::remove_cvref_t<Arg>>() == stage) {

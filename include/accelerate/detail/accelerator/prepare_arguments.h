@@ -1,4 +1,5 @@
-// accelerate/detail/accelerator/prepare_arguments.h - what an argument of `Accelerator::prepare` is, by its type.
+// accelerate/detail/accelerator/prepare_arguments.h - what an argument of `Accelerator::prepare`
+// is, by its type.
 //
 // Part of accelerate/accelerator.h.
 #pragma once
@@ -13,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/scheduler/accelerated_scheduler.h"
+#include "accelerate/accelerator/scopes.h"
 #include "accelerate/api.h"
 #include "accelerate/optimizer.h"
 #include "accelerate/prepared_loader.h"
 #include "accelerate/prepared_model.h"
-#include "accelerate/accelerator/scopes.h"
+#include "accelerate/scheduler/accelerated_scheduler.h"
 
 // Named here only to be refused.
 namespace torch::data {
@@ -89,7 +90,8 @@ template <class Dataset, class Batch, class Request>
 std::true_type is_torch_loader(const torch::data::DataLoaderBase<Dataset, Batch, Request>*);
 std::false_type is_torch_loader(...);
 template <class T>
-concept TorchLoader = std::is_class_v<typename Target<T>::type> &&
+concept TorchLoader =
+    std::is_class_v<typename Target<T>::type> &&
     decltype(is_torch_loader(static_cast<typename Target<T>::type*>(nullptr)))::value;
 
 template <class T>

@@ -1,4 +1,5 @@
-// accelerate/detail/comm/collectives.h - internals of accelerate/operations/collectives.h: from trees to tensors.
+// accelerate/detail/comm/collectives.h - internals of accelerate/operations/collectives.h: from
+// trees to tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,9 +18,9 @@
 #include <vector>
 
 #include "accelerate/api.h"
+#include "accelerate/detail/comm/leaf_checks.h"
 #include "accelerate/enums.h"
 #include "accelerate/fwd.h"
-#include "accelerate/detail/comm/leaf_checks.h"
 #include "accelerate/tree.h"
 
 namespace accelerate::detail::comm {

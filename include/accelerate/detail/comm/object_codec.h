@@ -1,8 +1,8 @@
 // accelerate/detail/comm/object_codec.h - objects as bytes on their way between processes.
 //
-// Internal to accelerate/operations/objects.h. Every piece is a type tag, a length where needed, and
-// the data. Bytes that arrive are checked against the type they are read as, and lengths against
-// the end of the data before memory is allocated.
+// Internal to accelerate/operations/objects.h. Every piece is a type tag, a length where needed,
+// and the data. Bytes that arrive are checked against the type they are read as, and lengths
+// against the end of the data before memory is allocated.
 //
 // The format keeps what a `Value` would lose (the alternative of a variant, the width of numbers)
 // and writes vectors of numbers and plain structs as one block of memory. Types with `to_value` and
@@ -23,9 +23,9 @@
 
 #include "accelerate/api.h"
 #include "accelerate/detail/core/object_stream.h"
-#include "accelerate/value/to_value.h"
 #include "accelerate/tree/node.h"
 #include "accelerate/value.h"
+#include "accelerate/value/to_value.h"
 
 namespace accelerate::detail::comm {
 
@@ -37,27 +37,23 @@ concept SentAsNumber =
     (std::is_arithmetic_v<T> && sizeof(T) <= sizeof(double)) || std::is_enum_v<T>;
 template <class T>
 concept SentAsValue = std::same_as<T, Value> || std::same_as<T, at::Tensor> ||
-    std::same_as<T, ValueDict> || hooks::ToValue<T>;
+                      std::same_as<T, ValueDict> || hooks::ToValue<T>;
 template <class T>
 concept Range = tree::detail::Sequence<T> || Set<T> || std::same_as<T, std::vector<bool>>;
 template <class T>
 concept SentAsTuple = tree::detail::kIs<T, std::pair> || tree::detail::kIs<T, std::tuple>;
 // Also with keys that a tree cannot have.
 template <class T>
-concept ObjectMapping = requires {
-  typename T::mapped_type;
-}
-|| tree::detail::KeyedMapping<T>;
+concept ObjectMapping = requires { typename T::mapped_type; } || tree::detail::KeyedMapping<T>;
 
 // Types that would carry an address of this process along if they were copied as bytes.
 template <class T>
-concept Borrowing = std::is_pointer_v<T> || std::is_member_pointer_v<T> || requires {
-  typename T::element_type;
-} || std::same_as<T, std::string_view>;
+concept Borrowing = std::is_pointer_v<T> || std::is_member_pointer_v<T> ||
+                    requires { typename T::element_type; } || std::same_as<T, std::string_view>;
 // Types that are written item by item although they could be copied as bytes.
 template <class T>
 concept Composed = hooks::ToValue<T> || tree::detail::Fixed<T> ||
-    tree::detail::kIs<T, std::optional> || tree::detail::kIs<T, std::variant>;
+                   tree::detail::kIs<T, std::optional> || tree::detail::kIs<T, std::variant>;
 template <class T>
 concept Raw =
     std::is_trivially_copyable_v<T> && std::is_default_constructible_v<T> && !Borrowing<T>;

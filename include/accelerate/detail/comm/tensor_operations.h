@@ -1,4 +1,5 @@
-// accelerate/detail/comm/tensor_operations.h - options and internals of accelerate/operations/tensors.h.
+// accelerate/detail/comm/tensor_operations.h - options and internals of
+// accelerate/operations/tensors.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -88,10 +89,8 @@ T with_members(const T& like, const Range& range) {
 }
 
 template <class T>
-concept HasTo = requires(T& x, at::Device device) {
-  x.to(device);
-}
-|| requires(T& x, at::Device device) { x.to(device, true); };
+concept HasTo = requires(T& x, at::Device device) { x.to(device); } ||
+                requires(T& x, at::Device device) { x.to(device, true); };
 /// Holders and pointers of objects that move themselves in place: modules.
 template <class T>
 concept LeadsToMover = requires(T& x, at::Device device) {

@@ -1,4 +1,5 @@
-// accelerate/detail/core/object_stream.h - the bytes under accelerate/detail/comm/object_codec.h: tags, lengths, checks.
+// accelerate/detail/core/object_stream.h - the bytes under accelerate/detail/comm/object_codec.h:
+// tags, lengths, checks.
 #pragma once
 
 #include <concepts>
@@ -137,4 +138,4 @@ class ACCELERATE_API ObjectReader {
   std::string_view rest_;
 };
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

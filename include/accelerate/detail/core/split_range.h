@@ -65,5 +65,5 @@ class SplitLengths {
   std::int64_t first_length_ = -1;
 };
 
-}  // namespace detail::core
+}  // namespace detail::inline core
 }  // namespace accelerate

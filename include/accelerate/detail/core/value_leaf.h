@@ -25,4 +25,4 @@ class ACCELERATE_API ValueLeaf {
 
 [[nodiscard]] ACCELERATE_API std::shared_ptr<const ValueLeaf> tensor_leaf(const at::Tensor& tensor);
 
-}  // namespace accelerate::detail::core
+}  // namespace accelerate::detail::inline core

@@ -1,4 +1,5 @@
-// accelerate/detail/data/batch_tensors.h - the tensors of a batch, made from those of samples or datasets.
+// accelerate/detail/data/batch_tensors.h - the tensors of a batch, made from those of samples or
+// datasets.
 //
 // Internal to accelerate/data_loader.h. Nothing that comes back shares memory with what it was made
 // from.

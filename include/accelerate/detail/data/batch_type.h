@@ -1,5 +1,5 @@
-// accelerate/detail/data/batch_type.h - a batch without its type: how the compiled part of a data loader owns,
-// moves and sends batches of the user's types.
+// accelerate/detail/data/batch_type.h - a batch without its type: how the compiled part of a data
+// loader owns, moves and sends batches of the user's types.
 //
 // Internal to accelerate/data_loader.h.
 #pragma once
@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "accelerate/detail/comm/collectives.h"
-#include "accelerate/value/from_value.h"
 #include "accelerate/detail/comm/leaf_checks.h"
 #include "accelerate/operations/tensors.h"
 #include "accelerate/tree.h"
 #include "accelerate/value.h"
+#include "accelerate/value/from_value.h"
 
 namespace accelerate::detail::data {
 
@@ -87,7 +87,9 @@ constexpr void add_tree_functions(BatchType& type) {
 template <class Batch>
 constexpr void add_dispatch_functions(BatchType& type) {
   type.holds_tensors_only = true;
-  type.view = [](const AnyBatch& batch) { return comm::TreeView(std::as_const(batch.as<Batch>())); };
+  type.view = [](const AnyBatch& batch) {
+    return comm::TreeView(std::as_const(batch.as<Batch>()));
+  };
   type.skeleton = [](const AnyBatch& batch) {
     const auto emptied = [](const at::Tensor& leaf) { return leaf.flatten().narrow(0, 0, 0); };
     return Value(to_value(tree::map(emptied, std::as_const(batch.as<Batch>()))));

@@ -41,9 +41,7 @@ concept NumericSample =
 template <class T>
 concept TextSample = std::convertible_to<const T&, std::string_view>;
 template <class T>
-concept NamesBatch = requires {
-  collated_as(std::type_identity<T>{});
-};
+concept NamesBatch = requires { collated_as(std::type_identity<T>{}); };
 
 /// What a number is in a batch.
 template <NumericSample T>
@@ -89,7 +87,7 @@ auto collate_sequence(const std::vector<T*>& samples, const TreePath& path,
     }
   }
   for (std::size_t i = 0; i < samples.front()->size(); ++i) {
-    const auto item = [i](T & sample) -> auto& {
+    const auto item = [i](T& sample) -> auto& {
       return *std::next(sample.begin(), std::ptrdiff_t(i));
     };
     result.push_back(collate_part(samples, path.item(std::int64_t(i)), context, item));
@@ -102,8 +100,8 @@ auto collate_fixed(const std::vector<T*>& samples, const TreePath& path,
                    const LoadContext& context) {
   return [&]<std::size_t... I>(std::index_sequence<I...>) {
     const auto part = [&]<std::size_t J>(std::integral_constant<std::size_t, J>) {
-      return collate_part(
-          samples, path.item(J), context, [](T & sample) -> auto& { return std::get<J>(sample); });
+      return collate_part(samples, path.item(J), context,
+                          [](T& sample) -> auto& { return std::get<J>(sample); });
     };
     if constexpr (tree::detail::kIsArray<T>) {
       return std::array{part(std::integral_constant<std::size_t, I>{})...};
@@ -112,8 +110,7 @@ auto collate_fixed(const std::vector<T*>& samples, const TreePath& path,
     } else {
       return std::tuple{part(std::integral_constant<std::size_t, I>{})...};
     }
-  }
-  (std::make_index_sequence<std::tuple_size_v<T>>{});
+  }(std::make_index_sequence<std::tuple_size_v<T>>{});
 }
 
 template <class T>
@@ -130,7 +127,7 @@ auto collate_mapping(const std::vector<T*>& samples, const TreePath& path,
   for (const auto& entry : *samples.front()) {
     const auto& key = entry_key(entry);
     const TreePath here = path.entry(key);
-    const auto value = [&](T & sample) -> auto& {
+    const auto value = [&](T& sample) -> auto& {
       for (auto& candidate : sample) {
         if (entry_key(candidate) == key) return entry_value(candidate);
       }
@@ -150,7 +147,7 @@ template <class T>
 auto collate_optional(const std::vector<T*>& samples, const TreePath& path,
                       const LoadContext& context) {
   using Content = typename T::value_type;
-  const auto content = [&](T & sample) -> auto& {
+  const auto content = [&](T& sample) -> auto& {
     if (!sample) refuse_missing(path);
     return *sample;
   };
@@ -196,9 +193,8 @@ auto collate_record(const std::vector<T*>& samples, const TreePath& path,
   constexpr auto from = tree::detail::fields<T>();
   constexpr auto to = tree::detail::fields<Batch>();
   const auto put = [&](const auto& source, const auto& target) {
-    auto column = collate_part(
-        samples, path.member(source.name),
-        context, [&](T & sample) -> auto& { return sample.*source.member; });
+    auto column = collate_part(samples, path.member(source.name), context,
+                               [&](T& sample) -> auto& { return sample.*source.member; });
     using Wanted = std::remove_cvref_t<decltype(result.*target.member)>;
     static_assert(std::same_as<decltype(column), Wanted>,
                   "accelerate: a field of this struct has another type in a batch (numbers become "
@@ -209,8 +205,7 @@ auto collate_record(const std::vector<T*>& samples, const TreePath& path,
   };
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     (put(std::get<I>(from), std::get<I>(to)), ...);
-  }
-  (std::make_index_sequence<std::tuple_size_v<decltype(from)>>{});
+  }(std::make_index_sequence<std::tuple_size_v<decltype(from)>>{});
   return result;
 }
 

@@ -1,4 +1,5 @@
-// accelerate/detail/data/indexed_fetch.h - batches of an indexed dataset: samples read by index and collated.
+// accelerate/detail/data/indexed_fetch.h - batches of an indexed dataset: samples read by index and
+// collated.
 //
 // Internal to accelerate/data_loader.h.
 #pragma once
@@ -19,11 +20,11 @@
 
 #include "accelerate/api.h"
 #include "accelerate/data/batch_samplers.h"
-#include "accelerate/detail/data/batch_tensors.h"
 #include "accelerate/data/collate.h"
-#include "accelerate/datasets.h"
-#include "accelerate/tree.h"
 #include "accelerate/data/worker_generator.h"
+#include "accelerate/datasets.h"
+#include "accelerate/detail/data/batch_tensors.h"
+#include "accelerate/tree.h"
 
 namespace accelerate::detail::data {
 

@@ -29,9 +29,7 @@ concept HasNext = requires(D& dataset) {
 };
 /// LibTorch's stateful, stream and chunk datasets: `get_batch(count)`.
 template <class D>
-concept HasGetBatch = requires(D& dataset) {
-  dataset.get_batch(std::size_t{});
-};
+concept HasGetBatch = requires(D& dataset) { dataset.get_batch(std::size_t{}); };
 template <class D>
 concept Callable = requires(D& dataset) {
   { dataset().has_value() } -> std::convertible_to<bool>;
@@ -43,7 +41,7 @@ concept IterableDataset = !IndexedDataset<D> && (HasNext<D> || HasGetBatch<D> ||
 /// A dataset that can be taken up in the middle. Only where items come one by one: a reader that
 /// asks for several would hold some that the state counts as read.
 template <class D>
-concept KeepsState = (HasNext<D> || Callable<D>)&&requires(D& dataset, const Value& state) {
+concept KeepsState = (HasNext<D> || Callable<D>) && requires(D& dataset, const Value& state) {
   { dataset.state_dict() } -> std::convertible_to<Value>;
   dataset.load_state_dict(state);
 };
@@ -93,7 +91,8 @@ class ItemReader {
 };
 
 template <IterableDataset D>
-requires(!HasNext<D> && HasGetBatch<D>) class ItemReader<D> {
+  requires(!HasNext<D> && HasGetBatch<D>)
+class ItemReader<D> {
   using Given = decltype(std::declval<D&>().get_batch(std::size_t{}));
   static constexpr bool kEnds = tree::detail::kIs<Given, std::optional>;
 
@@ -159,7 +158,8 @@ requires(!HasNext<D> && HasGetBatch<D>) class ItemReader<D> {
 };
 
 template <IterableDataset D>
-requires(!HasNext<D> && !HasGetBatch<D> && !Callable<D>) class ItemReader<D> {
+  requires(!HasNext<D> && !HasGetBatch<D> && !Callable<D>)
+class ItemReader<D> {
  public:
   ItemReader(std::shared_ptr<D> dataset, std::size_t /*batch_size*/, std::int64_t epoch)
       : dataset_(std::move(dataset)) {

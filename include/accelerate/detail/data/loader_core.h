@@ -1,4 +1,5 @@
-// accelerate/detail/data/loader_core.h - a data loader and its passes without the type of the batches.
+// accelerate/detail/data/loader_core.h - a data loader and its passes without the type of the
+// batches.
 //
 // Internal to accelerate/data_loader.h. The pipeline behind it is compiled: src/data.
 #pragma once
@@ -9,11 +10,11 @@
 #include <optional>
 
 #include "accelerate/api.h"
-#include "accelerate/detail/data/batch_type.h"
 #include "accelerate/data/state.h"
-#include "accelerate/state/gradient_state.h"
+#include "accelerate/detail/data/batch_type.h"
 #include "accelerate/detail/data/loader_recipe.h"
 #include "accelerate/samplers.h"
+#include "accelerate/state/gradient_state.h"
 
 namespace accelerate {
 

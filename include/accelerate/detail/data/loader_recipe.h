@@ -1,5 +1,5 @@
-// accelerate/detail/data/loader_recipe.h - what a data loader is made of once the types of dataset, sample,
-// collate function and batch are erased.
+// accelerate/detail/data/loader_recipe.h - what a data loader is made of once the types of dataset,
+// sample, collate function and batch are erased.
 //
 // Internal to accelerate/data_loader.h.
 #pragma once
@@ -12,9 +12,9 @@
 #include <optional>
 
 #include "accelerate/data/batch_samplers.h"
+#include "accelerate/data/options.h"
 #include "accelerate/detail/data/batch_tensors.h"
 #include "accelerate/detail/data/batch_type.h"
-#include "accelerate/data/options.h"
 #include "accelerate/value.h"
 
 namespace accelerate::detail::data {

@@ -1,4 +1,5 @@
-// accelerate/detail/data/sample_stream.h - iterable data: samples read one after the other, grouped to batches.
+// accelerate/detail/data/sample_stream.h - iterable data: samples read one after the other, grouped
+// to batches.
 //
 // Internal to accelerate/data_loader.h.
 #pragma once
@@ -240,7 +241,7 @@ class IterableSource final : public StreamFactory {
   }
 
  private:
-  static constexpr bool kShards = requires(D & dataset, std::int64_t n) {
+  static constexpr bool kShards = requires(D& dataset, std::int64_t n) {
     static_cast<std::int64_t>(dataset.num_shards());
     D(dataset.shard(n, n));
   };

@@ -1,4 +1,5 @@
-// accelerate/detail/data/sampler_adaptors.h - what stands between a sampler of other making and ours.
+// accelerate/detail/data/sampler_adaptors.h - what stands between a sampler of other making and
+// ours.
 //
 // Internal to accelerate/data/sampler_adaptors.h.
 #pragma once

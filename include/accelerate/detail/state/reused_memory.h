@@ -1,4 +1,5 @@
-// accelerate/detail/state/reused_memory.h - large tensors of the host, in memory that is used again.
+// accelerate/detail/state/reused_memory.h - large tensors of the host, in memory that is used
+// again.
 //
 // Internal. Fresh pages of the system cost several times what it takes to write to them, and the C
 // library returns large blocks to the system each time.

@@ -9,9 +9,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "accelerate/value/to_value.h"
-#include "accelerate/tree/traits.h"
 #include "accelerate/detail/tree/walk.h"
+#include "accelerate/tree/traits.h"
+#include "accelerate/value/to_value.h"
 
 namespace accelerate::tree {
 namespace detail {
@@ -36,7 +36,7 @@ struct WithMapped<std::unordered_map<K, Old, Hash, Equal, Allocator>, V> {
   using type = std::unordered_map<K, V, Hash, Equal>;
 };
 template <template <class, class> class Map, class K, class Old, class V>
-requires KeyedMapping<Map<K, Old>>
+  requires KeyedMapping<Map<K, Old>>
 struct WithMapped<Map<K, Old>, V> {
   using type = Map<K, V>;
 };
@@ -148,8 +148,7 @@ RebindOf<T, R, Leaf> rebuild(F& f, const T& node) {
             : void()),
        ...);
       return result;
-    }
-    (std::make_index_sequence<std::variant_size_v<T>>{});
+    }(std::make_index_sequence<std::variant_size_v<T>>{});
   } else if constexpr (kind == Node::kRecord) {
     ValueDict result;
     const auto put = [&](const auto& field) {

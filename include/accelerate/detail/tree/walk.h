@@ -99,9 +99,7 @@ struct HeldInValue<at::Tensor> {
 namespace detail {
 
 template <class Map>
-concept SortedMapping = requires {
-  typename Map::key_compare;
-};
+concept SortedMapping = requires { typename Map::key_compare; };
 
 template <class K>
 bool key_less(const K& a, const K& b) {
