@@ -1,9 +1,11 @@
 # Every public header compiles alone: one tiny translation unit each, without the precompiled header.
-file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/accelerate/*.h)
-list(APPEND headers ${PROJECT_BINARY_DIR}/include/accelerate/version.h)
+# Entry points and their parts; what is in detail/ belongs to those.
+file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/include/accelerate
+  ${PROJECT_SOURCE_DIR}/include/accelerate/*.h)
+list(FILTER headers EXCLUDE REGEX "^detail/")
+list(APPEND headers version.h)
 set(units "")
-foreach(header IN LISTS headers)
-  get_filename_component(name ${header} NAME)
+foreach(name IN LISTS headers)
   if(name STREQUAL "mpi.h")  # needs MPI's own header; its test compiles it
     continue()
   endif()

@@ -9,8 +9,8 @@
 // object_operations.h what moves other data between processes.
 #pragma once
 
+#include "accelerate/logging/name_collectives.h"
 #include "accelerate/operations/collectives.h"
-#include "accelerate/operations/name_collectives.h"
 #include "accelerate/operations/objects.h"
 #include "accelerate/operations/tensors.h"
 #include "accelerate/value/from_value.h"

@@ -23,10 +23,10 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/detail/tree/rebind.h"
-#include "accelerate/detail/tree/walk.h"
-#include "accelerate/tree/path.h"
+#include "accelerate/detail/comm/tree_rebind.h"
+#include "accelerate/detail/comm/tree_walk.h"
 #include "accelerate/tree/traits.h"
+#include "accelerate/value/path.h"
 
 namespace accelerate::tree {
 

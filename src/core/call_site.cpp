@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "accelerate/operations/name_collectives.h"
+#include "accelerate/logging/name_collectives.h"
 
 namespace accelerate {
 namespace detail::inline core {

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "accelerate/errors.h"
-#include "accelerate/tree/path.h"
+#include "accelerate/value/path.h"
 #include "core/json.h"
 #include "core/python_text.h"
 #include "core/sorted_entries.h"

@@ -1,4 +1,4 @@
-#include "accelerate/tree/path.h"
+#include "accelerate/value/path.h"
 
 namespace accelerate {
 

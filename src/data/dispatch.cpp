@@ -15,7 +15,7 @@
 #include "accelerate/detail/comm/collectives.h"
 #include "accelerate/detail/core/split_range.h"
 #include "accelerate/errors.h"
-#include "accelerate/operations/name_collectives.h"
+#include "accelerate/logging/name_collectives.h"
 #include "accelerate/operations/objects.h"
 #include "accelerate/operations/tensors.h"
 #include "core/text.h"

@@ -14,7 +14,7 @@
 #include "accelerate/data/batch_samplers.h"
 #include "accelerate/detail/data/sample_stream.h"
 #include "accelerate/errors.h"
-#include "accelerate/operations/name_collectives.h"
+#include "accelerate/logging/name_collectives.h"
 #include "accelerate/operations/objects.h"
 #include "accelerate/random.h"
 #include "core/log.h"

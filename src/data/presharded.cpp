@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "accelerate/errors.h"
+#include "accelerate/logging/name_collectives.h"
 #include "accelerate/operations/collectives.h"
-#include "accelerate/operations/name_collectives.h"
 #include "accelerate/state/partial_state.h"
 #include "core/text.h"
 #include "data/stages.h"

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "accelerate/errors.h"
-#include "accelerate/operations/name_collectives.h"
+#include "accelerate/logging/name_collectives.h"
 #include "comm/call_facts.h"
 #include "core/log.h"
 #include "core/text.h"

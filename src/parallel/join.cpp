@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "accelerate/errors.h"
-#include "accelerate/operations/name_collectives.h"
+#include "accelerate/logging/name_collectives.h"
 #include "accelerate/operations/objects.h"
 #include "core/text.h"
 

@@ -1,4 +1,4 @@
-#include "accelerate/accelerator/autocast.h"
+#include "accelerate/precision/autocast.h"
 
 #include <ATen/autocast_mode.h>
 

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "accelerate/errors.h"
+#include "accelerate/logging/name_collectives.h"
 #include "accelerate/operations.h"
-#include "accelerate/operations/name_collectives.h"
 #include "accelerate/state.h"
 #include "support/on_processes.h"
 

@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/accelerator/autocast.h"
 #include "accelerate/deferred_metrics.h"
 #include "accelerate/errors.h"
 #include "accelerate/nn.h"
+#include "accelerate/precision/autocast.h"
 #include "optim/clip_grad.h"
 #include "support/message_of.h"
 #include "support/reference_path.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "accelerate/api.h"
-#include "accelerate/detail/tree/walk.h"
+#include "accelerate/detail/comm/tree_walk.h"
 #include "accelerate/value.h"
 
 namespace accelerate {

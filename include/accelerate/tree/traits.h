@@ -9,7 +9,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "accelerate/tree/node.h"
+#include "accelerate/value/node.h"
 
 namespace accelerate {
 namespace tree::detail {

@@ -11,9 +11,9 @@
 
 #include "accelerate/api.h"
 #include "accelerate/errors.h"
-#include "accelerate/tree/node.h"
-#include "accelerate/tree/path.h"
 #include "accelerate/value.h"
+#include "accelerate/value/node.h"
+#include "accelerate/value/path.h"
 #include "accelerate/value/to_value.h"
 
 namespace accelerate {

@@ -26,9 +26,9 @@
 #include "accelerate/api.h"
 #include "accelerate/enums.h"
 #include "accelerate/fwd.h"
-#include "accelerate/tree/node.h"
 #include "accelerate/value.h"
 #include "accelerate/value/fields.h"
+#include "accelerate/value/node.h"
 
 namespace accelerate {
 namespace detail::inline core {

@@ -20,9 +20,9 @@
 #include <variant>
 #include <vector>
 
-#include "accelerate/accelerator/autocast.h"
 #include "accelerate/api.h"
 #include "accelerate/kwargs.h"
+#include "accelerate/precision/autocast.h"
 #include "accelerate/state_dict.h"
 
 namespace accelerate::detail::optim {

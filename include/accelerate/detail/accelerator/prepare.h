@@ -18,7 +18,7 @@
 
 #include "accelerate/api.h"
 #include "accelerate/detail/accelerator/prepare_arguments.h"
-#include "accelerate/operations/name_collectives.h"
+#include "accelerate/logging/name_collectives.h"
 #include "accelerate/state/stateful.h"
 
 namespace accelerate::detail::inline core {

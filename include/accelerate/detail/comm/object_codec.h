@@ -23,8 +23,8 @@
 
 #include "accelerate/api.h"
 #include "accelerate/detail/core/object_stream.h"
-#include "accelerate/tree/node.h"
 #include "accelerate/value.h"
+#include "accelerate/value/node.h"
 #include "accelerate/value/to_value.h"
 
 namespace accelerate::detail::comm {

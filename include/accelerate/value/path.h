@@ -1,4 +1,4 @@
-// accelerate/tree/path.h - where in a tensor tree a leaf is, for messages: ['images'][0].mask
+// accelerate/value/path.h - where in a tensor tree a leaf is, for messages: ['images'][0].mask
 #pragma once
 
 #include <concepts>

@@ -1,4 +1,4 @@
-// accelerate/detail/tree/walk.h - the one recursion under all tree operations.
+// accelerate/detail/comm/tree_walk.h - the one recursion under all tree operations.
 //
 // Included by accelerate/tree.h; include that.
 #pragma once
@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/tree/path.h"
 #include "accelerate/tree/traits.h"
+#include "accelerate/value/path.h"
 
 namespace accelerate::tree {
 

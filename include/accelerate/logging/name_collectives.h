@@ -1,4 +1,4 @@
-// accelerate/operations/name_collectives.h - a name for collectives that are reached from several
+// accelerate/logging/name_collectives.h - a name for collectives that are reached from several
 // lines.
 #pragma once
 

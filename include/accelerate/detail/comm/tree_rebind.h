@@ -1,4 +1,4 @@
-// accelerate/detail/tree/rebind.h - the type of a tree with other leaves, and how it is built.
+// accelerate/detail/comm/tree_rebind.h - the type of a tree with other leaves, and how it is built.
 //
 // Included by accelerate/tree.h; include that.
 #pragma once
@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "accelerate/detail/tree/walk.h"
+#include "accelerate/detail/comm/tree_walk.h"
 #include "accelerate/tree/traits.h"
 #include "accelerate/value/to_value.h"
 

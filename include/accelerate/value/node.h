@@ -1,4 +1,4 @@
-// accelerate/tree/node.h - what kind of node each type is in a tensor tree.
+// accelerate/value/node.h - what kind of node each type is in a tensor tree.
 //
 // Included by accelerate/tree.h; include that. A struct of your own becomes a tree by one function
 // beside it, which lists the members that hold tensors; the others are copied along:

@@ -1,4 +1,4 @@
-// accelerate/accelerator/autocast.h - a scope that computes in a lower precision where that is
+// accelerate/precision/autocast.h - a scope that computes in a lower precision where that is
 // safe.
 //
 //     const AutocastScope scope(at::kCPU, at::kBFloat16);
