@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "accelerate/errors.h"
 #include "accelerate/value/from_value.h"
@@ -54,10 +55,11 @@ Value adapted(const Value& value) {
     }
   } else if constexpr (std::same_as<T, std::int64_t>) {
     // YAML takes 1e8 for a text and 4.0 for a float: both mean a whole number here.
-    auto number = value.is_double() ? std::optional(value.as_double()) : std::nullopt;
-    if (value.is_string()) number = parse_number<double>(trim(value.as_string()));
-    const bool whole = number && std::trunc(*number) == *number && std::abs(*number) <= kExact;
-    return whole ? Value(static_cast<std::int64_t>(*number)) : value;
+    double number = std::numeric_limits<double>::quiet_NaN();
+    if (value.is_double()) number = value.as_double();
+    if (value.is_string()) number = parse_number<double>(trim(value.as_string())).value_or(number);
+    const bool whole = std::trunc(number) == number && std::abs(number) <= kExact;
+    return whole ? Value(static_cast<std::int64_t>(number)) : value;
   } else if constexpr (std::same_as<T, std::string>) {
     if (value.is_int() || value.is_double()) return value.repr();  // gpu_ids: 0
   } else if constexpr (std::same_as<T, std::vector<std::string>>) {

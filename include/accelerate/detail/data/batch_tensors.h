@@ -6,11 +6,15 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -20,6 +24,19 @@
 #include "accelerate/tree.h"
 
 namespace accelerate::detail::data {
+
+/// Samples, or parts of them, that are numbers, texts, or of a type that names its batch type.
+template <class T>
+concept NumericSample =
+    std::is_arithmetic_v<T> || std::same_as<T, c10::Half> || std::same_as<T, c10::BFloat16>;
+template <class T>
+concept TextSample = std::convertible_to<const T&, std::string_view>;
+template <class T>
+concept NamesBatch = requires { collated_as(std::type_identity<T>{}); };
+
+/// What a number is in a batch.
+template <NumericSample T>
+using ColumnType = std::conditional_t<std::integral<T> && !std::same_as<T, bool>, std::int64_t, T>;
 
 class RowsInPlace;
 

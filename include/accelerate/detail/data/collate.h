@@ -36,18 +36,6 @@ namespace accelerate::detail::data {
                                                   const TreePath& path, const LoadContext& context);
 
 template <class T>
-concept NumericSample =
-    std::is_arithmetic_v<T> || std::same_as<T, c10::Half> || std::same_as<T, c10::BFloat16>;
-template <class T>
-concept TextSample = std::convertible_to<const T&, std::string_view>;
-template <class T>
-concept NamesBatch = requires { collated_as(std::type_identity<T>{}); };
-
-/// What a number is in a batch.
-template <NumericSample T>
-using ColumnType = std::conditional_t<std::integral<T> && !std::same_as<T, bool>, std::int64_t, T>;
-
-template <class T>
 constexpr bool kNoCollate = false;
 
 template <class T>

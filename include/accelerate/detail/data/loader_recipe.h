@@ -68,6 +68,23 @@ struct StreamShard {
   std::optional<Value> dataset_state = std::nullopt;
 };
 
+/// Where the groups of a stream begin and end, and which part of them belongs to this process.
+struct StreamCut {
+  StreamCut(const DataLoaderOptions& options, const StreamShard& shard, bool whole_batches) {
+    const auto batch = whole_batches ? 1 : options.batch_size.value_or(1);
+    const auto share = shard.split_batches ? batch / shard.num_processes : batch;
+    group = share * shard.num_processes;
+    begin = share * shard.process_index;
+    end = begin + share;
+    fills_up = shard.num_processes > 1 && !options.drop_last;
+  }
+
+  std::int64_t group;  ///< samples that all processes take together
+  std::int64_t begin;  ///< first sample of this process in the group
+  std::int64_t end;    ///< one behind its last sample
+  bool fills_up;       ///< a last group that is not full is filled up from the start of the stream
+};
+
 /// Iterable data.
 class StreamFactory {
  public:
