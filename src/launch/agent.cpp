@@ -286,13 +286,14 @@ class Agent {
   }
 
   void report(const std::vector<WorkerFailure>& failures) {
+    AgentMessage message{.kind = Kind::kFailed};
     for (const auto& failure : failures) {
-      if (failure.terminated_by_launcher) {
-        terminated_.push_back(failure);
-      } else {
-        link_->send({.kind = Kind::kFailed, .failures = {failure}});
-      }
+      (failure.terminated_by_launcher ? terminated_ : message.failures).push_back(failure);
       failed_ = true;
+    }
+    if (!message.failures.empty()) {
+      message.all_ended = !workers_->running();
+      link_->send(message);
     }
     // After a failure the coordinator decides about the other workers.
     if (doing_ != Doing::kRuns || workers_->running() || failed_ || done_since_) return;
