@@ -24,6 +24,8 @@ constexpr std::size_t kFull = 1 << 20;
 constexpr std::size_t kLongestLine = 1 << 20;
 constexpr std::size_t kLastLines = 20;
 constexpr std::size_t kLastLineLength = 1000;
+// Lines of findings that are remembered; more than any run has ranks.
+constexpr std::size_t kMostFindings = 10'000;
 constexpr auto kWriteTimeout = std::chrono::seconds(10);
 
 constexpr std::string_view kClearLine = "\r\033[K";
@@ -179,10 +181,21 @@ void Console::write_file(Output& output, std::string_view bytes) {
           " can no longer be written: ", why, ". The workers go on."));
 }
 
+bool Console::repeats_finding(Output& output, std::string_view line) {
+  constexpr std::string_view kBegin = "accelerate: rank ";
+  const bool begins = line.starts_with(kBegin);
+  output.in_finding = begins || (output.in_finding && line.starts_with("  "));
+  if (!output.in_finding || findings_.size() >= kMostFindings) return false;
+  const auto first = findings_.try_emplace(std::string(line), &output).first->second;
+  return !begins && first != &output;
+}
+
 void Console::take_line(Output& output, Stream stream, std::string_view line) {
   output.last.emplace_back(line.substr(0, kLastLineLength));
   if (output.last.size() > kLastLines) output.last.pop_front();
-  if (output.route.shown && output.route.prefix) {
+  if (!output.route.shown) return;
+  const bool repeats = repeats_finding(output, line);
+  if (output.route.prefix && !repeats) {
     screen(stream).line(str(*output.route.prefix, line));
   }
 }
@@ -209,7 +222,10 @@ void Console::ended(std::size_t worker) {
   flush();
 }
 
-void Console::clear() { workers_.clear(); }
+void Console::clear() {
+  workers_.clear();
+  findings_.clear();
+}
 
 std::vector<std::string> Console::last_lines(std::size_t worker) const {
   const auto found = workers_.find(worker);

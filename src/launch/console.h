@@ -117,6 +117,7 @@ class Console {
     Descriptor file;
     LineCutter lines;
     std::deque<std::string> last;
+    bool in_finding = false;
   };
   struct Worker {
     Output output;
@@ -126,12 +127,17 @@ class Console {
   [[nodiscard]] Screen& screen(Stream stream);
   void write_file(Output& output, std::string_view bytes);
   void take_line(Output& output, Stream stream, std::string_view line);
+  /// All ranks tell which rank is at fault and list where each was. True for a line of that list
+  /// that another rank has shown.
+  [[nodiscard]] bool repeats_finding(Output& output, std::string_view line);
 
   Screen out_;
   Screen err_;
   bool one_screen_;
   bool lost_output_ = false;
   std::map<std::size_t, Worker> workers_;
+  /// Lines of findings, by the output that has shown them first.
+  std::map<std::string, const Output*, std::less<>> findings_;
 };
 
 }  // namespace accelerate::detail::launch

@@ -59,6 +59,25 @@ TEST(Console, ShowsOfALineThatIsDrawnAgainAndAgainTheLastState) {
   EXPECT_EQ(pipes.written(), "[1]:100%\n");
 }
 
+TEST(Console, ShowsOnceWhereTheRanksWereWhenOneStrayed) {
+  Pipes pipes;
+  Console console(pipes.out.write_end(), pipes.err.write_end());
+  console.attach(0, {}, {});
+  console.attach(1, prefixed("[1]:"), prefixed("[1]:"));
+  console.attach(2, prefixed("[2]:"), prefixed("[2]:"));
+  const std::string finding =
+      "accelerate: rank 2 is in another collective:\n  rank 0: reduce\n  rank 2: gather\n";
+  console.bytes(1, Stream::kError, finding + "  this is rank 1\nits own line\n  rank 0: reduce\n");
+  console.bytes(2, Stream::kError, finding + "  this is rank 2\n");
+  console.bytes(0, Stream::kError, finding + "  this is rank 0\n");
+  EXPECT_EQ(pipes.errors(),
+            "[1]:accelerate: rank 2 is in another collective:\n[1]:  rank 0: reduce\n"
+            "[1]:  rank 2: gather\n[1]:  this is rank 1\n[1]:its own line\n[1]:  rank 0: reduce\n"
+            "[2]:accelerate: rank 2 is in another collective:\n[2]:  this is rank 2\n" +
+                finding + "  this is rank 0\n");
+  EXPECT_EQ(console.last_lines(2).size(), 4U);  // the report has it all
+}
+
 TEST(Console, KeepsWhatAProgressBarDoesNotDrawAgain) {
   Pipes pipes;
   Console console(pipes.out.write_end(), pipes.err.write_end());
