@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <vector>
@@ -80,7 +82,10 @@ int run(std::span<const std::string> words) {
 
 }  // namespace
 
-void print(std::string_view text) { detail::write_fully(STDOUT_FILENO, text); }
+void print(std::string_view text) {
+  if (detail::write_fully(STDOUT_FILENO, text) || errno == EPIPE) return;
+  throw Error(detail::str("stdout cannot be written: ", std::strerror(errno), "."));
+}
 
 void print_message(std::string_view message) {
   detail::write_fully(STDERR_FILENO, detail::str("accelerate: ", message, "\n"));

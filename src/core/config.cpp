@@ -8,6 +8,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/value/from_value.h"
 #include "core/config_fields.h"
+#include "core/config_text.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/log.h"
@@ -204,12 +205,16 @@ Value::Dict read_dict(const fs::path& path, bool json) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) {
     throw ConfigError(str(name_of(path),
-                          " does not exist. Pass an existing file, or make the default "
-                          "one with `accelerate config`."));
+                          " does not exist. Pass an existing file, or make one with "
+                          "write_basic_config()."));
+  }
+  // A pipe without a writer, or a device, would be waited for without end.
+  if (!fs::is_regular_file(path, ignored) && !fs::is_directory(path, ignored)) {
+    throw ConfigError(str(name_of(path), " is a pipe or a device. Pass a regular file."));
   }
   const auto text = read_whole_file(path);
   const auto source = name_of(path);
-  auto value = json ? json_loads(text, source) : yaml_loads(text, source);
+  auto value = json ? json_loads_unique(text, source) : yaml_loads_unique(text, source);
   if (value.is_none()) throw ConfigError(source + " is empty.");
   if (!value.is_dict()) {
     throw ConfigError(str(source, " must hold keys and values, not a ", value.kind_name(), "."));
@@ -266,7 +271,7 @@ std::optional<fs::path> write_basic_config(std::string_view mixed_precision,
   std::error_code error;
   if (fs::exists(save_location, error)) {
     warn(str("There is a configuration at ", save_location.string(),
-             " already; it is left alone. Run `accelerate config`, or give another place."));
+             " already; it is left alone. Edit or remove it, or give another place."));
     return std::nullopt;
   }
   if (save_location.has_parent_path()) fs::create_directories(save_location.parent_path(), error);

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "accelerate/value/from_value.h"
+#include "core/config_text.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/options.h"
@@ -45,11 +46,11 @@ std::optional<std::string> base64_decoded(std::string_view text) {
 Value tree_from(const std::string& path_or_text) {
   std::error_code ignored;
   if (std::filesystem::is_regular_file(path_or_text, ignored)) {
-    return json_loads(read_whole_file(path_or_text), path_or_text);
+    return json_loads_unique(read_whole_file(path_or_text), path_or_text);
   }
   // What begins as JSON is meant as JSON: its own error says where it goes wrong.
   if (trim(path_or_text).starts_with('{')) {
-    return json_loads(path_or_text, "The DeepSpeed configuration");
+    return json_loads_unique(path_or_text, "The DeepSpeed configuration");
   }
   if (const auto decoded = base64_decoded(path_or_text)) {
     try {

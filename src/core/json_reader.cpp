@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "accelerate/errors.h"
+#include "core/config_text.h"
 #include "core/json.h"
 #include "core/python_text.h"
 #include "core/text.h"
@@ -16,7 +17,8 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 class Reader {
  public:
-  Reader(std::string_view text, std::string_view source) : text_(text), source_(source) {}
+  Reader(std::string_view text, std::string_view source, bool unique_keys)
+      : text_(text), source_(source), unique_keys_(unique_keys) {}
 
   Value document() {
     if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;  // a byte order mark
@@ -77,8 +79,12 @@ class Reader {
     if (take("}")) return dict;
     for (;;) {
       skip_blanks();
+      const std::size_t start = at_;
       if (!take("\"")) refuse("expected a key in double quotes");
       const std::string key = read_string();
+      if (unique_keys_ && dict.contains(key)) {
+        refuse(str("the key '", key, "' is here a second time"), start);
+      }
       skip_blanks();
       if (!take(":")) refuse("expected ':' behind the key");
       dict.set(key, read_value(depth + 1));
@@ -188,13 +194,18 @@ class Reader {
 
   std::string_view text_;
   std::string_view source_;
+  bool unique_keys_;
   std::size_t at_ = 0;
 };
 
 }  // namespace
 
 Value json_loads(std::string_view text, std::string_view source) {
-  return Reader(text, source).document();
+  return Reader(text, source, /*unique_keys=*/false).document();
+}
+
+Value json_loads_unique(std::string_view text, std::string_view source) {
+  return Reader(text, source, /*unique_keys=*/true).document();
 }
 
 std::optional<Value::Dict> json_object(std::string_view line) {

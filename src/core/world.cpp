@@ -125,9 +125,11 @@ class Detector {
     if (auto known = first(families, member)) return *known;
     const Family& family = families.front();
     const auto other = first(families, found);
-    throw ConfigError(str(family.*member, " is missing",
+    const auto text = env_.get(family.*member);
+    throw ConfigError(str(family.*member, text ? str(" is ", *text) : " is missing",
                           other ? str(" beside ", other->name, "=", other->value) : "",
-                          ". Set it as well (", to_string(family.source),
+                          text ? ", and must be 0 or more. Set it right (" : ". Set it as well (",
+                          to_string(family.source),
                           " does), or remove its companions to run alone."));
   }
 

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "accelerate/errors.h"
+#include "core/config_text.h"
 #include "core/text.h"
 #include "core/yaml.h"
 #include "core/yaml_scalar.h"
@@ -47,10 +48,12 @@ std::string_view view(const yaml_char_t* text) {
 
 class Reader {
  public:
-  Reader(std::string_view text, std::string_view source) : text_(text), source_(source) {
+  Reader(std::string_view text, std::string_view source, bool unique_keys)
+      : text_(text), source_(source), unique_keys_(unique_keys) {
+    if (text_.starts_with("\xEF\xBB\xBF")) text_.remove_prefix(3);  // a byte order mark
     if (yaml_parser_initialize(&parser_) == 0) throw std::bad_alloc();
-    yaml_parser_set_input_string(&parser_, reinterpret_cast<const unsigned char*>(text.data()),
-                                 text.size());
+    yaml_parser_set_input_string(&parser_, reinterpret_cast<const unsigned char*>(text_.data()),
+                                 text_.size());
     yaml_parser_set_encoding(&parser_, YAML_UTF8_ENCODING);
   }
   ~Reader() { yaml_parser_delete(&parser_); }
@@ -189,7 +192,11 @@ class Reader {
       Node item = read_node(*next(), depth + 1);
       count(node, key);
       count(node, item);
-      own.set(as_key(key.value, mark), std::move(item.value));
+      const auto name = as_key(key.value, mark);
+      if (unique_keys_ && own.contains(name)) {
+        refuse(str("the key ", key.value.repr(), " is here a second time"), mark);
+      }
+      own.set(name, std::move(item.value));
     }
     // Keys of the mapping itself win, wherever the merge stands.
     for (auto& [key, value] : own) merged.set(key, std::move(value));
@@ -285,6 +292,7 @@ class Reader {
   yaml_parser_t parser_{};
   std::string_view text_;
   std::string_view source_;
+  bool unique_keys_;
   std::map<std::string, std::optional<Node>> anchors_;
   std::size_t alias_bytes_ = 0;
 };
@@ -292,7 +300,11 @@ class Reader {
 }  // namespace
 
 Value yaml_loads(std::string_view text, std::string_view source) {
-  return Reader(text, source).document();
+  return Reader(text, source, /*unique_keys=*/false).document();
+}
+
+Value yaml_loads_unique(std::string_view text, std::string_view source) {
+  return Reader(text, source, /*unique_keys=*/true).document();
 }
 
 }  // namespace accelerate::detail::inline core

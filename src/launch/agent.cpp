@@ -28,6 +28,7 @@ using Clock = std::chrono::steady_clock;
 using Kind = AgentMessage::Kind;
 using std::chrono::milliseconds;
 
+constexpr int kFailure = 1;
 constexpr int kPeerGone = 70;
 // How long to wait for other machines after the workers of this one have ended by a signal.
 constexpr auto kTimeToEnd = std::chrono::seconds(5);
@@ -77,8 +78,9 @@ class Agent {
     join_or_host();
     while (!exit_code_) step();
     wait_for_others();
-    console_.finish();
-    return *exit_code_;
+    write_output();
+    // A run whose output is lost, e.g. on a full disk, has not succeeded.
+    return *exit_code_ == 0 && console_.has_lost_output() ? kFailure : *exit_code_;
   }
 
  private:
@@ -286,13 +288,14 @@ class Agent {
   }
 
   void report(const std::vector<WorkerFailure>& failures) {
+    AgentMessage message{.kind = Kind::kFailed};
     for (const auto& failure : failures) {
-      if (failure.terminated_by_launcher) {
-        terminated_.push_back(failure);
-      } else {
-        link_->send({.kind = Kind::kFailed, .failures = {failure}});
-      }
+      (failure.terminated_by_launcher ? terminated_ : message.failures).push_back(failure);
       failed_ = true;
+    }
+    if (!message.failures.empty()) {
+      message.all_ended = !workers_->running();
+      link_->send(message);
     }
     // After a failure the coordinator decides about the other workers.
     if (doing_ != Doing::kRuns || workers_->running() || failed_ || done_since_) return;
@@ -381,6 +384,7 @@ class Agent {
 
   void leave(int signal) {
     if (signal_) {  // the second signal
+      hurries_ = true;
       if (workers_) workers_->signal(SIGKILL);
       return;
     }
@@ -419,6 +423,15 @@ class Agent {
     }
   }
 
+  /// Writes what is queued. Whoever does not read it holds up nobody who wants an end.
+  void write_output() {
+    while (!hurries_ && !console_.finish(signals_.fd())) {
+      while (const auto signal = signals_.next()) {
+        hurries_ = hurries_ || (*signal != SIGTSTP && *signal != SIGCONT && *signal != SIGWINCH);
+      }
+    }
+  }
+
   const LaunchPlan& plan_;
   const LaunchConfig& config_;
   const bool elastic_;  // machines come and go
@@ -442,6 +455,7 @@ class Agent {
   std::optional<Clock::time_point> done_since_;
   std::optional<Clock::time_point> notice_at_;
   std::optional<int> signal_;
+  bool hurries_ = false;  // a second signal has come
   std::optional<Clock::time_point> leave_by_;
   std::optional<Verdict> verdict_;
   std::optional<int> exit_code_;

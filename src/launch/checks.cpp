@@ -102,6 +102,9 @@ void check_typed_flags(const LaunchArguments& arguments) {
           str("--multi_gpu needs at least 2 processes, but --num_processes is ", count, "."));
     }
   }
+  if (arguments.on("cpu") && arguments.typed("gpu_ids")) {
+    throw ConfigError("--gpu_ids has no effect with --cpu: pass one of them.");
+  }
   if (arguments.on("module") && arguments.on("no_python")) {
     throw ConfigError("--module and --no_python exclude each other: only Python runs modules.");
   }

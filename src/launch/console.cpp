@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +24,8 @@ constexpr std::size_t kFull = 1 << 20;
 constexpr std::size_t kLongestLine = 1 << 20;
 constexpr std::size_t kLastLines = 20;
 constexpr std::size_t kLastLineLength = 1000;
+// Lines of findings that are remembered; more than any run has ranks.
+constexpr std::size_t kMostFindings = 10'000;
 constexpr auto kWriteTimeout = std::chrono::seconds(10);
 
 constexpr std::string_view kClearLine = "\r\033[K";
@@ -34,11 +37,28 @@ bool same_file(int a, int b) {
          first.st_ino == second.st_ino && first.st_rdev == second.st_rdev;
 }
 
-// The part of a line that a terminal would show at the end.
-std::string_view as_drawn(std::string_view line) {
-  if (line.ends_with('\r')) line.remove_suffix(1);
-  const auto last = line.rfind('\r');
-  return last == std::string_view::npos ? line : line.substr(last + 1);
+// The words of a state of a line, without the numbers and bars that change in each.
+std::string letters(std::string_view state) {
+  std::string result;
+  for (const char c : state) {
+    if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')) result += c;
+  }
+  return result;
+}
+
+// The last state of a line that is drawn again after carriage returns. Earlier states are passed on
+// if their words are not in the next one.
+std::string_view last_state(std::string_view line, const LineBuffer::Line& pass_on) {
+  std::string_view last;
+  for (std::size_t end = 0; end != line.npos;) {
+    end = line.find('\r');
+    const auto state = line.substr(0, end);
+    if (end != line.npos) line.remove_prefix(end + 1);
+    if (state.find_first_not_of(' ') == state.npos) continue;
+    if (!letters(state).starts_with(letters(last))) pass_on(last);
+    last = state;
+  }
+  return last;
 }
 
 }  // namespace
@@ -88,20 +108,26 @@ void Screen::flush() {
     if (::poll(&ready, 1, 0) != 1) return;
     const ssize_t count = ::write(fd_, queue_.data(), std::min(queue_.size(), kAtOnce));
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
-    // The terminal was closed or the reader has ended. The workers go on.
-    if (count < 0) return queue_.clear();
+    if (count < 0) {
+      // The terminal was closed or the reader has ended: the workers go on, and nobody minds.
+      if (errno != EPIPE && errno != EIO) error_ = errno;
+      return queue_.clear();
+    }
     queue_.erase(0, static_cast<std::size_t>(count));
   }
 }
 
-void Screen::finish(std::chrono::milliseconds timeout) {
+bool Screen::finish(std::chrono::milliseconds timeout, int interrupt) {
   while (!queue_.empty()) {
     const auto before = queue_.size();
-    pollfd ready{.fd = fd_, .events = POLLOUT, .revents = 0};
-    ::poll(&ready, 1, static_cast<int>(timeout.count()));
+    std::array<pollfd, 2> fds{{{.fd = fd_, .events = POLLOUT, .revents = 0},
+                               {.fd = interrupt, .events = POLLIN, .revents = 0}}};
+    ::poll(fds.data(), fds.size(), static_cast<int>(timeout.count()));
     flush();
-    if (queue_.size() == before) return;
+    if (fds[1].revents != 0) return queue_.empty();
+    if (queue_.size() == before) break;
   }
+  return true;
 }
 
 void LineCutter::append(std::string_view bytes, const LineBuffer::Line& line) {
@@ -110,17 +136,19 @@ void LineCutter::append(std::string_view bytes, const LineBuffer::Line& line) {
     rest_.append(bytes.substr(0, end));
     if (end == std::string_view::npos) break;
     bytes.remove_prefix(end + 1);
-    line(as_drawn(rest_));
+    line(last_state(rest_, line));
     rest_.clear();
   }
   if (rest_.size() <= kLongestLine) return;
-  rest_ = as_drawn(rest_);
-  if (rest_.size() > kLongestLine) finish(line);
+  const bool redraws = rest_.ends_with('\r');
+  rest_ = std::string(last_state(rest_, line));
+  if (rest_.size() > kLongestLine) return finish(line);
+  if (redraws) rest_ += '\r';
 }
 
 void LineCutter::finish(const LineBuffer::Line& line) {
   if (rest_.empty()) return;
-  line(as_drawn(rest_));
+  line(last_state(rest_, line));
   rest_.clear();
 }
 
@@ -153,10 +181,21 @@ void Console::write_file(Output& output, std::string_view bytes) {
           " can no longer be written: ", why, ". The workers go on."));
 }
 
+bool Console::repeats_finding(Output& output, std::string_view line) {
+  constexpr std::string_view kBegin = "accelerate: rank ";
+  const bool begins = line.starts_with(kBegin);
+  output.in_finding = begins || (output.in_finding && line.starts_with("  "));
+  if (!output.in_finding || findings_.size() >= kMostFindings) return false;
+  const auto first = findings_.try_emplace(std::string(line), &output).first->second;
+  return !begins && first != &output;
+}
+
 void Console::take_line(Output& output, Stream stream, std::string_view line) {
   output.last.emplace_back(line.substr(0, kLastLineLength));
   if (output.last.size() > kLastLines) output.last.pop_front();
-  if (output.route.shown && output.route.prefix) {
+  if (!output.route.shown) return;
+  const bool repeats = repeats_finding(output, line);
+  if (output.route.prefix && !repeats) {
     screen(stream).line(str(*output.route.prefix, line));
   }
 }
@@ -183,7 +222,10 @@ void Console::ended(std::size_t worker) {
   flush();
 }
 
-void Console::clear() { workers_.clear(); }
+void Console::clear() {
+  workers_.clear();
+  findings_.clear();
+}
 
 std::vector<std::string> Console::last_lines(std::size_t worker) const {
   const auto found = workers_.find(worker);
@@ -210,11 +252,17 @@ void Console::wants(std::vector<pollfd>& fds) const {
 void Console::flush() {
   out_.flush();
   err_.flush();
+  const int error = out_.error() != 0 ? out_.error() : err_.error();
+  if (error == 0 || lost_output_) return;
+  lost_output_ = true;
+  say(str("accelerate: ", out_.error() != 0 ? "stdout" : "stderr", " can no longer be written: ",
+          std::strerror(error), ". The workers go on, but their output is lost."));
 }
 
-void Console::finish() {
-  out_.finish(kWriteTimeout);
-  err_.finish(kWriteTimeout);
+bool Console::finish(int interrupt) {
+  const bool done = out_.finish(kWriteTimeout, interrupt) && err_.finish(kWriteTimeout, interrupt);
+  flush();
+  return done;
 }
 
 }  // namespace accelerate::detail::launch

@@ -35,8 +35,13 @@ class Screen {
 
   /// Writes as much as possible without waiting.
   void flush();
-  /// Writes everything; gives up if nothing can be written for `timeout`.
-  void finish(std::chrono::milliseconds timeout);
+  /// Writes everything; gives up if nothing can be written for `timeout`. Returns false if
+  /// `interrupt` became readable before.
+  bool finish(std::chrono::milliseconds timeout, int interrupt);
+
+  /// The error by which output was lost, e.g. a full disk; 0 if none was. A reader that has ended
+  /// does not count.
+  [[nodiscard]] int error() const noexcept { return error_; }
 
   [[nodiscard]] int fd() const noexcept { return fd_; }
   [[nodiscard]] bool terminal() const noexcept { return terminal_; }
@@ -48,10 +53,11 @@ class Screen {
   bool redraws_;       // the terminal understands how a line is cleared
   std::string queue_;  // to be written
   std::string begun_;  // by the main worker: on the terminal already, or held back
+  int error_ = 0;
 };
 
-/// Cuts a stream into whole lines. Of a line with carriage returns (a progress bar) only the last
-/// state counts.
+/// Cuts a stream into whole lines. Of a line with carriage returns (a progress bar) the last state
+/// is shown, and before it those whose words the next state does not have.
 class LineCutter {
  public:
   void append(std::string_view bytes, const LineBuffer::Line& line);
@@ -99,7 +105,11 @@ class Console {
   /// Appends the descriptors to poll while output is queued.
   void wants(std::vector<pollfd>& fds) const;
   void flush();
-  void finish();
+  /// Writes everything; gives up if nobody reads. Returns false if `interrupt`, a descriptor or -1,
+  /// became readable before.
+  bool finish(int interrupt = -1);
+  /// True if output could not be written, which was said then.
+  [[nodiscard]] bool has_lost_output() const noexcept { return lost_output_; }
 
  private:
   struct Output {
@@ -107,6 +117,7 @@ class Console {
     Descriptor file;
     LineCutter lines;
     std::deque<std::string> last;
+    bool in_finding = false;
   };
   struct Worker {
     Output output;
@@ -116,11 +127,17 @@ class Console {
   [[nodiscard]] Screen& screen(Stream stream);
   void write_file(Output& output, std::string_view bytes);
   void take_line(Output& output, Stream stream, std::string_view line);
+  /// All ranks tell which rank is at fault and list where each was. True for a line of that list
+  /// that another rank has shown.
+  [[nodiscard]] bool repeats_finding(Output& output, std::string_view line);
 
   Screen out_;
   Screen err_;
   bool one_screen_;
+  bool lost_output_ = false;
   std::map<std::size_t, Worker> workers_;
+  /// Lines of findings, by the output that has shown them first.
+  std::map<std::string, const Output*, std::less<>> findings_;
 };
 
 }  // namespace accelerate::detail::launch

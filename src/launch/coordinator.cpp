@@ -20,6 +20,8 @@ using Kind = AgentMessage::Kind;
 // A worker that lost its peers is seldom the root cause. The root cause (the exit code of another
 // worker, a machine that is gone) is usually known within this time.
 constexpr auto kRootCauseDelay = std::chrono::seconds(2);
+// A worker that a signal ended cannot tell in which call it was; its peers can within this time.
+constexpr auto kSurvivorDelay = std::chrono::milliseconds(500);
 
 constexpr int kFailure = 1;
 constexpr int kWrongInput = 2;
@@ -154,6 +156,7 @@ Orders Coordinator::start() {
   for (const Id id : ids) {
     Node& node = nodes_.at(id);
     node.doing = Doing::kRuns;
+    node.all_ended = false;
     orders.push_back({.to = id, .message = {.kind = Kind::kStart, .round = round}});
     ++round.node_rank;
     round.first_rank += node.member.nproc;
@@ -220,15 +223,31 @@ Orders Coordinator::fail_or_restart(Verdict verdict, Clock::time_point now) {
   return stop(now);
 }
 
-Orders Coordinator::failed(Id id, const WorkerFailure& failure, Clock::time_point now) {
-  if (!nodes_.contains(id)) return {};
+// False if no worker can change the verdict any more: all have ended, or one was killed and another
+// has told of it.
+bool Coordinator::more_to_learn() const {
+  const auto told = std::ranges::count_if(failures_, &WorkerFailure::is_consequence);
+  if (told > 0 && told < std::ssize(failures_)) return false;
+  return std::ranges::any_of(nodes_, [](const auto& each) {
+    return each.second.doing == Doing::kRuns && !each.second.all_ended;
+  });
+}
+
+Orders Coordinator::failed(Id id, const WorkerFailure& failure, bool all_ended,
+                           Clock::time_point now) {
+  const auto node = nodes_.find(id);
+  if (node == nodes_.end()) return {};
+  node->second.all_ended = all_ended;
   if (phase_ == Phase::kStopping && verdict_) {
     verdict_->failures.push_back(failure);
     return {};
   }
   if (phase_ != Phase::kRunning) return {};
   failures_.push_back(failure);
-  const auto time = failure.is_consequence() ? now + kRootCauseDelay : now;
+  auto time = now;
+  if (failure.is_consequence()) time += kRootCauseDelay;
+  if (failure.status.signal != 0) time += kSurvivorDelay;
+  if (!more_to_learn()) time = now;
   decide_at_ = decide_at_ ? std::min(*decide_at_, time) : time;
   return now >= *decide_at_ ? decide_about_failures(now) : Orders{};
 }

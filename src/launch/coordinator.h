@@ -48,7 +48,8 @@ class Coordinator {
 
   // Events. Each returns the orders that follow from it.
   [[nodiscard]] std::vector<Order> join(Id id, const Member& member, Clock::time_point now);
-  [[nodiscard]] std::vector<Order> failed(Id id, const WorkerFailure& failure,
+  /// `all_ended`: no worker of the machine runs any more.
+  [[nodiscard]] std::vector<Order> failed(Id id, const WorkerFailure& failure, bool all_ended,
                                           Clock::time_point now);
   [[nodiscard]] std::vector<Order> succeeded(Id id, Clock::time_point now);
   [[nodiscard]] std::vector<Order> stopped(Id id, const std::vector<WorkerFailure>& terminated,
@@ -72,6 +73,7 @@ class Coordinator {
   struct Node {
     Member member;
     Doing doing = Doing::kWaits;
+    bool all_ended = false;
   };
 
   [[nodiscard]] std::optional<std::string> objection(const Member& member) const;
@@ -88,6 +90,7 @@ class Coordinator {
   /// A notice for all machines, before the other orders.
   void announce(const std::string& text, std::vector<Order>& orders) const;
   [[nodiscard]] std::vector<Order> fail_or_restart(Verdict verdict, Clock::time_point now);
+  [[nodiscard]] bool more_to_learn() const;
   [[nodiscard]] std::vector<Order> decide_about_failures(Clock::time_point now);
 
   CoordinatorRules rules_;

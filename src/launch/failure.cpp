@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <ctime>
+#include <iterator>
+#include <map>
 #include <string_view>
 #include <tuple>
 
@@ -32,14 +34,68 @@ constexpr std::size_t kMostStackLines = 20;
 // If the launcher ended more workers than this, the report lists only their ranks.
 constexpr std::size_t kMostListed = 8;
 
-// Sort key: the root cause comes first.
-auto order_of(const WorkerFailure& failure) {
-  return std::make_tuple(failure.terminated_by_launcher, failure.is_consequence(), failure.time_us,
-                         failure.rank);
+// ---- what workers that lost their peers tell ----------------------------------------------------
+
+// The worker's words about the cause, from its exception or the end of its output; "" if there are
+// none, or if it did not lose its peers.
+std::string account_of(const WorkerFailure& failure) {
+  constexpr std::string_view kType = "accelerate::CommError: ";
+  constexpr std::string_view kOurs = "accelerate: ";
+  if (!failure.is_consequence() || failure.terminated_by_launcher) return "";
+  if (failure.message.starts_with(kType)) return failure.message.substr(kType.size());
+  if (!failure.message.empty()) return failure.message;
+  const auto& lines = failure.last_lines;
+  const auto ours = std::find_if(lines.rbegin(), lines.rend(),
+                                 [&](const auto& line) { return line.starts_with(kOurs); });
+  if (ours == lines.rend()) return "";
+  return join(std::vector(std::prev(ours.base()), lines.end()), "\n").substr(kOurs.size());
 }
 
-bool comes_before(const WorkerFailure& a, const WorkerFailure& b) {
-  return order_of(a) < order_of(b);
+// The rank that an account begins with, which is at fault: "rank 2 died in ...".
+std::optional<int> rank_blamed_by(std::string_view account) {
+  constexpr std::string_view kRank = "rank ";
+  if (!account.starts_with(kRank)) return std::nullopt;
+  account.remove_prefix(kRank.size());
+  const auto end = account.find_first_not_of("0123456789");
+  const auto rank = parse_number<int>(account.substr(0, end));
+  if (end == account.npos || account.substr(end).find(" has waited for ") < account.find('\n')) {
+    return std::nullopt;  // it begins with the rank that waits
+  }
+  return rank;
+}
+
+// The rank that most workers blame; nullopt if none does.
+std::optional<int> rank_blamed(const std::vector<WorkerFailure>& failures) {
+  std::map<int, int> votes;
+  for (const auto& failure : failures) {
+    if (const auto rank = rank_blamed_by(account_of(failure))) ++votes[*rank];
+  }
+  const auto most =
+      std::ranges::max_element(votes, {}, [](const auto& vote) { return vote.second; });
+  return most == votes.end() ? std::nullopt : std::optional(most->first);
+}
+
+// What the others tell about a failure: the first account of it without the teller's own place.
+std::string told_about(const WorkerFailure& root, const std::vector<WorkerFailure>& failures) {
+  for (const auto& failure : failures) {
+    const auto account = account_of(failure);
+    if (failure.rank == root.rank || rank_blamed_by(account) != root.rank) continue;
+    return str("Rank ", failure.rank,
+               " reports: ", account.substr(0, account.find("\n  this is rank ")));
+  }
+  return "";
+}
+
+// The root cause first: a failure of its own, then the rank that the others blame, those that lost
+// their peers, and those that the launcher ended.
+void sort_by_cause(std::vector<WorkerFailure>& failures) {
+  const auto blamed = rank_blamed(failures);
+  const auto order_of = [&](const WorkerFailure& failure) {
+    int place = failure.terminated_by_launcher ? 3 : failure.is_consequence() ? 2 : 0;
+    if (place > 0 && failure.rank == blamed) place = 1;
+    return std::make_tuple(place, failure.time_us, failure.rank);
+  };
+  std::ranges::stable_sort(failures, {}, order_of);
 }
 
 // ---- the error file -----------------------------------------------------------------------------
@@ -132,6 +188,7 @@ std::string signal_hint(int signal) {
 }
 
 std::string message_text(const WorkerFailure& failure) {
+  if (const auto account = account_of(failure); !account.empty()) return account;
   if (!failure.message.empty()) return failure.message;
   if (failure.status.signal == 0) {
     return failure.is_consequence() ? "It lost its peers." : "";
@@ -160,22 +217,42 @@ std::string message_field(const std::string& message) {
   return field("message", join(lines, "\n" + std::string(kIndent, ' ')));
 }
 
-std::string root_cause_text(const WorkerFailure& failure) {
+// The last lines without the message, which a worker prints as well.
+std::vector<std::string> lines_before_message(const WorkerFailure& failure,
+                                              const std::string& message) {
+  auto lines = failure.last_lines;
+  const auto end = split(trim(message), '\n');
+  if (end.front().empty() || lines.size() < end.size()) return lines;
+  const auto echo = lines.end() - static_cast<std::ptrdiff_t>(end.size());
+  const bool same = std::equal(echo + 1, lines.end(), end.begin() + 1) &&
+                    echo->starts_with("accelerate: ") && end.front().ends_with(echo->substr(12));
+  if (same) lines.erase(echo, lines.end());
+  return lines;
+}
+
+std::string root_cause_text(const std::vector<WorkerFailure>& failures) {
+  const WorkerFailure& failure = failures.front();
   std::string text = "Root cause (first failure):\n";
   text += field("time", time_text(failure.time_us));
   text += field("host", shown(failure.host));
   text += field("rank", rank_text(failure));
-  text += field("exitcode", exit_code_text(failure));
+  text += field("exitcode", failure.terminated_by_launcher ? "terminated by launcher"
+                                                           : exit_code_text(failure));
   if (!failure.error_file.empty()) text += field("error_file", failure.error_file);
-  const std::string message = message_text(failure);
+  const std::string own = failure.terminated_by_launcher ? "" : message_text(failure);
+  const auto last_lines = lines_before_message(failure, own);
+  // An exception explains itself; a signal does not tell where it came.
+  const bool silent = failure.message.empty() && account_of(failure).empty();
+  const std::string told = silent ? told_about(failure, failures) : "";
+  const std::string message = str(own, own.empty() || told.empty() ? "" : "\n", told);
   if (!message.empty()) {
     text += message_field(message);
-  } else if (failure.last_lines.empty()) {
+  } else if (last_lines.empty()) {
     text += message_field(
         "none. accelerate::record around main (torch's @record in Python) brings exceptions here.");
   }
-  if (!failure.last_lines.empty()) text += "  last lines:\n";
-  for (const auto& line : failure.last_lines) text += str("    ", shown(line), "\n");
+  if (!last_lines.empty()) text += "  last lines:\n";
+  for (const auto& line : last_lines) text += str("    ", shown(line), "\n");
   return text;
 }
 
@@ -188,8 +265,12 @@ std::string later(const WorkerFailure& failure, const WorkerFailure& root) {
 std::string other_text(const WorkerFailure& failure, const WorkerFailure& root) {
   const std::string who = str("  rank ", rank_text(failure), " on ", shown(failure.host), ": ");
   if (failure.terminated_by_launcher) return who + "terminated by launcher\n";
-  std::string text =
-      str(who, "exitcode ", exit_code_text(failure), ", ", later(failure, root), "\n");
+  std::string text = str(who, "exitcode ", exit_code_text(failure), ", ", later(failure, root));
+  // The root cause has been shown: those that only lost it do not repeat it.
+  if (rank_blamed_by(account_of(failure)) == root.rank) {
+    return str(text, ", because of rank ", root.rank, "\n");
+  }
+  text += "\n";
   const std::string first_line = shown(split(message_text(failure), '\n').front());
   if (first_line.empty()) return text;
   for (const auto& line : wrap_line(first_line, kWidth - 4)) text += str("    ", line, "\n");
@@ -231,8 +312,10 @@ std::string others_text(const std::vector<WorkerFailure>& failures) {
 bool WorkerFailure::is_consequence() const noexcept { return status.code == kLostPeers; }
 
 std::optional<WorkerFailure> root_cause(const std::vector<WorkerFailure>& failures) {
-  const auto first = std::ranges::min_element(failures, comes_before);
-  return first == failures.end() ? std::nullopt : std::optional(*first);
+  if (failures.empty()) return std::nullopt;
+  auto sorted = failures;
+  sort_by_cause(sorted);
+  return std::move(sorted.front());
 }
 
 bool read_error_file(const fs::path& path, WorkerFailure& failure) {
@@ -272,9 +355,9 @@ bool read_error_file(const fs::path& path, WorkerFailure& failure) {
 std::string failure_report(const std::string& program, const std::vector<WorkerFailure>& failures) {
   if (failures.empty()) return "";
   std::vector<WorkerFailure> sorted = failures;
-  std::ranges::stable_sort(sorted, comes_before);
+  sort_by_cause(sorted);
   std::string text =
-      str(rule('='), shown(program), " FAILED\n", rule('-'), root_cause_text(sorted.front()));
+      str(rule('='), shown(program), " FAILED\n", rule('-'), root_cause_text(sorted));
   if (sorted.size() > 1) text += str(rule('-'), others_text(sorted));
   return text + rule('=');
 }

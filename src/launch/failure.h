@@ -34,8 +34,9 @@ struct WorkerFailure {
   [[nodiscard]] bool is_consequence() const noexcept;
 };
 
-/// The root cause: the earliest failure, but workers that lost their peers only if no other failed,
-/// and workers that the launcher ended last. nullopt for an empty list.
+/// The root cause: the earliest failure. If all workers only lost their peers (exit code 70), the
+/// rank that most of them blame, even if the launcher had to end it; else the first that lost them.
+/// nullopt for an empty list.
 [[nodiscard]] std::optional<WorkerFailure> root_cause(const std::vector<WorkerFailure>& failures);
 
 /// Reads time and message from the error file of torch's or our `record`. Returns false if there is

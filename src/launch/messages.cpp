@@ -25,8 +25,8 @@ static constexpr auto value_fields(std::type_identity<Verdict>) {
   return ACCELERATE_FIELDS(Verdict, exit_code, reason, failures);
 }
 static constexpr auto value_fields(std::type_identity<AgentMessage>) {
-  return ACCELERATE_FIELDS(AgentMessage, member, failures, signal, round, master_port, agent_store,
-                           verdict, text);
+  return ACCELERATE_FIELDS(AgentMessage, member, failures, all_ended, signal, round, master_port,
+                           agent_store, verdict, text);
 }
 
 namespace {

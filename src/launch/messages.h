@@ -52,7 +52,7 @@ struct AgentMessage {
   enum class Kind : std::uint8_t {
     kAlive,      ///< keeps the connection alive
     kHello,      ///< `member`; the first message of a machine
-    kFailed,     ///< `failures`: a worker that failed
+    kFailed,     ///< `failures`: workers that failed; `all_ended`
     kSucceeded,  ///< all workers of the machine ended with code 0
     kStopped,    ///< all workers of the machine have been ended; `failures`: those that still ran
     kLeaving,    ///< `signal` ends the machine's launcher
@@ -65,6 +65,8 @@ struct AgentMessage {
   Kind kind = Kind::kAlive;
   Member member = {};
   std::vector<WorkerFailure> failures = {};
+  /// No worker of the machine runs any more.
+  bool all_ended = false;
   int signal = 0;
   LaunchRound round = {};
   int master_port = 0;

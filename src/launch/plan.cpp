@@ -74,7 +74,7 @@ std::vector<int> signals(const Settings& settings) {
   return result;
 }
 
-std::vector<int> local_ranks(const Settings& settings) {
+std::vector<int> local_ranks(const Settings& settings, int processes) {
   std::vector<int> ranks;
   const std::string text = settings.text("local_ranks_filter").value_or("");
   if (trim(text).empty()) return ranks;
@@ -83,6 +83,12 @@ std::vector<int> local_ranks(const Settings& settings) {
     if (!rank || *rank < 0) {
       throw ConfigError(str(settings.label("local_ranks_filter"), " is '", text,
                             "', expected local ranks with commas between them: 0,1."));
+    }
+    if (*rank >= processes) {
+      throw ConfigError(str(
+          settings.label("local_ranks_filter"), " is '", text, "', but there is no local rank ",
+          *rank, ": ",
+          processes == 1 ? "the only one is 0." : str("they go from 0 to ", processes - 1, ".")));
     }
     ranks.push_back(*rank);
   }
@@ -95,7 +101,22 @@ int at_least(const Settings& settings, std::string_view name, int least) {
   throw ConfigError(str(settings.label(name), " is ", value, ", expected at least ", least, "."));
 }
 
-LogsSpecs logs(const Settings& settings, const Environment& environment) {
+// Refuses a template with a ${name} that nothing replaces.
+std::optional<std::string> prefix_template(const Settings& settings) {
+  const auto text = settings.text("log_line_prefix_template");
+  if (!text) return text;
+  for (auto at = text->find("${"); at != text->npos; at = text->find("${", at + 2)) {
+    const auto end = text->find('}', at);
+    const auto name = text->substr(at, end == text->npos ? end : end - at + 1);
+    if (name == "${role_name}" || name == "${rank}" || name == "${local_rank}") continue;
+    throw ConfigError(str(settings.label("log_line_prefix_template"), " is '", *text,
+                          "', but nothing replaces ", name,
+                          ". Known are ${role_name}, ${rank} and ${local_rank}."));
+  }
+  return text;
+}
+
+LogsSpecs logs(const Settings& settings, const Environment& environment, int processes) {
   LogsSpecs specs;
   if (const auto folder = settings.text("log_dir")) {
     specs.log_dir = expand_user(*folder, environment);
@@ -103,7 +124,7 @@ LogsSpecs logs(const Settings& settings, const Environment& environment) {
   specs.redirects =
       StreamChoice::parse(settings.text("redirects").value_or("0"), settings.label("redirects"));
   specs.tee = StreamChoice::parse(settings.text("tee").value_or("0"), settings.label("tee"));
-  specs.local_ranks_filter = local_ranks(settings);
+  specs.local_ranks_filter = local_ranks(settings, processes);
   return specs;
 }
 
@@ -129,8 +150,8 @@ LaunchConfig agent_config(const ResolvedLaunch& run, const Environment& environm
     throw ConfigError(str("--monitor_interval is ", *settings.text("monitor_interval"),
                           ", expected more than 0 seconds."));
   }
-  config.log_line_prefix_template = settings.text("log_line_prefix_template");
-  config.logs = logs(settings, environment);
+  config.log_line_prefix_template = prefix_template(settings);
+  config.logs = logs(settings, environment, config.nproc_per_node);
   config.signals_to_handle = signals(settings);
   config.shutdown_timeout = std::chrono::seconds(at_least(settings, "shutdown_timeout", 0));
   config.local_addr = settings.text("local_addr").value_or("");

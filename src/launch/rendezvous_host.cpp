@@ -102,7 +102,8 @@ void RendezvousHost::handle(int id, const AgentMessage& message, Clock::time_poi
   switch (message.kind) {
     case Kind::kFailed:
       for (const auto& failure : message.failures) {
-        carry_out(coordinator_.failed(id, failure, now));
+        const bool last = &failure == &message.failures.back();
+        carry_out(coordinator_.failed(id, failure, message.all_ended && last, now));
       }
       return;
     case Kind::kSucceeded:

@@ -236,6 +236,7 @@ class Resolver {
     // Assumes that every machine has as many accelerators as this one.
     const int here = run_.cpu ? 1 : std::max(usable_devices(), 1);
     set_.set("num_processes", str(here * run_.machines.max), SettingSource::kDefault);
+    guessed_ = true;
     assumed_.push_back(str("--num_processes ", here * run_.machines.max));
   }
 
@@ -370,7 +371,7 @@ class Resolver {
   }
 
   void warn_about_defaults() {
-    if (assumed_.empty() || arguments_.on("quiet")) return;
+    if (!guessed_ || arguments_.on("quiet")) return;
     run_.warnings.push_back(
         str("defaults are used for settings that were not given: ", join(assumed_, "; "),
             ". Pass them or write them into a configuration file to avoid this message."));
@@ -383,6 +384,7 @@ class Resolver {
   ResolvedLaunch run_;
   Settings& set_ = run_.settings;
   std::vector<std::string> assumed_;
+  bool guessed_ = false;  // the number of processes
 };
 
 }  // namespace

@@ -201,8 +201,7 @@ TEST_F(ConfigFile, ThatIsMissingEmptyOrNoMappingIsRefused) {
   const auto missing = file("none.yaml").string();
   EXPECT_EQ(message_of<ConfigError>([&] { (void)load_config_from_file(missing); }),
             "The config file at " + missing +
-                " does not exist. Pass an existing file, or make the default one with `accelerate "
-                "config`.");
+                " does not exist. Pass an existing file, or make one with write_basic_config().");
   EXPECT_EQ(problem(""), "The config file at FILE is empty.");
   EXPECT_EQ(problem("# nothing\n"), "The config file at FILE is empty.");
   EXPECT_EQ(problem("- a\n"), "The config file at FILE must hold keys and values, not a list.");
@@ -273,6 +272,35 @@ TEST_F(ConfigFile, BasicIsWhatPythonWritesForTheSameMachine) {
   EXPECT_FALSE(one.use_cpu);
 }
 
+TEST_F(ConfigFile, MayBeginWithAByteOrderMark) {
+  const auto read = [&](const std::string& name, const std::string& text) {
+    return std::get<ClusterConfig>(load_config_from_file(write(name, "\xEF\xBB\xBF" + text)));
+  };
+  EXPECT_EQ(read("a.yaml", "distributed_type: 'NO'\nnum_processes: 3\n").num_processes, 3);
+  EXPECT_EQ(read("a.json", R"({"distributed_type": "NO", "num_processes": 3})").num_processes, 3);
+}
+
+TEST_F(ConfigFile, MayNotHaveAKeyTwice) {
+  EXPECT_EQ(problem("distributed_type: 'NO'\nnum_processes: 2\nnum_processes: 3\n"),
+            "The config file at FILE, line 3, column 1: the key 'num_processes' is here a second "
+            "time.");
+  EXPECT_EQ(problem("distributed_type: 'NO'\nfsdp_config:\n  a: 1\n  a: 1\n"),
+            "The config file at FILE, line 4, column 3: the key 'a' is here a second time.");
+  const auto json = write("a.json",
+                          "{\"distributed_type\": \"NO\",\n \"debug\": true,\n"
+                          " \"debug\": false}");
+  EXPECT_EQ(message_of<ConfigError>([&] { (void)load_config_from_file(json); }),
+            "The config file at " + json.string() +
+                ", line 3, column 2: the key 'debug' is here a second time.");
+}
+
+TEST_F(ConfigFile, ThatIsAPipeIsNotWaitedFor) {
+  const auto pipe = file("pipe.yaml");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(message_of<ConfigError>([&] { (void)load_config_from_file(pipe); }),
+            "The config file at " + pipe.string() + " is a pipe or a device. Pass a regular file.");
+}
+
 TEST_F(ConfigFile, BasicLeavesAnExistingFileAlone) {
   const CapturedLog log;
   const auto path = write("a.yaml", "mine");
@@ -280,8 +308,8 @@ TEST_F(ConfigFile, BasicLeavesAnExistingFileAlone) {
   EXPECT_EQ(read_file(path), "mine");
   EXPECT_EQ(log.messages(),
             (std::vector<std::string>{"There is a configuration at " + path.string() +
-                                      " already; it is left alone. Run `accelerate config`, or "
-                                      "give another place."}));
+                                      " already; it is left alone. Edit or remove it, or give "
+                                      "another place."}));
 }
 
 TEST_F(ConfigFile, BasicRefusesAnUnknownPrecision) {

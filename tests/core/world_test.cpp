@@ -193,6 +193,9 @@ TEST(DetectWorld, NamesTheVariableThatIsMissing) {
   EXPECT_EQ(error_of({{"WORLD_SIZE", "2"}}),
             "RANK is missing beside WORLD_SIZE=2. Set it as well (accelerate launch or torchrun "
             "does), or remove its companions to run alone.");
+  EXPECT_EQ(error_of({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}),
+            "RANK is -1 beside WORLD_SIZE=2, and must be 0 or more. Set it right (accelerate "
+            "launch or torchrun does), or remove its companions to run alone.");
   EXPECT_EQ(error_of({{"LOCAL_RANK", "0"}}),
             "RANK is missing beside LOCAL_RANK=0. Set it as well (accelerate launch or torchrun "
             "does), or remove its companions to run alone.");

@@ -59,6 +59,78 @@ TEST(Console, ShowsOfALineThatIsDrawnAgainAndAgainTheLastState) {
   EXPECT_EQ(pipes.written(), "[1]:100%\n");
 }
 
+TEST(Console, ShowsOnceWhereTheRanksWereWhenOneStrayed) {
+  Pipes pipes;
+  Console console(pipes.out.write_end(), pipes.err.write_end());
+  console.attach(0, {}, {});
+  console.attach(1, prefixed("[1]:"), prefixed("[1]:"));
+  console.attach(2, prefixed("[2]:"), prefixed("[2]:"));
+  const std::string finding =
+      "accelerate: rank 2 is in another collective:\n  rank 0: reduce\n  rank 2: gather\n";
+  console.bytes(1, Stream::kError, finding + "  this is rank 1\nits own line\n  rank 0: reduce\n");
+  console.bytes(2, Stream::kError, finding + "  this is rank 2\n");
+  console.bytes(0, Stream::kError, finding + "  this is rank 0\n");
+  EXPECT_EQ(pipes.errors(),
+            "[1]:accelerate: rank 2 is in another collective:\n[1]:  rank 0: reduce\n"
+            "[1]:  rank 2: gather\n[1]:  this is rank 1\n[1]:its own line\n[1]:  rank 0: reduce\n"
+            "[2]:accelerate: rank 2 is in another collective:\n[2]:  this is rank 2\n" +
+                finding + "  this is rank 0\n");
+  EXPECT_EQ(console.last_lines(2).size(), 4U);  // the report has it all
+}
+
+TEST(Console, KeepsWhatAProgressBarDoesNotDrawAgain) {
+  Pipes pipes;
+  Console console(pipes.out.write_end(), pipes.err.write_end());
+  console.attach(1, prefixed("[1]:"), {});
+  console.bytes(1, Stream::kOutput, "the loss is NaN\r 10% it/s\r   \r 50% it/s loss\r\n");
+  EXPECT_EQ(pipes.written(), "[1]:the loss is NaN\n[1]: 50% it/s loss\n");
+  console.bytes(1, Stream::kOutput, "windows\r\n\n");
+  EXPECT_EQ(pipes.written(), "[1]:windows\n[1]:\n");
+}
+
+TEST(LineCutter, LosesNothingOfAVeryLongLine) {
+  LineCutter cutter;
+  std::vector<std::string> lines;
+  const auto take = [&](std::string_view line) { lines.emplace_back(line); };
+  const std::string bar = "epoch 1\r";
+  cutter.append("the loss is NaN\r", take);
+  for (std::size_t sent = 0; sent < (3U << 20); sent += bar.size()) cutter.append(bar, take);
+  cutter.append("epoch 2\n", take);
+  EXPECT_EQ(lines, (std::vector<std::string>{"the loss is NaN", "epoch 2"}));
+  lines.clear();
+  cutter.append("begin " + std::string(3U << 20, 'x') + " end\n", take);
+  std::string all;
+  for (const auto& line : lines) all += line;
+  EXPECT_EQ(all, "begin " + std::string(3U << 20, 'x') + " end");
+}
+
+TEST(Console, TellsThatOutputIsLostOnAFullDisk) {
+  Pipes pipes;
+  const Descriptor full(::open("/dev/full", O_WRONLY));
+  Console console(full.get(), pipes.err.write_end());
+  console.attach(0, {}, {});
+  EXPECT_FALSE(console.has_lost_output());
+  console.bytes(0, Stream::kOutput, "one\n");
+  console.bytes(0, Stream::kOutput, "two\n");
+  console.finish();
+  EXPECT_TRUE(console.has_lost_output());
+  EXPECT_EQ(pipes.errors(),
+            "accelerate: stdout can no longer be written: No space left on device. The workers go "
+            "on, but their output is lost.\n");
+}
+
+TEST(Console, EndsWaitingForAReaderWhenItIsInterrupted) {
+  Pipes pipes;
+  PipePair interrupt;
+  Console console(pipes.out.write_end(), pipes.err.write_end());
+  console.attach(0, {}, {});
+  console.bytes(0, Stream::kOutput, std::string(1U << 20, 'x') + "\n");
+  ASSERT_EQ(::write(interrupt.write_end(), "x", 1), 1);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_FALSE(console.finish(interrupt.read_end()));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+}
+
 TEST(Console, KeepsTheLastLinesOfStderrOrElseOfStdout) {
   Pipes pipes;
   Console console(pipes.out.write_end(), pipes.err.write_end());
@@ -119,7 +191,8 @@ TEST(Console, GoesOnWhenItsReaderIsGone) {
   pipes.out.close_read();
   console.bytes(0, Stream::kOutput, "nobody hears this\n");
   EXPECT_FALSE(console.full());
-  console.finish();
+  EXPECT_TRUE(console.finish());
+  EXPECT_FALSE(console.has_lost_output());
 }
 
 TEST(Screen, PutsALineOfAnotherBeforeTheLineThatTheMainWorkerHasBegunOnATerminal) {

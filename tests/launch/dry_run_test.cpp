@@ -79,7 +79,8 @@ TEST(DryRun, IsTheSameAsJson) {
   EXPECT_EQ(processes[1].at("environment").at("RANK"), "1");
   EXPECT_EQ(processes[1].at("environment").at("TORCHELASTIC_USE_AGENT_STORE"), "False");
   EXPECT_EQ(processes[1].as_dict().size(), 4U);
-  EXPECT_FALSE(json.at("warnings").as_list().empty());
+  EXPECT_TRUE(json.at("warnings").as_list().empty());
+  EXPECT_EQ(json_of("--cpu train.py").at("warnings").as_list().size(), 1U);
 }
 
 TEST(DryRun, HasSourcesInJson) {

@@ -58,6 +58,36 @@ TEST(RootCause, IsNoneThatLostItsPeersUnlessAllDid) {
   EXPECT_EQ(blamed({exited(0, 70, 20), exited(1, 70, 10), ended_by_us(2, 5)}), 1);
 }
 
+// Rank 2 is in another collective than the others, and all know it.
+WorkerFailure tells_of_rank_2(int rank, std::int64_t time_us) {
+  auto failure = exited(rank, 70, time_us);
+  failure.message =
+      "accelerate::CommError: rank 2 is in another collective than the others:\n"
+      "  rank 0: all_reduce at a.cpp:1\n  rank 1: all_reduce at a.cpp:1\n"
+      "  rank 2: gather at b.cpp:2\n  this is rank " +
+      std::to_string(rank) + ", in a call";
+  return failure;
+}
+
+TEST(RootCause, IsTheRankThatAllBlame) {
+  EXPECT_EQ(blamed({tells_of_rank_2(0, 10), tells_of_rank_2(1, 20), tells_of_rank_2(2, 30)}), 2);
+  // Even if it did not end by itself.
+  EXPECT_EQ(blamed({tells_of_rank_2(0, 10), tells_of_rank_2(1, 20), ended_by_us(2, 30)}), 2);
+  // A failure of its own comes first.
+  EXPECT_EQ(blamed({tells_of_rank_2(0, 10), exited(1, 3, 40), tells_of_rank_2(2, 30)}), 1);
+}
+
+TEST(RootCause, IsFoundInTheOutputIfNothingRecordedTheException) {
+  auto first = exited(0, 70, 10);
+  first.last_lines = {"step 3", "accelerate: rank 1 has ended after gather", "  this is rank 0"};
+  EXPECT_EQ(blamed({first, exited(1, 70, 20)}), 1);
+  // The rank that waits is not at fault.
+  first.last_lines = {
+      "accelerate: rank 1 has waited for 5 s, which is the timeout, in gather for "
+      "rank 0, before its first collective"};
+  EXPECT_EQ(blamed({first, exited(1, 70, 20)}), 0);
+}
+
 TEST(RootCause, IsNothingWithoutFailures) { EXPECT_FALSE(root_cause({}).has_value()); }
 
 // ---- error files --------------------------------------------------------------------------------
@@ -211,10 +241,59 @@ TEST_F(FailureReport, ShowsTheFirstFailureFirst) {
                 "    accelerate: the dataset has 7 columns\n" +
                 kSingle +
                 "Other failures:\n"
-                "  rank 2 (local_rank: 0) on node1: exitcode 70 (pid: 4002), 0.1 s earlier\n"
-                "    accelerate::CommError: rank 1 is gone\n"
+                "  rank 2 (local_rank: 0) on node1: exitcode 70 (pid: 4002), 0.1 s earlier, "
+                "because of rank 1\n"
                 "  rank 0 (local_rank: 0) on node0: terminated by launcher\n" +
                 kDouble);
+}
+
+TEST_F(FailureReport, TellsOnceWhichRankStrayedAndWhere) {
+  auto strayed = tells_of_rank_2(2, kNoon + 2000);
+  strayed.last_lines = {"step 7",
+                        "accelerate: rank 2 is in another collective than the others:",
+                        "  rank 0: all_reduce at a.cpp:1",
+                        "  rank 1: all_reduce at a.cpp:1",
+                        "  rank 2: gather at b.cpp:2",
+                        "  this is rank 2, in a call"};
+  EXPECT_EQ(
+      failure_report("./train",
+                     {tells_of_rank_2(0, kNoon), tells_of_rank_2(1, kNoon + 1000), strayed}),
+      std::string(kDouble) + "./train FAILED\n" + kSingle +
+          "Root cause (first failure):\n"
+          "  time      : 2026-03-04_12:00:00.002\n"
+          "  host      : node0\n"
+          "  rank      : 2 (local_rank: 2)\n"
+          "  exitcode  : 70 (pid: 4002)\n"
+          "  message   : rank 2 is in another collective than the others:\n"
+          "                rank 0: all_reduce at a.cpp:1\n"
+          "                rank 1: all_reduce at a.cpp:1\n"
+          "                rank 2: gather at b.cpp:2\n"
+          "                this is rank 2, in a call\n"
+          "  last lines:\n"
+          "    step 7\n" +
+          kSingle +
+          "Other failures:\n"
+          "  rank 0 (local_rank: 0) on node0: exitcode 70 (pid: 4000), 0.0 s earlier, because of "
+          "rank 2\n"
+          "  rank 1 (local_rank: 1) on node0: exitcode 70 (pid: 4001), 0.0 s earlier, because of "
+          "rank 2\n" +
+          kDouble);
+}
+
+TEST_F(FailureReport, ShowsWhereAKilledRankWasAsTheSurvivorsTell) {
+  auto survivor = exited(0, 70, kNoon + 1000);
+  survivor.message =
+      "accelerate::CommError: rank 1 died in gather at b.cpp:2, and rank 0 waits in gather at "
+      "b.cpp:2\n  this is rank 0, in gather at b.cpp:2";
+  const auto text = failure_report("./train", {survivor, killed(1, SIGKILL, kNoon)});
+  EXPECT_NE(text.find("  rank      : 1 (local_rank: 1)\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("Signal 9 (SIGKILL) received by PID 4001\n"), std::string::npos) << text;
+  EXPECT_NE(
+      text.find("              Rank 0 reports: rank 1 died in gather at b.cpp:2, and rank 0 waits\n"
+                "              in gather at b.cpp:2\n"),
+      std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("this is rank"), std::string::npos) << text;
 }
 
 TEST_F(FailureReport, ExplainsASignal) {

@@ -9,7 +9,7 @@ namespace {
 
 TEST(AgentFlags, TakeAnAgentForOneProcessThatIsToBeRestartedOrLogged) {
   for (const auto* flags :
-       {"--max_restarts 2", "--tee 3", "--redirects 1", "--log_dir logs", "--local_ranks_filter 1",
+       {"--max_restarts 2", "--tee 3", "--redirects 1", "--log_dir logs", "--local_ranks_filter 0",
         "--signals_to_handle SIGTERM", "--shutdown_timeout 5"}) {
     for (const auto* start : {"--cpu --num_processes 1 ", "--num_processes 1 "}) {
       const auto plan = plan_of(std::string(start) + flags + " x", {{}, {}, gpus(1)});

@@ -370,6 +370,25 @@ TEST(LaunchFailure, LetsNoRankDieOfABrokenPipeToAnother) {
   }
 }
 
+TEST(LaunchFailure, NamesTheRankThatAllBlameAndWaitsForNobodyElse) {
+  const auto outcome =
+      run(launch(3, {}, probe({"err=accelerate: rank 2 is in another collective", "exit=70"})));
+  expect_clean_end(outcome, 70);
+  EXPECT_LT(outcome.seconds, 1.5) << outcome.text();
+  EXPECT_TRUE(contains(outcome.error, "  rank      : 2 (local_rank: 2)\n")) << outcome.text();
+  EXPECT_EQ(count_of(outcome.error, ", because of rank 2\n"), 2) << outcome.text();
+}
+
+TEST(LaunchFailure, ShowsWhereAKilledRankWasAsAnotherTells) {
+  const auto outcome =
+      run(launch(2, {},
+                 probe({"1:signal=SIGKILL", "sleep=0.2",
+                        "err=accelerate: rank 1 died in gather at a.cpp:3", "exit=70"})));
+  expect_clean_end(outcome, 137);
+  EXPECT_TRUE(contains(outcome.error, "Rank 0 reports: rank 1 died in gather at a.cpp:3"))
+      << outcome.text();
+}
+
 TEST(LaunchFailure, LeavesTheErrorFileInTheLogFolder) {
   Folder logs;
   const auto outcome = run(

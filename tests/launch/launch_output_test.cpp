@@ -1,5 +1,7 @@
 // What the workers write: on the console, with prefixes and whole lines, and in files.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -134,6 +136,36 @@ TEST(LaunchOutput, GoesOnWhenNobodyReadsIt) {
   expect_clean_end(outcome, 0);
   EXPECT_TRUE(fs::exists(folder / "ready.0"));
   EXPECT_TRUE(fs::exists(folder / "ready.1"));
+}
+
+TEST(LaunchOutput, IsMissedWhenTheDiskIsFull) {
+  auto options = launch(2, {}, probe({"say=hello"}));
+  options.argv = Words{"sh", "-c", "exec \"$@\" >/dev/full", "sh"} + options.argv;
+  const auto outcome = run(options);
+  expect_clean_end(outcome, 1);
+  EXPECT_EQ(count_of(outcome.error, "stdout can no longer be written: No space left"), 1)
+      << outcome.text();
+}
+
+TEST(LaunchOutput, HoldsUpNobodyWhoPressesCtrlCTwice) {
+  Folder folder;
+  auto options = launch(2, {}, probe({"ready=" + folder / "ready", "chatter=100000"}));
+  // The reader never reads.
+  options.argv = Words{"sh", "-c",
+                       "{ \"$@\" 2>/dev/null & echo $! >" + folder / "pid" +
+                           "; wait $!; echo $? >" + folder / "code" + "; } | sleep 300",
+                       "sh"} +
+                 options.argv;
+  Command command(options);
+  ASSERT_TRUE(eventually([&] { return fs::exists(folder / "ready.1"); }));
+  ::usleep(500'000);
+  const pid_t launcher = std::stoi(contents(folder / "pid"));
+  ::kill(launcher, SIGINT);
+  ::usleep(100'000);
+  ::kill(launcher, SIGINT);
+  EXPECT_TRUE(eventually([&] { return fs::exists(folder / "code"); }, Seconds(3)));
+  command.kill_all();
+  (void)command.wait();
 }
 
 TEST(LaunchOutput, IsWholeForASlowReader) {

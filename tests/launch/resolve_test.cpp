@@ -344,6 +344,21 @@ TEST(Checks, LookAtEverySettingOfTheAgentWhateverTheMode) {
   EXPECT_TRUE(has(refusal_of("--local_ranks_filter 0,b x"), "--local_ranks_filter is '0,b'"));
 }
 
+TEST(Refusals, NameFlagsThatCouldHaveNoEffect) {
+  EXPECT_EQ(refusal_of("--cpu --gpu_ids 0 x", {{}, {}, gpus(2)}),
+            "--gpu_ids has no effect with --cpu: pass one of them.");
+  EXPECT_EQ(refusal_of("--cpu --num_processes 2 --local_ranks_filter 0,7 x"),
+            "--local_ranks_filter is '0,7', but there is no local rank 7: they go from 0 to 1.");
+  EXPECT_EQ(refusal_of("--cpu --num_processes 1 --local_ranks_filter 1 x"),
+            "--local_ranks_filter is '1', but there is no local rank 1: the only one is 0.");
+  const std::string line = "--cpu --num_processes 2 --log_line_prefix_template ";
+  EXPECT_EQ(refusal_of(line + "[${rank}:${host}] x"),
+            "--log_line_prefix_template is '[${rank}:${host}]', but nothing replaces ${host}. "
+            "Known are ${role_name}, ${rank} and ${local_rank}.");
+  EXPECT_TRUE(has(refusal_of(line + "${rank x"), "nothing replaces ${rank."));
+  EXPECT_EQ(refusal_of(line + "$[${role_name}${rank}${local_rank}] x"), "no error");
+}
+
 // --- what only Python can do
 
 TEST(Refusals, NameTpusAndTheReason) {
@@ -403,10 +418,10 @@ TEST(Modes, SayOnceWhatWasTakenForGranted) {
     EXPECT_TRUE(has(plan.warnings.front(), part));
   }
   EXPECT_EQ(warnings(plan_of("--quiet x", {{}, {}, gpus(2)})), "");
-  EXPECT_EQ(warnings(plan_of("--num_processes 1 --num_machines 1 --mixed_precision no "
-                             "--dynamo_backend no x",
-                             {{}, {}, gpus(2)})),
-            "");
+  // Only a guessed number of processes is worth a line.
+  EXPECT_EQ(warnings(plan_of("--num_processes 1 x", {{}, {}, gpus(2)})), "");
+  EXPECT_EQ(warnings(plan_of("--num_processes 2 x", {{}, {}, gpus(2)})), "");
+  EXPECT_EQ(warnings(plan_of("--cpu --num_processes 2 x", {{}, {}, cores(8)})), "");
 }
 
 TEST(Modes, StartAllProcessesOfACpuRun) {
