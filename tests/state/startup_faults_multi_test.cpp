@@ -83,7 +83,7 @@ class Jobs {
   Jobs(int jobs, int ranks, const std::function<void(const Place&)>& main) : ranks_(ranks) {
     OnProcessesOptions options{.timeout = 60s};
     for (int job = 0; job < jobs; ++job) {
-      options.environment.emplace_back(port_variable(job), std::to_string(get_free_port()));
+      options.environment.emplace_back(port_variable(job), std::to_string(unused_port(job)));
     }
     outcomes_ = run_processes(jobs * ranks, options, [&] {
       const auto process = static_cast<int>(get_int_from_env({"RANK"}, -1));
@@ -119,6 +119,15 @@ class Jobs {
   }
 
  private:
+  /// A free port below those that the system chooses by itself: another test, to which the system
+  /// gave the same port meanwhile, would answer in place of a rank that never comes.
+  static int unused_port(int job) {
+    constexpr int kFirst = 12000;
+    constexpr int kCount = 16000;
+    int port = kFirst + (::getpid() * 16 + job) % kCount;
+    while (is_port_in_use(port)) port = kFirst + (port + 16 - kFirst) % kCount;
+    return port;
+  }
   static std::string port_variable(int job) { return "TEST_PORT_" + std::to_string(job); }
 
   int ranks_;
