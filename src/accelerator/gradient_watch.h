@@ -23,7 +23,7 @@ class GradientWatch {
   GradientWatch(const GradientWatch&) = delete;
   GradientWatch& operator=(const GradientWatch&) = delete;
 
-  /// Watches anew, after parameters were given other data or were frozen.
+  /// Watches again, after parameters were given other data or were frozen.
   void renew();
 
   /// The watched parameter; undefined if the model trains nothing.

@@ -82,7 +82,7 @@ class Pass {
 
 // ---- presharded.cpp: each process reads data of its own -----------------------------------------
 
-/// All batches are genuine. With `reopen`, which begins the data anew, every `next` is collective:
+/// All batches are genuine. With `reopen`, which starts the data again, every `next` is collective:
 /// the processes tell each other whether batches follow, and a process that is done early repeats
 /// its batches until all are.
 ///

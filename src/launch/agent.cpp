@@ -423,7 +423,7 @@ class Agent {
     }
   }
 
-  /// Writes what is queued. Whoever does not read it holds up nobody who wants an end.
+  /// Writes what is queued. After an interrupt it does not wait for a reader.
   void write_output() {
     while (!hurries_ && !console_.finish(signals_.fd())) {
       while (const auto signal = signals_.next()) {

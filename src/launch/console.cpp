@@ -109,7 +109,7 @@ void Screen::flush() {
     const ssize_t count = ::write(fd_, queue_.data(), std::min(queue_.size(), kAtOnce));
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
     if (count < 0) {
-      // The terminal was closed or the reader has ended: the workers go on, and nobody minds.
+      // The terminal was closed or the reader has ended: the workers go on. This is no error.
       if (errno != EPIPE && errno != EIO) error_ = errno;
       return queue_.clear();
     }

@@ -105,8 +105,8 @@ class Console {
   /// Appends the descriptors to poll while output is queued.
   void wants(std::vector<pollfd>& fds) const;
   void flush();
-  /// Writes everything; gives up if nobody reads. Returns false if `interrupt`, a descriptor or -1,
-  /// became readable before.
+  /// Writes everything; gives up without a reader. Returns false if `interrupt`, a descriptor or
+  /// -1, became readable before.
   bool finish(int interrupt = -1);
   /// True if output could not be written, which was said then.
   [[nodiscard]] bool has_lost_output() const noexcept { return lost_output_; }

@@ -179,7 +179,7 @@ TEST(SideChannel, NamesTheRankWithAnotherShapeOnAllRanks) {
 TEST(SideChannel, NamesTheRankThatIsKilledWithItsLastCall) {
   const auto ranks = run(3, [](const Rank& rank) {
     if (!rank.collective(0)) return false;
-    std::this_thread::sleep_for(100ms);  // rank 0 has seen by now where rank 2 messages its calls
+    std::this_thread::sleep_for(100ms);  // by now rank 0 knows the page of rank 2
     if (rank.rank == 2) ::kill(::getpid(), SIGKILL);
     return rank.collective(1);
   });

@@ -4,7 +4,7 @@
 //     worker_generator()); }
 //
 // LibTorch's default generator belongs to the whole process: which thread draws when is chance. The
-// one from here is seeded anew for each batch from the base seed of the pass, the epoch and the
+// one from here is seeded for each batch from the base seed of the pass, the epoch and the
 // number of the batch, so that the numbers do not depend on how many workers there are.
 #pragma once
 
