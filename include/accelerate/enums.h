@@ -76,7 +76,7 @@ namespace detail::inline core {
 enum class Spelling : std::uint8_t { kExact, kAnyCase, kAnyCaseOrNumber };
 
 /// The spellings of one enumeration, in the order of its enumerators.
-struct EnumTable {
+struct ACCELERATE_API EnumTable {
   std::string_view type;
   std::array<std::string_view, 16> texts{};
   std::size_t size = 0;
@@ -89,6 +89,11 @@ struct EnumTable {
     std::size_t i = 0;
     for (const auto word : words) texts[i++] = word;
   }
+
+  /// The index of `text`, or -1.
+  [[nodiscard]] int find(std::string_view text) const;
+  /// `find` that throws the error of `from_string` instead of returning -1.
+  [[nodiscard]] int parse(std::string_view text, std::string_view source) const;
 };
 
 // clang-format off
@@ -138,12 +143,6 @@ template <> inline constexpr EnumTable kEnumTable<StateDictType>{"StateDictType"
 template <class E>
 concept Spelled = kEnumTable<E>.size > 0;
 
-/// The index of `text` in the table, or -1.
-[[nodiscard]] ACCELERATE_API int find(const EnumTable& table, std::string_view text);
-/// `find` that throws the error of `from_string` instead of returning -1.
-[[nodiscard]] ACCELERATE_API int parse(const EnumTable& table, std::string_view text,
-                                       std::string_view source);
-
 }  // namespace detail::inline core
 
 /// Python's spelling of an enumerator.
@@ -156,13 +155,13 @@ template <detail::Spelled E>
 /// a variable or a key. Throws `ConfigError` that lists the choices and suggests the nearest.
 template <detail::Spelled E>
 [[nodiscard]] E from_string(std::string_view text, std::string_view source = {}) {
-  return static_cast<E>(detail::parse(detail::kEnumTable<E>, text, source));
+  return static_cast<E>(detail::kEnumTable<E>.parse(text, source));
 }
 
 /// Whether `from_string` takes this text.
 template <detail::Spelled E>
 [[nodiscard]] bool contains(std::string_view text) {
-  return detail::find(detail::kEnumTable<E>, text) >= 0;
+  return detail::kEnumTable<E>.find(text) >= 0;
 }
 
 /// All spellings, in the order of declaration.

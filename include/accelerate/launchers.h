@@ -85,9 +85,10 @@ ACCELERATE_API int record_errors(const std::function<int()>& main);
 }  // namespace detail::inline core
 
 namespace detail::state {
-ACCELERATE_API void debug_launch(const DebugLaunchOptions& options, const std::function<void()>& f);
-ACCELERATE_API void notebook_launch(const NotebookLaunchOptions& options,
-                                    const std::function<void()>& f);
+struct ACCELERATE_API Launch {
+  static void debug(const DebugLaunchOptions& options, const std::function<void()>& f);
+  static void notebook(const NotebookLaunchOptions& options, const std::function<void()>& f);
+};
 }  // namespace detail::state
 
 /// Runs `f(args...)` on `num_processes` processes of this host, on the CPU, as ranks of one group
@@ -99,7 +100,7 @@ ACCELERATE_API void notebook_launch(const NotebookLaunchOptions& options,
 /// is left behind, also when this one is killed. Throws `StateError` when `kFork` is not possible.
 template <class F, class... Args>
 void debug_launcher(F&& f, const DebugLaunchOptions& options = {}, Args&&... args) {
-  detail::state::debug_launch(
+  detail::state::Launch::debug(
       options, [&] { std::invoke(std::forward<F>(f), std::forward<Args>(args)...); });
 }
 
@@ -112,7 +113,7 @@ void debug_launcher(F&& f, const DebugLaunchOptions& options = {}, Args&&... arg
 /// throws.
 template <class F, class... Args>
 void notebook_launcher(F&& f, const NotebookLaunchOptions& options, Args&&... args) {
-  detail::state::notebook_launch(
+  detail::state::Launch::notebook(
       options, [&] { std::invoke(std::forward<F>(f), std::forward<Args>(args)...); });
 }
 

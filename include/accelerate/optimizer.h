@@ -23,9 +23,6 @@ namespace accelerate {
 
 namespace detail::optim {
 struct OptimizerCore;
-
-/// Throws `StateError`.
-[[noreturn]] ACCELERATE_API void refuse_empty_optimizer();
 }  // namespace detail::optim
 
 /// Python's `AcceleratedOptimizer`. `step` and `zero_grad` do nothing while gradients are

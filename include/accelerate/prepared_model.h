@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "accelerate/detail/accelerator/model_core.h"
+#include "accelerate/detail/core/refuse_empty.h"
 #include "accelerate/operations/tensors.h"
 #include "accelerate/state_dict.h"
 
@@ -124,7 +125,7 @@ class PreparedModel {
 
  private:
   const detail::accelerator::ModelCore& checked() const {
-    if (!core_) detail::accelerator::refuse_empty_model();
+    if (!core_) detail::refuse_empty("model");
     return *core_;
   }
   [[nodiscard]] Module* module() const {

@@ -53,11 +53,14 @@ constexpr void check_pure_tree() {
       "gather_object and broadcast_object_list for other data.");
 }
 
-/// Throws `ArgumentError`: the two trees differ at `path`.
-[[noreturn]] ACCELERATE_API void refuse_structure(const char* operation, const std::string& path,
-                                                  std::size_t tree);
-/// Throws `ArgumentError` unless as many tensors came as the tree has leaves.
-ACCELERATE_API void check_leaf_count(std::size_t given, std::size_t expected);
+/// Trees that do not fit together.
+struct ACCELERATE_API Mismatch {
+  /// Throws `ArgumentError`: the two trees differ at `path`.
+  [[noreturn]] static void refuse_structure(const char* operation, const std::string& path,
+                                            std::size_t tree);
+  /// Throws `ArgumentError` unless as many tensors came as the tree has leaves.
+  static void check_leaf_count(std::size_t given, std::size_t expected);
+};
 
 }  // namespace detail
 
@@ -137,7 +140,7 @@ template <class T>
   };
   detail::LeafVisitor<decltype(put)> visitor{put, order};
   detail::walk<at::Tensor>(result, visitor, TreePath());
-  detail::check_leaf_count(tensors.size(), next);
+  detail::Mismatch::check_leaf_count(tensors.size(), next);
   return result;
 }
 
@@ -148,11 +151,12 @@ template <class F, class T>
   auto left = flatten(a, Order::kSorted);
   const auto right = flatten(b, Order::kSorted);
   for (std::size_t i = 0; i < std::max(left.paths.size(), right.paths.size()); ++i) {
-    if (i >= right.paths.size()) detail::refuse_structure("zip", left.paths[i], 0);
-    if (i >= left.paths.size()) detail::refuse_structure("zip", right.paths[i], 1);
+    if (i >= right.paths.size()) detail::Mismatch::refuse_structure("zip", left.paths[i], 0);
+    if (i >= left.paths.size()) detail::Mismatch::refuse_structure("zip", right.paths[i], 1);
     if (left.paths[i] != right.paths[i]) {
       const bool in_both = std::ranges::find(right.paths, left.paths[i]) != right.paths.end();
-      detail::refuse_structure("zip", in_both ? right.paths[i] : left.paths[i], in_both ? 1 : 0);
+      detail::Mismatch::refuse_structure("zip", in_both ? right.paths[i] : left.paths[i],
+                                         in_both ? 1 : 0);
     }
     left.tensors[i] = std::invoke(f, std::as_const(left.tensors[i]), right.tensors[i]);
   }

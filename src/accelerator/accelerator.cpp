@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "accelerate/detail/core/refuse_empty.h"
 #include "accelerate/errors.h"
 #include "accelerate/memory.h"
 #include "accelerator/accelerator_core.h"
@@ -101,7 +102,7 @@ void Accelerator::unscale_gradients() {
 }
 
 void Accelerator::unscale_gradients(const AcceleratedOptimizer& optimizer) {
-  if (!optimizer) detail::optim::refuse_empty_optimizer();
+  if (!optimizer) detail::refuse_empty("optimizer");
   if (core_->registry.scaling) core_->registry.scaling->unscale(*optimizer._core());
 }
 

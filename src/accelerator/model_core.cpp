@@ -71,11 +71,6 @@ void load_state_dict(torch::nn::Module& module, const StateDict& state, bool str
 
 namespace detail::accelerator {
 
-void refuse_empty_model() {
-  throw StateError(
-      "This prepared model is empty: it was never assigned, or given back by free_memory.");
-}
-
 ForwardScope::ForwardScope(const ModelCore& core) {
   if (core.engine) engine_ = core.engine->enter_forward();
   if (core.cast) autocast_.emplace(core.cast->device_type, core.cast->dtype, core.cast->kwargs);

@@ -111,13 +111,14 @@ Slots exchange_slots(const Peers& peers, const Written& object, std::size_t coun
 
 }  // namespace
 
-GroupPlace place_in(const GroupHandle* group) {
+GroupPlace ObjectMessages::place_in(const GroupHandle* group) {
   const Peers peers("exchange", {group, {}});
   return {.rank = peers.rank(), .size = peers.size()};
 }
 
-std::vector<std::string> exchange(const Encode& encode, const GroupHandle* group,
-                                  const char* operation, std::source_location where) {
+std::vector<std::string> ObjectMessages::exchange(const Encode& encode, const GroupHandle* group,
+                                                  const char* operation,
+                                                  std::source_location where) {
   const Peers peers(operation, {group, where});
   const auto object = written(encode);
   auto slots = exchange_slots(peers, object, 0);
@@ -141,8 +142,8 @@ std::vector<std::string> exchange(const Encode& encode, const GroupHandle* group
   return std::move(slots.bytes);
 }
 
-std::string broadcast_bytes(const Encode& encode, std::size_t count, int from_process,
-                            const GroupHandle* group, std::source_location where) {
+std::string ObjectMessages::broadcast(const Encode& encode, std::size_t count, int from_process,
+                                      const GroupHandle* group, std::source_location where) {
   const Peers peers("broadcast_object_list", {group, where});
   peers.check_rank(from_process, "from_process");
   const bool sends = peers.rank() == from_process;

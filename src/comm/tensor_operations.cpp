@@ -16,12 +16,12 @@ namespace tree::detail {
 
 using accelerate::detail::str;
 
-void refuse_structure(const char* operation, const std::string& path, std::size_t tree) {
+void Mismatch::refuse_structure(const char* operation, const std::string& path, std::size_t tree) {
   throw ArgumentError(str(operation, ": the trees differ in structure: only tree ", tree,
                           " has a tensor at ", path.empty() ? "its root" : path, "."));
 }
 
-void check_leaf_count(std::size_t given, std::size_t expected) {
+void Mismatch::check_leaf_count(std::size_t given, std::size_t expected) {
   if (given == expected) return;
   throw ArgumentError(str("unflatten got ", given, " tensors for a tree with ", expected,
                           " leaves. Pass one tensor per leaf, in the order of flatten."));
@@ -103,14 +103,14 @@ std::string type_name(const std::type_info& type) {
   return shortened(status == 0 ? name.get() : type.name());
 }
 
-void refuse_other(std::string_view operation, const std::string& path, const std::type_info& type,
-                  std::string_view expected) {
+void RefuseLeaf::other(std::string_view operation, const std::string& path,
+                       const std::type_info& type, std::string_view expected) {
   throw ArgumentError(str(operation, " got a leaf", place(path), " of type ", type_name(type),
                           ". Only leaves of type ", expected, " can be used here."));
 }
 
-void refuse_other_value(std::string_view operation, const std::string& path, const Value& value,
-                        std::string_view expected) {
+void RefuseLeaf::value(std::string_view operation, const std::string& path, const Value& value,
+                       std::string_view expected) {
   throw ArgumentError(str(operation, " got a leaf", place(path), " of kind ", value.kind_name(),
                           ": ", value.repr(), ". Only leaves of ", expected, " can be used here."));
 }

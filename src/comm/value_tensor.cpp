@@ -190,11 +190,11 @@ std::string dtype_name(std::int8_t dtype) {
   return "torch." + std::string(c10::getDtypeNames(type).first);
 }
 
-std::int8_t read_dtype(const TreePath& path, const Value& value) {
+std::int8_t ReadValue::dtype(const TreePath& path, const Value& value) {
   for (std::int8_t code = 0; code <= static_cast<std::int8_t>(at::ScalarType::Undefined); ++code) {
     if (value.is_string() && dtype_name(code) == value.as_string()) return code;
   }
-  refuse_value(path, value, "the name of a dtype such as 'torch.float32'");
+  refuse(path, value, "the name of a dtype such as 'torch.float32'");
 }
 
 }  // namespace detail::inline core

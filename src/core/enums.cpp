@@ -43,21 +43,21 @@ std::string suggestion(const EnumTable& table, std::string_view text) {
 
 }  // namespace
 
-int find(const EnumTable& table, std::string_view text) {
-  if (const int index = index_of(table, text); index >= 0) return index;
-  if (table.spelling == Spelling::kAnyCaseOrNumber) return number(table, text);
-  if (table.type == kEnumTable<DistributedType>.type && text == kOldXla) {
+int EnumTable::find(std::string_view text) const {
+  if (const int index = index_of(*this, text); index >= 0) return index;
+  if (spelling == Spelling::kAnyCaseOrNumber) return number(*this, text);
+  if (type == kEnumTable<DistributedType>.type && text == kOldXla) {
     return static_cast<int>(DistributedType::kXla);
   }
   return -1;
 }
 
-int parse(const EnumTable& table, std::string_view text, std::string_view source) {
-  if (const int index = find(table, text); index >= 0) return index;
-  const auto near = suggestion(table, text);
+int EnumTable::parse(std::string_view text, std::string_view source) const {
+  if (const int index = find(text); index >= 0) return index;
+  const auto near = suggestion(*this, text);
   throw ConfigError(str(source, source.empty() ? "" : " is ", "'", text, "'",
-                        source.empty() ? " is not a valid " : ", which is not a valid ", table.type,
-                        ". Choose one of: ", join(choices(table)), ".",
+                        source.empty() ? " is not a valid " : ", which is not a valid ", type,
+                        ". Choose one of: ", join(choices(*this)), ".",
                         near.empty() ? "" : str(" Did you mean '", near, "'?")));
 }
 

@@ -4,26 +4,27 @@
 
 namespace accelerate::detail::inline core {
 
-void refuse_value(const TreePath& path, const Value& value, const std::string& wanted) {
+void ReadValue::refuse(const TreePath& path, const Value& value, const std::string& wanted) {
   const auto place = path.str();
   throw ArgumentError(str("the value", place.empty() ? "" : " at ", place, " is of kind ",
                           value.kind_name(), ", not ", wanted, ": ", value.repr()));
 }
 
-std::span<const Value> value_items(const TreePath& path, const Value& value, std::int64_t size) {
-  if (!value.is_list() && !value.is_tuple()) refuse_value(path, value, "a list or tuple");
+std::span<const Value> ReadValue::items(const TreePath& path, const Value& value,
+                                        std::int64_t size) {
+  if (!value.is_list() && !value.is_tuple()) refuse(path, value, "a list or tuple");
   const auto items = value.items();
   if (size >= 0 && std::cmp_not_equal(items.size(), size)) {
-    refuse_value(path, value, str("a list or tuple of ", size, " items"));
+    refuse(path, value, str("a list or tuple of ", size, " items"));
   }
   return items;
 }
 
-int read_spelling(const TreePath& path, const Value& value, const EnumTable& table) {
-  const int index = value.is_string() ? find(table, value.as_string()) : -1;
+int ReadValue::spelling(const TreePath& path, const Value& value, const EnumTable& table) {
+  const int index = value.is_string() ? table.find(value.as_string()) : -1;
   if (index >= 0) return index;
   const std::vector<std::string> choices(table.texts.begin(), table.texts.begin() + table.size);
-  refuse_value(path, value, str("one of: ", join(choices)));
+  refuse(path, value, str("one of: ", join(choices)));
 }
 
 }  // namespace accelerate::detail::inline core

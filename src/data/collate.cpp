@@ -30,7 +30,8 @@ Value collate_lists(const std::vector<Value*>& samples, const TreePath& path,
   for (std::size_t i = 0; i < size; ++i) {
     std::vector<Value*> column;
     for (Value* sample : samples) {
-      if (items(*sample).size() != size) refuse_lengths(path, size, items(*sample).size());
+      if (items(*sample).size() != size)
+        UnequalSamples::refuse_lengths(path, size, items(*sample).size());
       column.push_back(&items(*sample)[i]);
     }
     result.push_back(collate_values(column, path.item(static_cast<std::int64_t>(i)), context));
@@ -40,19 +41,15 @@ Value collate_lists(const std::vector<Value*>& samples, const TreePath& path,
 
 }  // namespace
 
-void refuse_lengths(const TreePath& path, std::size_t first, std::size_t other) {
+void UnequalSamples::refuse_lengths(const TreePath& path, std::size_t first, std::size_t other) {
   throw ArgumentError(str("The samples of a batch cannot be joined: ", place(path), " have ", first,
                           " and ", other, " items. Make them equally long in the dataset, or pass ",
                           "a collate function that does."));
 }
 
-void refuse_missing(const TreePath& path) {
+void UnequalSamples::refuse_missing(const TreePath& path) {
   throw ArgumentError(
       str("The samples of a batch cannot be joined: only some of them have ", place(path), "."));
-}
-
-void refuse_empty_batch() {
-  throw ArgumentError("A batch without samples cannot be collated: the sampler made an empty one.");
 }
 
 Value collate_values(const std::vector<Value*>& samples, const TreePath& path,
@@ -97,7 +94,7 @@ Value collate_values(const std::vector<Value*>& samples, const TreePath& path,
             if (candidate.key().data() == entry.key().data()) column.push_back(&candidate.value());
           }
         }
-        if (column.size() != samples.size()) refuse_missing(here);
+        if (column.size() != samples.size()) UnequalSamples::refuse_missing(here);
         result.set(entry.key(), collate_values(column, here, context));
       }
       return Value(std::move(result));

@@ -207,7 +207,7 @@ Value::Dict DeferredMetrics::reduce(std::source_location where) {
   const auto encode = [&] { return detail::comm::encode_object(sums_->totals()); };
   std::vector<NamedTotals> all;
   for (const auto& bytes :
-       detail::comm::exchange(encode, nullptr, "DeferredMetrics::reduce", where)) {
+       detail::comm::ObjectMessages::exchange(encode, nullptr, "DeferredMetrics::reduce", where)) {
     all.push_back(detail::comm::decode_object<NamedTotals>(bytes));
   }
   auto& first = all.front();

@@ -169,7 +169,7 @@ class RoundReader {
     AnyBatch first = std::move(batches.front());
     if (batches.size() == 1) return first;
     try {
-      if (!type_.holds_tensors) comm::refuse_other("concatenate", "", *type_.id);
+      if (!type_.holds_tensors) comm::RefuseLeaf::other("concatenate", "", *type_.id);
       type_.refuse_others("concatenate", first);
       std::vector<tree::Flat> parts{type_.flatten(first)};
       for (std::size_t i = 1; i < batches.size(); ++i) parts.push_back(type_.flatten(batches[i]));

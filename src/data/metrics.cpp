@@ -110,7 +110,7 @@ at::Tensor kept_of(const at::Tensor& gathered, const MetricsCut& cut) {
 
 }  // namespace
 
-std::optional<std::vector<ItemRange>> genuine_items(std::int64_t length) {
+std::optional<std::vector<ItemRange>> MetricsGather::genuine_items(std::int64_t length) {
   if (const auto parts = uneven_parts()) {
     if (!one_per_sample(length, *parts)) return std::nullopt;
     std::vector<ItemRange> ranges;
@@ -126,8 +126,8 @@ std::optional<std::vector<ItemRange>> genuine_items(std::int64_t length) {
   return std::vector{ItemRange{0, kept_of(length, *cut)}};
 }
 
-void gather_for_metrics(std::vector<at::Tensor>& leaves, const comm::TreeView& view,
-                        std::source_location where) {
+void MetricsGather::leaves(std::vector<at::Tensor>& leaves, const comm::TreeView& view,
+                           std::source_location where) {
   if (const auto parts = uneven_parts()) {
     leaves = gather_uneven(std::move(leaves), *parts, where);
     return;
@@ -138,7 +138,7 @@ void gather_for_metrics(std::vector<at::Tensor>& leaves, const comm::TreeView& v
   for (auto& leaf : leaves) leaf = kept_of(leaf, *cut);
 }
 
-bool holds_tensors_alone(const Value& value) {
+bool MetricsGather::holds_tensors_alone(const Value& value) {
   try {
     comm::refuse_others<at::Tensor>("gather_for_metrics", value);
     return true;
@@ -147,7 +147,7 @@ bool holds_tensors_alone(const Value& value) {
   }
 }
 
-at::Tensor gather_rows_as_objects(const at::Tensor& tensor, std::source_location where) {
+at::Tensor MetricsGather::rows_as_objects(const at::Tensor& tensor, std::source_location where) {
   if (comm::is_alone(nullptr)) return tensor;
   auto parts = accelerate::gather_object(
       std::vector{tensor.dim() == 0 ? tensor.reshape({1}) : tensor}, where);
@@ -162,12 +162,6 @@ at::Tensor gather_rows_as_objects(const at::Tensor& tensor, std::source_location
   if (uneven) return rows;
   const auto cut = metrics_cut();
   return cut ? kept_of(rows, *cut) : rows;
-}
-
-void refuse_as_objects() {
-  throw ArgumentError(
-      "gather_for_metrics gathers objects as one list: pass a std::vector, a tensor or a list "
-      "value, or leave use_gather_object off.");
 }
 
 }  // namespace accelerate::detail::data

@@ -301,7 +301,7 @@ std::unique_ptr<DefaultGeneratorAt> agree_on_order(const BatchIndexSampler& batc
   if (comm::is_alone(nullptr) || (sampler && !sampler->draws_from_default_generator()))
     return nullptr;
   const auto named = name_collectives("DataLoaderShard");
-  const auto mine = default_generator_state();
+  const auto mine = DefaultGeneratorAt::state_now();
   const PartialState state;  // NCCL sends from the device only
   const auto agreed =
       accelerate::broadcast(mine.to(state.device(), mine.scalar_type(), false, true)).cpu();

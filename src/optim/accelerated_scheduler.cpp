@@ -2,15 +2,11 @@
 
 #include <algorithm>
 
+#include "accelerate/detail/core/refuse_empty.h"
 #include "accelerate/errors.h"
 #include "optim/scheduler_core.h"
 
 namespace accelerate {
-
-void detail::optim::refuse_empty_scheduler() {
-  throw StateError(
-      "This prepared scheduler is empty: it was never assigned, or free_memory has reset it.");
-}
 
 using detail::optim::SchedulerCore;
 
@@ -30,7 +26,7 @@ AcceleratedScheduler::AcceleratedScheduler(std::shared_ptr<SchedulerCore> core)
     : core_(std::move(core)) {}
 
 SchedulerCore& AcceleratedScheduler::core() const {
-  if (!core_) detail::optim::refuse_empty_scheduler();
+  if (!core_) detail::refuse_empty("scheduler");
   return *core_;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "accelerate/detail/core/refuse_empty.h"
 #include "accelerate/errors.h"
 #include "optim/fused_step.h"
 #include "optim/optimizer_core.h"
@@ -82,18 +83,13 @@ void set_modes(OptimizerCore& core,
   core.modes = std::move(modes);
 }
 
-void refuse_empty_optimizer() {
-  throw StateError(
-      "This prepared optimizer is empty: it was never assigned, or free_memory has reset it.");
-}
-
 }  // namespace detail::optim
 
 AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<detail::optim::OptimizerCore> core)
     : core_(std::move(core)) {}
 
 detail::optim::OptimizerCore& AcceleratedOptimizer::core() const {
-  if (!core_) detail::optim::refuse_empty_optimizer();
+  if (!core_) detail::refuse_empty("optimizer");
   return *core_;
 }
 

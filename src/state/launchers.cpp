@@ -296,7 +296,7 @@ void run_in_place(const NotebookLaunchOptions& options, const std::function<void
 
 }  // namespace
 
-void debug_launch(const DebugLaunchOptions& options, const std::function<void()>& f) {
+void Launch::debug(const DebugLaunchOptions& options, const std::function<void()>& f) {
   const int n = options.num_processes;
   if (n < 1) {
     throw ConfigError(
@@ -325,7 +325,7 @@ void debug_launch(const DebugLaunchOptions& options, const std::function<void()>
   launch_children(children, in_child(f, threads));
 }
 
-void notebook_launch(const NotebookLaunchOptions& options, const std::function<void()>& f) {
+void Launch::notebook(const NotebookLaunchOptions& options, const std::function<void()>& f) {
   check(options);
   const WorldShape world{.num_nodes = options.num_nodes,
                          .processes_per_node = *options.num_processes};

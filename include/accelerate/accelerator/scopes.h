@@ -10,6 +10,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "accelerate/detail/core/refuse_empty.h"
 #include "accelerate/prepared_model.h"
 
 namespace accelerate {
@@ -61,7 +62,7 @@ concept AnyModel = kIsPreparedModel<std::remove_cvref_t<T>> || ModelHolder<std::
 template <AnyModel Model>
 std::shared_ptr<ModelCore> core_of(const Model& model) {
   if constexpr (kIsPreparedModel<Model>) {
-    if (!model) refuse_empty_model();
+    if (!model) refuse_empty("model");
     return model._core();
   } else {
     return nullptr;
@@ -71,7 +72,7 @@ std::shared_ptr<ModelCore> core_of(const Model& model) {
 template <AnyModel Model>
 std::shared_ptr<torch::nn::Module> module_of(const Model& model) {
   if constexpr (kIsPreparedModel<Model>) {
-    if (!model) refuse_empty_model();
+    if (!model) refuse_empty("model");
     return model._core()->module;
   } else {
     return ModuleOf<Model>::pointer(model);

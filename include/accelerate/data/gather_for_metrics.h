@@ -17,6 +17,7 @@
 
 #include "accelerate/api.h"
 #include "accelerate/detail/comm/collectives.h"
+#include "accelerate/errors.h"
 #include "accelerate/operations/objects.h"
 #include "accelerate/tree.h"
 
@@ -35,24 +36,24 @@ struct ItemRange {
   std::int64_t end = 0;
 };
 
-/// Which of `length` gathered items were computed for genuine samples; nullopt keeps all of them.
-/// Warns once, and keeps all, where there is not one item per sample.
-[[nodiscard]] ACCELERATE_API std::optional<std::vector<ItemRange>> genuine_items(
-    std::int64_t length);
-/// Collective. Replaces the tensors by those of all processes, without the rows of repeated
-/// samples.
-ACCELERATE_API void gather_for_metrics(std::vector<at::Tensor>& leaves, const comm::TreeView& view,
-                                       std::source_location where);
-[[nodiscard]] ACCELERATE_API at::Tensor gather_rows_as_objects(const at::Tensor& tensor,
-                                                               std::source_location where);
-/// Whether every leaf of a value is a tensor.
-[[nodiscard]] ACCELERATE_API bool holds_tensors_alone(const Value& value);
-[[noreturn]] ACCELERATE_API void refuse_as_objects();
+struct ACCELERATE_API MetricsGather {
+  /// Which of `length` gathered items were computed for genuine samples; nullopt keeps all of them.
+  /// Warns once, and keeps all, where there is not one item per sample.
+  [[nodiscard]] static std::optional<std::vector<ItemRange>> genuine_items(std::int64_t length);
+  /// Collective. Replaces the tensors by those of all processes, without the rows of repeated
+  /// samples.
+  static void leaves(std::vector<at::Tensor>& leaves, const comm::TreeView& view,
+                     std::source_location where);
+  [[nodiscard]] static at::Tensor rows_as_objects(const at::Tensor& tensor,
+                                                  std::source_location where);
+  /// Whether every leaf of a value is a tensor.
+  [[nodiscard]] static bool holds_tensors_alone(const Value& value);
+};
 
 template <class T>
 std::vector<T> gather_list(const std::vector<T>& items, std::source_location where) {
   auto all = accelerate::gather_object(items, where);
-  const auto ranges = genuine_items(std::ssize(all));
+  const auto ranges = MetricsGather::genuine_items(std::ssize(all));
   if (!ranges) return all;
   std::vector<T> kept;
   for (const auto& [begin, end] : *ranges) {
@@ -64,14 +65,16 @@ std::vector<T> gather_list(const std::vector<T>& items, std::source_location whe
 template <class T>
 T gather_as_objects(const T& x, std::source_location where) {
   if constexpr (std::same_as<T, at::Tensor>) {
-    return gather_rows_as_objects(x, where);
+    return MetricsGather::rows_as_objects(x, where);
   } else if constexpr (tree::detail::kIs<T, std::vector>) {
     return gather_list(x, where);
-  } else if constexpr (std::same_as<T, Value>) {
-    if (x.is_list()) return Value(gather_list(x.as_list(), where));
-    refuse_as_objects();
   } else {
-    refuse_as_objects();
+    if constexpr (std::same_as<T, Value>) {
+      if (x.is_list()) return Value(gather_list(x.as_list(), where));
+    }
+    throw ArgumentError(
+        "gather_for_metrics gathers objects as one list: pass a std::vector, a tensor or a list "
+        "value, or leave use_gather_object off.");
   }
 }
 
@@ -100,10 +103,11 @@ template <class T>
     return detail::data::gather_list(x, where);
   } else {
     bool as_objects = options.use_gather_object;
-    if constexpr (std::same_as<Tree, Value>) as_objects |= !detail::data::holds_tensors_alone(x);
+    if constexpr (std::same_as<Tree, Value>)
+      as_objects |= !detail::data::MetricsGather::holds_tensors_alone(x);
     if (as_objects) return detail::data::gather_as_objects<Tree>(x, where);
     return detail::comm::on_leaves(std::forward<T>(x), [&](auto& leaves, const auto& view) {
-      detail::data::gather_for_metrics(leaves, view, where);
+      detail::data::MetricsGather::leaves(leaves, view, where);
     });
   }
 }

@@ -66,7 +66,7 @@ concept BatchSamplerLike = std::derived_from<S, BatchIndexSampler> || UserBatchS
 template <class S>
   requires SamplerLike<S>
 [[nodiscard]] std::shared_ptr<Sampler> as_sampler(std::shared_ptr<S> sampler) {
-  if (!sampler) detail::data::throw_no_sampler();
+  detail::data::check_sampler(sampler.get());
   if constexpr (std::derived_from<S, Sampler>) {
     return sampler;
   } else if constexpr (TorchSampler<S>) {
@@ -88,7 +88,7 @@ template <class S>
 template <class S>
   requires BatchSamplerLike<S>
 [[nodiscard]] std::shared_ptr<BatchIndexSampler> as_batch_sampler(std::shared_ptr<S> sampler) {
-  if (!sampler) detail::data::throw_no_sampler();
+  detail::data::check_sampler(sampler.get());
   if constexpr (std::derived_from<S, BatchIndexSampler>) {
     return sampler;
   } else {

@@ -34,22 +34,30 @@ struct GroupPlace {
   int rank = 0;
   int size = 1;
 };
-[[nodiscard]] ACCELERATE_API GroupPlace place_in(const GroupHandle* group);
-[[nodiscard]] inline bool is_alone(const GroupHandle* group) { return place_in(group).size <= 1; }
-[[nodiscard]] inline int rank_in(const GroupHandle* group) { return place_in(group).rank; }
+
 /// Makes the bytes of an object. If it throws, the other processes throw `CommError` with its
 /// message, and this one what `Encode` threw.
 using Encode = std::function<std::string()>;
-/// Collective. Returns the bytes of every process, in rank order.
-[[nodiscard]] ACCELERATE_API std::vector<std::string> exchange(const Encode& encode,
-                                                               const GroupHandle* group,
-                                                               const char* operation,
-                                                               std::source_location where);
-/// Collective. Returns the bytes of `from_process`, the only one that calls `encode`. If `count`
-/// differs between processes, each throws `ArgumentError` with all counts.
-[[nodiscard]] ACCELERATE_API std::string broadcast_bytes(const Encode& encode, std::size_t count,
-                                                         int from_process, const GroupHandle* group,
+
+struct ACCELERATE_API ObjectMessages {
+  [[nodiscard]] static GroupPlace place_in(const GroupHandle* group);
+  /// Collective. Returns the bytes of every process, in rank order.
+  [[nodiscard]] static std::vector<std::string> exchange(const Encode& encode,
+                                                         const GroupHandle* group,
+                                                         const char* operation,
                                                          std::source_location where);
+  /// Collective. Returns the bytes of `from_process`, the only one that calls `encode`. If `count`
+  /// differs between processes, each throws `ArgumentError` with all counts.
+  [[nodiscard]] static std::string broadcast(const Encode& encode, std::size_t count,
+                                             int from_process, const GroupHandle* group,
+                                             std::source_location where);
+};
+[[nodiscard]] inline bool is_alone(const GroupHandle* group) {
+  return ObjectMessages::place_in(group).size <= 1;
+}
+[[nodiscard]] inline int rank_in(const GroupHandle* group) {
+  return ObjectMessages::place_in(group).rank;
+}
 
 template <class T>
 std::vector<T> gather_object(const std::vector<T>& objects, const GroupHandle* group,
@@ -58,7 +66,7 @@ std::vector<T> gather_object(const std::vector<T>& objects, const GroupHandle* g
   if (is_alone(group)) return objects;
   std::vector<T> result;
   const auto encode = [&] { return encode_object(objects); };
-  for (const auto& bytes : exchange(encode, group, "gather_object", where)) {
+  for (const auto& bytes : ObjectMessages::exchange(encode, group, "gather_object", where)) {
     auto part = decode_object<std::vector<T>>(bytes);
     result.insert(result.end(), std::make_move_iterator(part.begin()),
                   std::make_move_iterator(part.end()));
@@ -76,7 +84,7 @@ std::vector<T> all_gather_object(const T& object, const GroupHandle* group,
     return result;
   }
   const auto encode = [&] { return encode_object(object); };
-  for (const auto& bytes : exchange(encode, group, "all_gather_object", where)) {
+  for (const auto& bytes : ObjectMessages::exchange(encode, group, "all_gather_object", where)) {
     result.push_back(decode_object<T>(bytes));
   }
   return result;
@@ -88,7 +96,7 @@ T& broadcast_objects(T& objects, std::size_t count, int from_process, const Grou
   check_codec<T>();
   if (is_alone(group)) return objects;
   const auto encode = [&] { return encode_object(objects); };
-  const auto bytes = broadcast_bytes(encode, count, from_process, group, where);
+  const auto bytes = ObjectMessages::broadcast(encode, count, from_process, group, where);
   if (rank_in(group) != from_process) objects = decode_object<T>(bytes);
   return objects;
 }

@@ -157,7 +157,7 @@ template <class T>
 [[nodiscard]] T concatenate(std::span<const T> batches, std::int64_t dim = 0) {
   if (batches.empty()) detail::comm::TensorOps::refuse_no_batches();
   if constexpr (!TensorTree<T>) {
-    if (batches.size() > 1) detail::comm::refuse_other("concatenate", "", typeid(T));
+    if (batches.size() > 1) detail::comm::RefuseLeaf::other("concatenate", "", typeid(T));
     return batches.front();
   } else {
     if (batches.size() > 1) detail::comm::refuse_others<at::Tensor>("concatenate", batches.front());

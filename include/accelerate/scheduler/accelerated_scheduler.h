@@ -26,9 +26,6 @@ namespace detail::optim {
 
 struct SchedulerCore;
 
-/// Throws `StateError`.
-[[noreturn]] ACCELERATE_API void refuse_empty_scheduler();
-
 /// A scheduler of ours or of LibTorch behind one interface.
 struct SchedulerParts {
   /// Owns the scheduler that the others refer to.

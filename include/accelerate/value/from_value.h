@@ -19,20 +19,19 @@
 namespace accelerate {
 namespace detail::inline core {
 
-/// Throws `ArgumentError` that says where and which kind there is.
-[[noreturn]] ACCELERATE_API void refuse_value(const TreePath& path, const Value& value,
-                                              const std::string& wanted);
-/// Throws `ArgumentError` unless `value` is a list or tuple, of `size` items if that is not
-/// negative.
-ACCELERATE_API std::span<const Value> value_items(const TreePath& path, const Value& value,
-                                                  std::int64_t size = -1);
-
-/// The `at::ScalarType` of a name such as 'torch.float32'. Throws `ArgumentError` for anything
-/// else.
-[[nodiscard]] ACCELERATE_API std::int8_t read_dtype(const TreePath& path, const Value& value);
-/// The enumerator of a text. Throws `ArgumentError` that lists the choices.
-[[nodiscard]] ACCELERATE_API int read_spelling(const TreePath& path, const Value& value,
-                                               const EnumTable& table);
+/// Each throws `ArgumentError` that says where, and which kind there is.
+struct ACCELERATE_API ReadValue {
+  [[noreturn]] static void refuse(const TreePath& path, const Value& value,
+                                  const std::string& wanted);
+  /// The items of a list or tuple, `size` of them if that is not negative.
+  static std::span<const Value> items(const TreePath& path, const Value& value,
+                                      std::int64_t size = -1);
+  /// The `at::ScalarType` of a name such as 'torch.float32'.
+  [[nodiscard]] static std::int8_t dtype(const TreePath& path, const Value& value);
+  /// The enumerator of a text; the error lists the choices.
+  [[nodiscard]] static int spelling(const TreePath& path, const Value& value,
+                                    const EnumTable& table);
+};
 
 template <class T>
 T read_value(const TreePath& path, const Value& value);
@@ -46,19 +45,19 @@ template <class T>
 T read_number(const TreePath& path, const Value& value) {
   if constexpr (std::same_as<T, bool>) {
     if (value.is_bool()) return value.as_bool();
-    refuse_value(path, value, "a bool");
+    ReadValue::refuse(path, value, "a bool");
   } else if constexpr (std::integral<T>) {
     if (value.is_int() && std::in_range<T>(value.as_int())) return static_cast<T>(value.as_int());
-    refuse_value(path, value, "an int that fits");
+    ReadValue::refuse(path, value, "an int that fits");
   } else {
     if (value.is_double() || value.is_int()) return static_cast<T>(value.as_double());
-    refuse_value(path, value, "a number");
+    ReadValue::refuse(path, value, "a number");
   }
 }
 
 template <class T>
 T read_mapping(const TreePath& path, const Value& value) {
-  if (!value.is_dict()) refuse_value(path, value, "a dict");
+  if (!value.is_dict()) ReadValue::refuse(path, value, "a dict");
   if constexpr (std::same_as<T, ValueDict>) {
     return value.as_dict();
   } else {
@@ -79,12 +78,12 @@ T read_mapping(const TreePath& path, const Value& value) {
 /// The members that the struct lists; all must be there, others are left at their defaults.
 template <class T>
 T read_struct(const TreePath& path, const Value& value) {
-  if (!value.is_dict()) refuse_value(path, value, "a dict");
+  if (!value.is_dict()) ReadValue::refuse(path, value, "a dict");
   T result{};
   for_each_field(result, converted_fields<T>(), [&](const auto& field, auto& member) {
     const Value* item = value.as_dict().get(field.name);
     if (item == nullptr) {
-      refuse_value(path, value, "a dict with the key '" + std::string(field.name) + "'");
+      ReadValue::refuse(path, value, "a dict with the key '" + std::string(field.name) + "'");
     }
     member = read_value<std::remove_cvref_t<decltype(member)>>(path.member(field.name), *item);
   });
@@ -114,22 +113,22 @@ T read_value(const TreePath& path, const Value& value) {
   } else if constexpr (hooks::FromValue<T>) {
     return hooks::call_from_value<T>(value);
   } else if constexpr (Dtype<T>) {
-    return static_cast<T>(read_dtype(path, value));
+    return static_cast<T>(ReadValue::dtype(path, value));
   } else if constexpr (Spelled<T>) {
-    return static_cast<T>(read_spelling(path, value, kEnumTable<T>));
+    return static_cast<T>(ReadValue::spelling(path, value, kEnumTable<T>));
   } else if constexpr (std::is_enum_v<T>) {
     return static_cast<T>(read_number<std::underlying_type_t<T>>(path, value));
   } else if constexpr (std::is_arithmetic_v<T>) {
     return read_number<T>(path, value);
   } else if constexpr (std::same_as<T, std::string> || std::same_as<T, std::filesystem::path>) {
-    if (!value.is_string()) refuse_value(path, value, "a string");
+    if (!value.is_string()) ReadValue::refuse(path, value, "a string");
     return T(value.as_string());
   } else if constexpr (kIsDuration<T>) {
     const std::chrono::duration<double> seconds(read_number<double>(path, value));
     return std::chrono::duration_cast<T>(seconds);
   } else if constexpr (std::same_as<T, at::Tensor>) {
     if (value.is_none()) return T();
-    if (!value.is_tensor()) refuse_value(path, value, "a tensor");
+    if (!value.is_tensor()) ReadValue::refuse(path, value, "a tensor");
     return value.as_tensor();
   } else if constexpr (tree::detail::kIs<T, std::optional>) {
     return value.is_none() ? T() : T(read_value<typename T::value_type>(path, value));
@@ -137,7 +136,8 @@ T read_value(const TreePath& path, const Value& value) {
     return read_variant<T>(path, value);
   } else if constexpr (tree::detail::Fixed<T>) {
     constexpr auto size = std::tuple_size_v<T>;
-    return read_fixed<T>(path, value_items(path, value, size), std::make_index_sequence<size>{});
+    return read_fixed<T>(path, ReadValue::items(path, value, size),
+                         std::make_index_sequence<size>{});
   } else if constexpr (WithFields<T> || kind == Node::kRecord) {
     return read_struct<T>(path, value);
   } else if constexpr (kind == Node::kMapping) {
@@ -146,7 +146,7 @@ T read_value(const TreePath& path, const Value& value) {
                        requires(T t) { t.push_back(std::declval<typename T::value_type>()); }) {
     T result;
     std::int64_t index = 0;
-    for (const auto& item : value_items(path, value)) {
+    for (const auto& item : ReadValue::items(path, value)) {
       result.insert(result.end(), read_value<typename T::value_type>(path.item(index++), item));
     }
     return result;

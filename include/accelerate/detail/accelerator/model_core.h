@@ -124,9 +124,6 @@ struct ModuleOf<std::shared_ptr<M>> {
 template <class T>
 concept ModelHolder = requires { typename ModuleOf<T>::type; };
 
-/// Throws `StateError`.
-[[noreturn]] ACCELERATE_API void refuse_empty_model();
-
 }  // namespace detail::accelerator
 
 }  // namespace accelerate

@@ -18,6 +18,7 @@
 
 #include "accelerate/api.h"
 #include "accelerate/detail/accelerator/prepare_arguments.h"
+#include "accelerate/detail/core/refuse_empty.h"
 #include "accelerate/logging/name_collectives.h"
 #include "accelerate/state/stateful.h"
 
@@ -101,7 +102,7 @@ auto prepare_model(const Preparer& preparer, const Model& model, std::optional<b
                 "accelerate: prepare_model takes a module holder (TORCH_MODULE) "
                 "or a std::shared_ptr to a module.");
   if constexpr (kIsPreparedModel<Model>) {
-    if (!model) refuse_empty_model();
+    if (!model) refuse_empty("model");
     preparer.add(model._core());
     return model;
   } else {
@@ -115,7 +116,7 @@ AcceleratedOptimizer prepare_optimizer(const Preparer& preparer, Arg&& optimizer
                                        std::optional<bool> placement) {
   using T = std::remove_cvref_t<Arg>;
   if constexpr (std::same_as<T, AcceleratedOptimizer>) {
-    if (!optimizer) optim::refuse_empty_optimizer();
+    if (!optimizer) refuse_empty("optimizer");
     preparer.add(optimizer._core());
     return optimizer;
   } else {
@@ -144,7 +145,7 @@ template <class Arg>
 AcceleratedScheduler prepare_scheduler(const Preparer& preparer, Arg&& scheduler) {
   using T = std::remove_cvref_t<Arg>;
   if constexpr (std::same_as<T, AcceleratedScheduler>) {
-    if (!scheduler) optim::refuse_empty_scheduler();
+    if (!scheduler) refuse_empty("scheduler");
     preparer.add(scheduler._core());
     return scheduler;
   } else {

@@ -19,14 +19,15 @@
 
 namespace accelerate::detail::comm {
 
-/// Throws `ArgumentError` for a leaf of type `type`.
-[[noreturn]] ACCELERATE_API void refuse_other(std::string_view operation, const std::string& path,
-                                              const std::type_info& type,
-                                              std::string_view expected = "at::Tensor");
-/// Throws `ArgumentError` for a leaf inside of a `Value`.
-[[noreturn]] ACCELERATE_API void refuse_other_value(std::string_view operation,
-                                                    const std::string& path, const Value& value,
-                                                    std::string_view expected = "kind tensor");
+/// Each throws `ArgumentError`.
+struct ACCELERATE_API RefuseLeaf {
+  [[noreturn]] static void other(std::string_view operation, const std::string& path,
+                                 const std::type_info& type,
+                                 std::string_view expected = "at::Tensor");
+  /// A leaf inside of a `Value`.
+  [[noreturn]] static void value(std::string_view operation, const std::string& path,
+                                 const Value& value, std::string_view expected = "kind tensor");
+};
 /// The name of a type as written in C++.
 [[nodiscard]] ACCELERATE_API std::string type_name(const std::type_info& type);
 
@@ -50,12 +51,12 @@ struct RefuseOthers {
       const Value& value = Dynamic::other(x);
       if (value.is_none() || tree::HeldInValue<Leaf>::get(value)) return;
       if constexpr (std::same_as<Leaf, at::Tensor>) {
-        refuse_other_value(operation, path.str(), value);
+        RefuseLeaf::value(operation, path.str(), value);
       } else {
-        refuse_other_value(operation, path.str(), value, "type " + type_name(typeid(Leaf)));
+        RefuseLeaf::value(operation, path.str(), value, "type " + type_name(typeid(Leaf)));
       }
     } else {
-      refuse_other(operation, path.str(), typeid(T), type_name(typeid(Leaf)));
+      RefuseLeaf::other(operation, path.str(), typeid(T), type_name(typeid(Leaf)));
     }
   }
   [[nodiscard]] bool enters(const TreePath&) const { return true; }
@@ -104,14 +105,14 @@ std::int64_t batch_size(const T& node, const TreePath& path) {
     std::int64_t size = 0;
     tree::Dynamic<T>::open(node, [&](const auto& content) {
       if constexpr (std::same_as<std::remove_cvref_t<decltype(content)>, T>) {
-        refuse_other_value("find_batch_size", path.str(), tree::Dynamic<T>::other(content));
+        RefuseLeaf::value("find_batch_size", path.str(), tree::Dynamic<T>::other(content));
       } else {
         size = batch_size(content, path);
       }
     });
     return size;
   } else {
-    refuse_other("find_batch_size", path.str(), typeid(T));
+    RefuseLeaf::other("find_batch_size", path.str(), typeid(T));
   }
 }
 

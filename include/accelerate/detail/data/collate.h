@@ -21,15 +21,17 @@
 
 #include "accelerate/api.h"
 #include "accelerate/detail/data/batch_tensors.h"
+#include "accelerate/errors.h"
 #include "accelerate/tree.h"
 
 namespace accelerate::detail::data {
 
-/// Throw `ArgumentError`: what is at `path` differs between samples in a way that cannot be joined.
-[[noreturn]] ACCELERATE_API void refuse_lengths(const TreePath& path, std::size_t first,
-                                                std::size_t other);
-[[noreturn]] ACCELERATE_API void refuse_missing(const TreePath& path);
-[[noreturn]] ACCELERATE_API void refuse_empty_batch();
+/// Each throws `ArgumentError`: what is at `path` differs between samples and cannot be joined.
+struct ACCELERATE_API UnequalSamples {
+  [[noreturn]] static void refuse_lengths(const TreePath& path, std::size_t first,
+                                          std::size_t other);
+  [[noreturn]] static void refuse_missing(const TreePath& path);
+};
 
 /// Values are collated by their kinds.
 [[nodiscard]] ACCELERATE_API Value collate_values(const std::vector<Value*>& samples,
@@ -71,7 +73,7 @@ auto collate_sequence(const std::vector<T*>& samples, const TreePath& path,
   std::vector<Collated<typename T::value_type>> result;
   for (const T* sample : samples) {
     if (sample->size() != samples.front()->size()) {
-      refuse_lengths(path, samples.front()->size(), sample->size());
+      UnequalSamples::refuse_lengths(path, samples.front()->size(), sample->size());
     }
   }
   for (std::size_t i = 0; i < samples.front()->size(); ++i) {
@@ -109,7 +111,7 @@ auto collate_mapping(const std::vector<T*>& samples, const TreePath& path,
   typename tree::detail::WithMapped<T, Collated<tree::detail::MappedOf<T>>>::type result;
   for (const T* sample : samples) {
     if (sample->size() != samples.front()->size()) {
-      refuse_lengths(path, samples.front()->size(), sample->size());
+      UnequalSamples::refuse_lengths(path, samples.front()->size(), sample->size());
     }
   }
   for (const auto& entry : *samples.front()) {
@@ -119,7 +121,7 @@ auto collate_mapping(const std::vector<T*>& samples, const TreePath& path,
       for (auto& candidate : sample) {
         if (entry_key(candidate) == key) return entry_value(candidate);
       }
-      refuse_missing(here);
+      UnequalSamples::refuse_missing(here);
     };
     auto column = collate_part(samples, here, context, value);
     if constexpr (requires { result.emplace(key, std::move(column)); }) {
@@ -136,7 +138,7 @@ auto collate_optional(const std::vector<T*>& samples, const TreePath& path,
                       const LoadContext& context) {
   using Content = typename T::value_type;
   const auto content = [&](T& sample) -> auto& {
-    if (!sample) refuse_missing(path);
+    if (!sample) UnequalSamples::refuse_missing(path);
     return *sample;
   };
   std::optional<Collated<Content>> result;
@@ -233,7 +235,10 @@ auto collate_node(const std::vector<T*>& samples, const TreePath& path,
 
 template <class T>
 auto collate_samples(std::vector<T>& samples, const LoadContext& context) {
-  if (samples.empty()) refuse_empty_batch();
+  if (samples.empty()) {
+    throw ArgumentError(
+        "A batch without samples cannot be collated: the sampler made an empty one.");
+  }
   std::vector<T*> pointers;
   pointers.reserve(samples.size());
   if constexpr (std::same_as<T, bool>) {  // whose vector has no addresses

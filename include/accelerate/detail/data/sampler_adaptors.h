@@ -17,15 +17,18 @@
 
 #include "accelerate/api.h"
 #include "accelerate/data/batch_samplers.h"
+#include "accelerate/errors.h"
 #include "accelerate/samplers.h"
 
 namespace accelerate::detail::data {
 
+inline void check_sampler(const void* sampler) {
+  if (sampler) return;
+  throw ArgumentError("The sampler is a null pointer. Pass one, or leave the argument out.");
+}
+
 /// A sampler that holds its position itself can be walked by one pass at a time: a newer pass puts
 /// an end to the older one.
-[[noreturn]] ACCELERATE_API void throw_overtaken();
-[[noreturn]] ACCELERATE_API void throw_no_sampler();
-
 template <class S>
 struct SharedByPasses {
   std::shared_ptr<S> sampler;
@@ -51,7 +54,12 @@ class ExclusivePass {
     }
   }
   S& sampler() {
-    if (pass_ != shared_->begun) throw_overtaken();
+    if (pass_ != shared_->begun) {
+      throw StateError(
+          "Another pass over this sampler has begun. The sampler holds its position itself, so "
+          "only the newest pass can go on: give each data loader that is iterated at the same time "
+          "a sampler of its own.");
+    }
     return *shared_->sampler;
   }
 
@@ -70,10 +78,11 @@ class ACCELERATE_API DefaultGeneratorAt {
   DefaultGeneratorAt(const DefaultGeneratorAt&) = delete;
   DefaultGeneratorAt& operator=(const DefaultGeneratorAt&) = delete;
 
+  [[nodiscard]] static at::Tensor state_now();
+
  private:
   at::Tensor before_;
 };
-[[nodiscard]] ACCELERATE_API at::Tensor default_generator_state();
 
 template <class S>
 class UserIndexStream final : public IndexStream {
@@ -103,7 +112,7 @@ class TorchIndexStream final : public IndexStream {
  public:
   TorchIndexStream(std::shared_ptr<SharedByPasses<S>> shared, std::int64_t epoch,
                    const at::Tensor& state)
-      : state_(state.defined() ? state : default_generator_state()),
+      : state_(state.defined() ? state : DefaultGeneratorAt::state_now()),
         pass_(begin(std::move(shared), epoch, state)) {}
 
   std::size_t take(std::span<std::int64_t> out) override {
