@@ -56,6 +56,13 @@ if(ACCELERATE_PCH)
   add_library(accelerate_torch_pch OBJECT ${PROJECT_BINARY_DIR}/torch_pch.cpp)
   target_link_libraries(accelerate_torch_pch PRIVATE accelerate_flags accelerate::torch)
   target_precompile_headers(accelerate_torch_pch PRIVATE <torch/torch.h>)
+  # GCC writes other bytes each time it compiles the header. ccache takes these sums instead (CCACHE_PCH_EXTSUM), so that
+  # all clones share their objects; flags and folders it knows from the command.
+  file(SHA256 ${ACCELERATE_TORCH_FOUND}/include/ATen/core/TensorBody.h torch_sum)
+  foreach(extension gch pch)
+    file(WRITE ${PROJECT_BINARY_DIR}/CMakeFiles/accelerate_torch_pch.dir/cmake_pch.hxx.${extension}.sum
+      "${ACCELERATE_TORCH_VERSION} ${torch_sum} ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\n")
+  endforeach()
 endif()
 
 # Flags, LibTorch and the precompiled header for a target of ours.
