@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -72,12 +73,15 @@ class DirectPass final : public Pass {
 };
 
 /// How many batches workers may hold, queued, being made or waiting to be taken.
-std::size_t batches_in_flight(const DataLoaderOptions& options) {
-  return static_cast<std::size_t>(options.num_workers * options.prefetch_factor.value_or(2));
+std::size_t batches_in_flight(const LoaderRecipe& recipe) {
+  const auto wanted = recipe.options.num_workers * recipe.options.prefetch_factor.value_or(2);
+  const auto batches = recipe.stream ? recipe.dataset_size : recipe.batch_sampler->size();
+  return static_cast<std::size_t>(std::clamp<std::int64_t>(batches.value_or(wanted), 1, wanted));
 }
 
-/// What the jobs of a pass hold. Not the pool: a job that held the last reference to it would have
-/// to join its own thread.
+/// What the jobs of a pass hold: all that a worker touches, since one that is stuck in a dataset
+/// outlives pass, pool and loader. Not the pool: a job that held the last reference to it would
+/// have to join its own thread.
 struct SharedLoads : std::enable_shared_from_this<SharedLoads> {
   struct Slot {
     PlannedLoad load = {};
@@ -91,7 +95,7 @@ struct SharedLoads : std::enable_shared_from_this<SharedLoads> {
         pool(of_pool),
         seed(of_seed),
         context(std::move(of_context)),
-        slots(batches_in_flight(recipe->options)),
+        slots(batches_in_flight(*recipe)),
         window(slots.size(), recipe->options.in_order, seed.first_sequence),
         started(static_cast<std::size_t>(recipe->options.num_workers)) {}
 

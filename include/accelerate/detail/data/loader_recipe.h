@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "accelerate/data/batch_samplers.h"
+#include "accelerate/api.h"
 #include "accelerate/data/options.h"
 #include "accelerate/detail/data/batch_tensors.h"
 #include "accelerate/detail/data/batch_type.h"
@@ -69,6 +70,10 @@ struct StreamShard {
 };
 
 /// Where the groups of a stream begin and end, and which part of them belongs to this process.
+/// Throws `ArgumentError` if a few samples would be repeated without measure to make `size` of
+/// them.
+ACCELERATE_API void check_filling(std::int64_t genuine, std::int64_t size);
+
 struct StreamCut {
   StreamCut(const DataLoaderOptions& options, const StreamShard& shard, bool whole_batches) {
     const auto batch = whole_batches ? 1 : options.batch_size.value_or(1);

@@ -151,6 +151,7 @@ class SampleStream final : public LoadSource {
     if constexpr (std::copy_constructible<Item>) {
       if (!cut_.fills_up) return;
       for (auto at = std::max(group.genuine, cut_.begin); at < cut_.end; ++at) {
+      check_filling(std::ssize(first_), cut_.end - cut_.begin);
         const auto from = (at - group.genuine) % std::ssize(first_);
         group.samples.push_back(first_[static_cast<std::size_t>(from)]);
         group.positions.push_back(from);
