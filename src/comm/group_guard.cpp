@@ -76,7 +76,8 @@ GroupGuard::GroupGuard(const SideChannelOptions& options, const Blackboard& blac
   all.channels.push_back(side_channel_);
 }
 
-GroupGuard::~GroupGuard() = default;
+// Its callbacks refer to this object, and another thread may hold the channel for a moment.
+GroupGuard::~GroupGuard() { side_channel_->end(); }
 
 Ticket GroupGuard::enter(const CallFacts& facts) {
   const auto ticket = side_channel_->log().enter(facts, place_of_call());

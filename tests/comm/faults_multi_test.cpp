@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -341,6 +342,32 @@ TEST(Guard, KeepsManyAsynchronousCollectivesApart) {
       for (int i = 0; i < 8; ++i) EXPECT_EQ(results[i][0].item<int>(), 3 + 3 * i);
     }
   });
+}
+
+// A program that ends its group, and has a fault later.
+TEST(DestroyedGroup, LeavesAnExceptionAsItIs) {
+  for (const char* backend : {"gloo", "shm"}) {
+    const auto outcomes =
+        run_processes(2, {.timeout = 30s, .environment = {{"ACCELERATE_HOST_BACKEND", backend}}},
+                      [](PartialState& state) {
+                        uncaught([&] {
+                          (void)gather(torch::ones({4}));
+                          state.wait_for_everyone();
+                          if (state.process_index() == 1) {
+                            std::vector<torch::Tensor> one{torch::ones({4})};
+                            (void)state.process_group()->allreduce(one);
+                          }
+                          state.destroy_process_group();
+                          if (state.process_index() == 1) std::this_thread::sleep_for(2s);
+                          throw std::runtime_error("the disk is full");
+                        });
+                      });
+    for (const auto& outcome : outcomes) {
+      EXPECT_TRUE(outcome.output_contains("the disk is full")) << outcome.output;
+      EXPECT_FALSE(outcome.output_contains("deadlock")) << outcome.output;
+      EXPECT_FALSE(outcome.timed_out);
+    }
+  }
 }
 
 }  // namespace
