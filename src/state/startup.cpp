@@ -343,6 +343,7 @@ DefaultGroup find_group(const PartialStateOptions& options, const Environment& e
   if (default_group().group && !options.process_group) {
     DefaultGroup found = default_group();
     if (found.store) found.store = fresh(found.store);
+    default_group().owner.refuse_forked_copy("a new state in the same process group");
     return found;
   }
   const World world = find_world(options, environment);

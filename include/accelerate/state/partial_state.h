@@ -78,7 +78,8 @@ class ACCELERATE_API PartialState {
   /// How long a collective may wait for the others.
   [[nodiscard]] std::chrono::milliseconds timeout() const;
   /// The group of all processes; null when alone, and after `destroy_process_group()`. To call this
-  /// or `store()` include <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
+  /// or `store()` include <torch/csrc/distributed/c10d/ProcessGroup.hpp>. Both throw `StateError`,
+  /// as does every collective, in a forked copy of the process that made the group.
   [[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> process_group() const;
   /// The key-value store that all processes share; null when alone or when a group was lent
   /// without.
