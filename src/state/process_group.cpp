@@ -148,23 +148,25 @@ class Group : public c10d::ProcessGroup {
     auto group = make_process_group(c10::make_intrusive<c10d::PrefixStore>(place, store_), options);
     group->setGroupName(name.value_or(str(getGroupName(), "/", place)));
     if (description) group->setGroupDesc(*description);
+    std::erase_if(parts_, [](const auto& part) { return part.expired(); });
+    parts_.emplace_back(group);
     return group;
   }
 
  private:
-  c10::intrusive_ptr<c10d::Store> store_;
-  ProcessGroupOptions options_;
   void keep_backends_of_owner() {
     if (!owner_.is_forked_copy() || std::exchange(kept_, true)) return;
     for (const auto& device : getDeviceTypes()) (void)getBackend(device.type()).release();
   }
 
+  c10::intrusive_ptr<c10d::Store> store_;
+  ProcessGroupOptions options_;
   std::map<std::vector<int>, int> splits_;
-};
-
   std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>> parts_;
   OwnerProcess owner_;
   bool kept_ = false;
+};
+
 /// Runs the part of the start in Gloo, whose error texts name no rank.
 template <class F>
 auto connected(const Roster& roster, const ProcessGroupOptions& options, F&& connect) {
