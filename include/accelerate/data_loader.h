@@ -32,6 +32,12 @@ namespace accelerate {
 
 /// A range of batches. Copies are handles to one loader. Each loop is a pass of its own: passes may
 /// nest, run side by side, be left early; the loader may go while one is under way.
+///
+/// A loader that goes waits for the samples that its workers are reading: up to 5 s, and 0.2 s
+/// while an exception unwinds, so that a stuck dataset hides no error. A worker that has not come
+/// back by then is left behind with a warning. It keeps dataset, collate function and
+/// `worker_init_fn` alive; what these hold by pointer or reference must live until the process
+/// ends.
 template <class Batch>
 class DataLoader {
  public:

@@ -19,6 +19,7 @@ constexpr auto kAbandoned = std::chrono::milliseconds(10);
 }  // namespace
 
 void CallExecutor::submit(const ExecutorCallPtr& call, const CallFacts& facts, Schedule schedule) {
+  owner_.refuse_forked_copy(call->kind);  // its threads, which may hold the lock, are not there
   Lock lock(mutex_);
   if (schedule == Schedule::kStartInline) {
     // The call before must be complete; mostly it is, or almost.
@@ -44,6 +45,7 @@ void CallExecutor::submit(const ExecutorCallPtr& call, const CallFacts& facts, S
 }
 
 bool CallExecutor::wait(const ExecutorCallPtr& call, Clock::time_point until) {
+  owner_.refuse_forked_copy(call->kind);
   Lock lock(mutex_);
   return wait(lock, call, until);
 }
@@ -66,6 +68,7 @@ bool CallExecutor::wait(Lock& lock, const ExecutorCallPtr& call, Clock::time_poi
 }
 
 void CallExecutor::poll() {
+  if (owner_.is_forked_copy()) return;
   Lock lock(mutex_);
   while (!busy_ && !queue_.empty() && queue_.front()->pausable() &&
          run_front(lock, {.until = kDoNotWait})) {

@@ -17,6 +17,7 @@
 
 #include "comm/guard.h"
 #include "comm/shm_segment.h"
+#include "core/processes.h"
 
 namespace accelerate::detail::comm {
 
@@ -63,7 +64,7 @@ class CallExecutor : public std::enable_shared_from_this<CallExecutor> {
 
   /// Announces the call to the guard and queues it; both under one lock, so that the calls of
   /// several threads have the same order in the log and in the queue. Throws `StateError` after
-  /// `close`, and what `CallGuard::enter` throws.
+  /// `close` and, as `wait` does, in a forked process; and what `CallGuard::enter` throws.
   void submit(const ExecutorCallPtr& call, const CallFacts& facts, Schedule schedule);
   /// Helps until the call has ended; returns false if it has not by `until`.
   [[nodiscard]] bool wait(const ExecutorCallPtr& call, WaitBudget::Clock::time_point until);
@@ -88,6 +89,7 @@ class CallExecutor : public std::enable_shared_from_this<CallExecutor> {
   void leave_to_waiters();
   void work();
 
+  OwnerProcess owner_;
   int rank_;
   std::shared_ptr<CallGuard> guard_;
   std::mutex mutex_;

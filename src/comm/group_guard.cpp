@@ -28,6 +28,7 @@ constexpr auto kTimeToThrow = std::chrono::milliseconds(500);
 
 /// The side channels of this process. Never destroyed: static objects end in any order.
 struct AllGuards {
+  OwnerProcess owner;
   std::mutex mutex;
   std::vector<std::weak_ptr<SideChannel>> channels;
 
@@ -36,6 +37,7 @@ struct AllGuards {
     return *all;
   }
   std::vector<std::shared_ptr<SideChannel>> alive() {
+    if (owner.is_forked_copy()) return {};  // the mutex may be locked by a thread that is not here
     const std::scoped_lock lock(mutex);
     std::erase_if(channels, [](const auto& channel) { return channel.expired(); });
     std::vector<std::shared_ptr<SideChannel>> result;
@@ -76,9 +78,11 @@ GroupGuard::GroupGuard(const SideChannelOptions& options, const Blackboard& blac
   all.channels.push_back(side_channel_);
 }
 
-GroupGuard::~GroupGuard() = default;
+// Its callbacks refer to this object, and another thread may hold the channel for a moment.
+GroupGuard::~GroupGuard() { side_channel_->end(); }
 
 Ticket GroupGuard::enter(const CallFacts& facts) {
+  refuse_forked_copy(facts.kind);
   const auto ticket = side_channel_->log().enter(facts, place_of_call());
   if (side_channel_->failed()) throw_to_program(verdict(ticket));
   return ticket;

@@ -18,6 +18,7 @@
 #include "accelerate/errors.h"
 #include "comm/guard.h"
 #include "comm/side_channel.h"
+#include "core/processes.h"
 
 namespace accelerate::detail::comm {
 
@@ -36,6 +37,8 @@ class GroupGuard : public DeviceCallGuard {
 
   /// A ticket for `on_failure` and `leave` of a message from rank to rank, which is not logged.
   [[nodiscard]] Ticket message() noexcept;
+  /// Throws `StateError` in a forked copy of the process that made the group.
+  void refuse_forked_copy(std::string_view call) const { owner_.refuse_forked_copy(call); }
   /// `cancel` is called, on the side thread, if the group fails before the call is complete; at
   /// once if it has failed already.
   void on_failure(const Ticket& ticket, std::function<void()> cancel);
@@ -71,6 +74,7 @@ class GroupGuard : public DeviceCallGuard {
   /// A rank of the group as a rank of the run.
   [[nodiscard]] int in_run(int rank) const;
 
+  OwnerProcess owner_;
   int rank_;
   std::vector<int> global_ranks_;
   std::mutex mutex_;

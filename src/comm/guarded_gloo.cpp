@@ -80,6 +80,7 @@ class GuardedWork : public c10d::Work {
 
   // The timeout is Gloo's own; it ends Gloo's works, and the guard finds out why.
   bool wait(std::chrono::milliseconds /*timeout*/) override {
+    guard_->refuse_forked_copy("wait for a collective");
     future_->waitAndThrow();
     return true;
   }
@@ -157,6 +158,7 @@ class MessageWork : public c10d::Work {
   ~MessageWork() override { guard_->leave(ticket_); }
 
   bool wait(std::chrono::milliseconds timeout) override {
+    guard_->refuse_forked_copy("wait for a message");
     std::string problem;
     try {
       const bool done = inner_->wait(timeout);
@@ -229,9 +231,12 @@ class GuardedGloo : public GuardedBackend<Gloo> {
     return message(false, tensors, -1, [&] { return Gloo::recvAnysource(tensors, tag); });
   }
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_for_all) override {
+    check_usable("monitoredBarrier");
     const Inside inside(this);  // it reports its failures by itself
     Gloo::monitoredBarrier(options, wait_for_all);
   }
+  /// Gloo itself closes its connections with the last reference to it.
+  void shutdown() override { destroyed_ = true; }
 
  private:
   /// While it lives, calls of Gloo are part of a call that is announced already.
@@ -243,9 +248,16 @@ class GuardedGloo : public GuardedBackend<Gloo> {
     Inside& operator=(const Inside&) = delete;
   };
 
+  void check_usable(const char* call) const {
+    guard_->refuse_forked_copy(call);
+    if (destroyed_)
+      throw StateError(str(call, ": the process group was destroyed. Make a new one."));
+  }
+
   template <class F>
   WorkPtr message(bool sends, const Tensors& tensors, int peer, F&& start) {
     if (inside_ == this || tensors.size() != 1) return start();
+    check_usable(sends ? "send" : "recv");
     const auto& tensor = tensors.front();
     const auto failure = [&](const std::string& problem) {
       return guard_->failure_of(message_text(sends, tensor, peer), problem, peer);
@@ -268,6 +280,7 @@ class GuardedGloo : public GuardedBackend<Gloo> {
 
   template <class F>
   WorkPtr begin(const CallFacts& call, F&& start) {
+    check_usable(call.kind);
     // Calls of several threads have the same order in the log and in Gloo.
     const std::scoped_lock lock(mutex_);
     const auto ticket = guard_->enter(call);
@@ -324,6 +337,7 @@ class GuardedGloo : public GuardedBackend<Gloo> {
 
   /// Every rank sends its part to every other one, on the thread of the caller.
   WorkPtr exchange(const CallFacts& call, const at::Tensor& output, const at::Tensor& input) {
+    check_usable(call.kind);
     const std::scoped_lock lock(mutex_);
     const auto ticket = guard_->enter(call);
     const auto parts = output.view({getSize(), -1});
@@ -350,6 +364,7 @@ class GuardedGloo : public GuardedBackend<Gloo> {
   std::shared_ptr<GroupGuard> guard_;
   MessageExchange messages_;
   std::mutex mutex_;
+  std::atomic<bool> destroyed_{false};
 };
 
 thread_local const GuardedGloo* GuardedGloo::inside_ = nullptr;

@@ -93,6 +93,7 @@ void ShmMailbox::close() noexcept {
 }
 
 void ShmMailbox::send(const ShmMessagePtr& message) {
+  owner_.refuse_forked_copy("send");
   std::unique_lock lock(mutex_);
   Finished finished;
   message->since = Clock::now();
@@ -110,6 +111,7 @@ void ShmMailbox::send(const ShmMessagePtr& message) {
 }
 
 void ShmMailbox::receive(const ShmMessagePtr& message) {
+  owner_.refuse_forked_copy("recv");
   std::unique_lock lock(mutex_);
   Finished finished;
   message->since = Clock::now();
@@ -148,6 +150,7 @@ void ShmMailbox::report(std::unique_lock<std::mutex>& lock, Finished& finished) 
 }
 
 bool ShmMailbox::done(const ShmMessagePtr& message) {
+  owner_.refuse_forked_copy("the completion of a message");
   std::unique_lock lock(mutex_);
   Finished finished;
   if (!message->done) static_cast<void>(progress(finished));
@@ -156,6 +159,7 @@ bool ShmMailbox::done(const ShmMessagePtr& message) {
 }
 
 bool ShmMailbox::wait(const ShmMessagePtr& message, Clock::time_point until) {
+  owner_.refuse_forked_copy("wait for a message");
   std::unique_lock lock(mutex_);
   ++waiting_;
   auto pauses = segment_->pauses();

@@ -22,6 +22,7 @@
 
 #include "comm/guard.h"
 #include "comm/shm_segment.h"
+#include "core/processes.h"
 
 namespace accelerate::detail::comm {
 
@@ -58,6 +59,7 @@ class ShmMailbox : public std::enable_shared_from_this<ShmMailbox> {
   ShmMailbox(const ShmMailbox&) = delete;
   ShmMailbox& operator=(const ShmMailbox&) = delete;
 
+  /// These throw `StateError` in a forked process.
   void send(const ShmMessagePtr& message);
   void receive(const ShmMessagePtr& message);
   /// Returns false if the message is not done by `until`.
@@ -117,6 +119,7 @@ class ShmMailbox : public std::enable_shared_from_this<ShmMailbox> {
   bool closed_ = false;
   std::condition_variable attention_;
   bool dozing_ = false;
+  OwnerProcess owner_;
   std::thread background_;
 };
 

@@ -46,7 +46,8 @@ std::string random_password() {
 
 }  // namespace
 
-class SideChannel::Loop {
+/// Shared with its thread, so that it stays where a callback on that thread ends the channel.
+class SideChannel::Loop : public std::enable_shared_from_this<Loop> {
  public:
   Loop(const SideChannelOptions& options, const Blackboard& blackboard,
        std::function<void(const Finding&)> on_finding,
@@ -57,18 +58,30 @@ class SideChannel::Loop {
         log_(page_.get()),
         bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     connect(blackboard);
-    start_thread();
   }
 
-  ~Loop() {
-    if (pid_ != ::getpid()) {  // a forked copy: the thread is not here
+  /// Blocks all signals in the side thread: they belong to the program.
+  void start_thread() {
+    sigset_t all;
+    sigset_t before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_BLOCK, &all, &before);
+    thread_ = std::thread([self = shared_from_this()] { self->run(); });
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void end() noexcept {
+    if (stop_) return;
+    if (owner_.is_forked_copy()) {  // the thread is not here
+      stop_ = true;
       thread_.detach();
       return;
     }
     farewell();
     stop_ = true;
     ring();
-    thread_.join();
+    // The thread cancels calls, of which the last may own the group and with it this channel.
+    on_side_thread() ? thread_.detach() : thread_.join();
   }
 
   CallLog& log() noexcept { return log_; }
@@ -155,19 +168,10 @@ class SideChannel::Loop {
     link_->send(to_line(hello));
   }
 
-  /// Blocks all signals in the side thread: they belong to the program.
-  void start_thread() {
-    sigset_t all;
-    sigset_t before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_BLOCK, &all, &before);
-    thread_ = std::thread([this] { run(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  }
-
   // -- The side thread --------------------------------------------------------------------------
 
   void run() {
+    side_thread_ = std::this_thread::get_id();
     ::pthread_setname_np(::pthread_self(), "side channel");  // shown by debuggers
     auto last_look = Clock::now();
     while (!stop_ || !flushed()) {
@@ -341,6 +345,10 @@ class SideChannel::Loop {
 
   // -- Other threads ----------------------------------------------------------------------------
 
+  [[nodiscard]] bool on_side_thread() const noexcept {
+    return side_thread_ == std::this_thread::get_id();
+  }
+
   void ring() const noexcept {
     const std::uint64_t one = 1;
     (void)!::write(bell_.get(), &one, sizeof one);
@@ -359,8 +367,9 @@ class SideChannel::Loop {
 
   /// Sends the last message of this rank, once; returns when it has been sent.
   void send_last(SideChannelMessage message) {
-    if (last_message_sent_.exchange(true) || pid_ != ::getpid()) return;
+    if (owner_.is_forked_copy() || last_message_sent_.exchange(true)) return;
     const auto number = queue(std::move(message));
+    if (on_side_thread()) return;  // it sends when it is back in its loop
     std::unique_lock lock(mutex_);
     found_.wait_for(lock, kTimeForFarewell, [&] { return sent_ >= number; });
   }
@@ -368,7 +377,7 @@ class SideChannel::Loop {
   const SideChannelOptions options_;
   const std::function<void(const Finding&)> on_finding_;
   const std::function<void(const std::string&)> on_notice_;
-  const pid_t pid_ = ::getpid();
+  const OwnerProcess owner_;
   SharedPage page_;
   CallLog log_;
   Descriptor bell_;
@@ -396,16 +405,21 @@ class SideChannel::Loop {
   std::atomic<bool> failed_{false};
   std::atomic<bool> stop_{false};
   std::atomic<bool> last_message_sent_{false};
+  std::atomic<std::thread::id> side_thread_{};
   std::thread thread_;
 };
 
 SideChannel::SideChannel(const SideChannelOptions& options, const Blackboard& blackboard,
                          std::function<void(const Finding&)> on_finding,
                          std::function<void(const std::string&)> on_notice)
-    : loop_(std::make_unique<Loop>(options, blackboard, std::move(on_finding),
-                                   std::move(on_notice))) {}
+    : loop_(std::make_shared<Loop>(options, blackboard, std::move(on_finding),
+                                   std::move(on_notice))) {
+  loop_->start_thread();
+}
 
-SideChannel::~SideChannel() = default;
+SideChannel::~SideChannel() { end(); }
+
+void SideChannel::end() noexcept { loop_->end(); }
 
 CallLog& SideChannel::log() noexcept { return loop_->log(); }
 void SideChannel::farewell() noexcept { loop_->farewell(); }

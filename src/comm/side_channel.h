@@ -51,10 +51,14 @@ class SideChannel {
   SideChannel(const SideChannelOptions& options, const Blackboard& blackboard,
               std::function<void(const Finding&)> on_finding,
               std::function<void(const std::string&)> on_notice);
-  /// Sends the farewell and waits for the side thread, never for other ranks.
+  /// As `end`.
   ~SideChannel();
   SideChannel(const SideChannel&) = delete;
   SideChannel& operator=(const SideChannel&) = delete;
+
+  /// Sends the farewell and waits for the side thread, never for other ranks. No callback runs
+  /// after it has returned; called by a callback it does not wait, and that callback is the last.
+  void end() noexcept;
 
   [[nodiscard]] CallLog& log() noexcept;
 
@@ -71,7 +75,7 @@ class SideChannel {
 
  private:
   class Loop;
-  std::unique_ptr<Loop> loop_;
+  std::shared_ptr<Loop> loop_;
 };
 
 }  // namespace accelerate::detail::comm

@@ -52,10 +52,13 @@ Logging& logging() {
 
 std::atomic<LogProcessLookup> process_lookup = nullptr;
 
-void speak(LogLevel level, const std::string& text, std::source_location where) {
+enum class Speaker : std::uint8_t { kMainProcess, kAnyProcess };
+
+void speak(LogLevel level, const std::string& text, std::source_location where,
+           Speaker speaker = Speaker::kMainProcess) {
   if (level < effective_log_level(kLibrary)) return;
   const auto process = log_process();
-  if (process && !process->is_main) return;
+  if (speaker == Speaker::kMainProcess && process && !process->is_main) return;
   write_log(kLibrary, level, process ? str("[RANK ", process->rank, "] ", text) : text, where);
 }
 
@@ -113,6 +116,10 @@ void write_log(std::string_view name, LogLevel level, std::string message,
 
 void warn(const std::string& text, std::source_location where) {
   speak(LogLevel::kWarning, text, where);
+}
+
+void warn_from_any_rank(const std::string& text, std::source_location where) {
+  speak(LogLevel::kWarning, text, where, Speaker::kAnyProcess);
 }
 
 void warn_once(const std::string& text, std::source_location where) {

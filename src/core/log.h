@@ -15,6 +15,10 @@ namespace accelerate::detail::inline core {
 /// A warning, by the main process only (by every process while no state is up).
 void warn(const std::string& text, std::source_location where = std::source_location::current());
 
+/// A warning by this process, whatever its rank: about a fault that only it can see.
+void warn_from_any_rank(const std::string& text,
+                        std::source_location where = std::source_location::current());
+
 /// `warn`, at most once per process for one text.
 void warn_once(const std::string& text,
                std::source_location where = std::source_location::current());

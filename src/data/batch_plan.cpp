@@ -40,6 +40,24 @@ std::int64_t divided_up(std::int64_t number, std::int64_t by) { return (number +
 
 }  // namespace
 
+void check_batch_size_is_possible(std::int64_t batch_size) {
+  constexpr std::int64_t kLargest = std::int64_t{1} << 40;
+  if (batch_size <= kLargest) return;
+  throw ArgumentError(str("batch_size is ", batch_size, ", but a batch has at most ", kLargest,
+                          " samples (2^40). To load all data at once pass their number."));
+}
+
+void check_filling(std::int64_t genuine, std::int64_t size) {
+  constexpr std::int64_t kMostRepeats = 1000;
+  constexpr std::int64_t kAlwaysAllowed = 1 << 20;
+  if (size <= kAlwaysAllowed || size / std::max<std::int64_t>(genuine, 1) <= kMostRepeats) return;
+  throw ArgumentError(str(
+      "batch_size asks for ", size, " samples, but the data have only ", genuine,
+      ", which would be repeated ", size / std::max<std::int64_t>(genuine, 1),
+      " times so that all processes get full batches. Lower batch_size, or leave the last batch "
+      "out (drop_last)."));
+}
+
 void check_process(int num_processes, int process_index) {
   if (process_index >= 0 && process_index < num_processes) return;
   throw ArgumentError(str("There is no process ", process_index, " of ", num_processes,
@@ -206,8 +224,9 @@ IndexBatch BatchPlan::filled_part_of(const Round& round) const {
     return first_round_[static_cast<std::size_t>(missing % std::ssize(first_round_))];
   }
   const auto length = full_length(round);
-  return cut_filled(joined(round.batches), joined(first_round_), options_.process_index * length,
-                    length);
+  const auto first = joined(first_round_);
+  check_filling(std::ssize(first), length);
+  return cut_filled(joined(round.batches), first, options_.process_index * length, length);
 }
 
 }  // namespace accelerate::detail::data

@@ -27,6 +27,9 @@ struct PlanOptions {
   bool operator==(const PlanOptions&) const = default;
 };
 
+/// Throws `ArgumentError` for a batch size that no memory could hold. Those that pass can be
+/// multiplied by a number of processes.
+void check_batch_size_is_possible(std::int64_t batch_size);
 /// Throws `ArgumentError` unless `process_index` is one of `num_processes`.
 void check_process(int num_processes, int process_index);
 /// Throws `ArgumentError` where `options` contradict each other or the batch sampler.

@@ -1,6 +1,8 @@
 #include "accelerate/data/batch_samplers.h"
 
 #include <algorithm>
+#include <limits>
+#include <span>
 #include <utility>
 
 #include "accelerate/errors.h"
@@ -19,16 +21,18 @@ class BatchSamplerStream final : public BatchIndexStream {
       : indices_(std::move(indices)), batch_size_(batch_size), drop_last_(drop_last) {}
 
   std::optional<IndexBatch> next() override {
-    IndexBatch batch(static_cast<std::size_t>(batch_size_));
-    batch.resize(indices_->take(batch));
-    const bool full = std::ssize(batch) == batch_size_;
+    IndexBatch batch;
+    bool full = false;
+    while (!full && take_more(batch)) full = std::ssize(batch) == batch_size_;
     if (batch.empty() || (drop_last_ && !full)) return std::nullopt;
     return batch;
   }
 
   SkippedBatches skip(std::int64_t batches) override {
     if (batches <= 0) return {};
-    const auto passed = indices_->skip(batches * batch_size_);
+    const bool beyond_all = batches > std::numeric_limits<std::int64_t>::max() / batch_size_;
+    const auto passed = indices_->skip(beyond_all ? std::numeric_limits<std::int64_t>::max()
+                                                  : batches * batch_size_);
     const auto full = passed / batch_size_;
     if (drop_last_ || passed % batch_size_ == 0) return {full, full * batch_size_};
     return {full + 1, passed};
@@ -42,6 +46,19 @@ class BatchSamplerStream final : public BatchIndexStream {
   [[nodiscard]] at::Tensor generator_state() const override { return indices_->generator_state(); }
 
  private:
+  // A whole number of the blocks in which samplers draw.
+  static constexpr std::int64_t kTakenAtOnce = 1 << 14;
+
+  /// Memory follows the data: a batch size may be far above their number. False when they end.
+  bool take_more(IndexBatch& batch) {
+    const auto taken = std::ssize(batch);
+    const auto wanted = std::min(batch_size_ - taken, std::max(taken, kTakenAtOnce));
+    batch.resize(static_cast<std::size_t>(taken + wanted));
+    const auto came = indices_->take(std::span(batch).subspan(static_cast<std::size_t>(taken)));
+    batch.resize(static_cast<std::size_t>(taken) + came);
+    return static_cast<std::int64_t>(came) == wanted;
+  }
+
   std::unique_ptr<IndexStream> indices_;
   std::int64_t batch_size_;
   bool drop_last_;
@@ -136,6 +153,7 @@ BatchSampler::BatchSampler(std::shared_ptr<Sampler> sampler, std::int64_t batch_
     throw ArgumentError(
         str("batch_size should be a positive integer value, but got batch_size=", batch_size, "."));
   }
+  detail::data::check_batch_size_is_possible(batch_size);
 }
 
 std::unique_ptr<BatchIndexStream> BatchSampler::begin(std::int64_t epoch,

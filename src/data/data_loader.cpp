@@ -5,6 +5,7 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "data/batch_plan.h"
 #include "data/preparation.h"
 
 namespace accelerate {
@@ -35,6 +36,24 @@ void validate_numbers(const DataLoaderOptions& options) {
   }
 }
 
+// What would end in std::bad_alloc, or in an allocation of gigabytes.
+void validate_memory(const DataLoaderOptions& options) {
+  constexpr std::int64_t kMostWorkers = 1 << 16;
+  constexpr std::int64_t kMostBatches = 1 << 20;
+  if (options.batch_size) check_batch_size_is_possible(*options.batch_size);
+  if (options.num_workers > kMostWorkers) {
+    throw ArgumentError(str("num_workers is ", options.num_workers,
+                            ", but a data loader has at most ", kMostWorkers,
+                            " threads. One per core is usual."));
+  }
+  const auto each = options.prefetch_factor.value_or(1);
+  if (options.num_workers > 0 && each > kMostBatches / options.num_workers) {
+    throw ArgumentError(str("prefetch_factor is ", each, " and num_workers is ",
+                            options.num_workers, ", but a data loader holds at most ", kMostBatches,
+                            " batches (2^20). A prefetch_factor of 2 to 16 is usual."));
+  }
+}
+
 void validate_workers(const DataLoaderOptions& options) {
   if (options.num_workers > 0) return;
   const char* needs = options.prefetch_factor       ? "prefetch_factor"
@@ -51,6 +70,7 @@ void validate_workers(const DataLoaderOptions& options) {
 
 void validate(const DataLoaderOptions& options, LoaderInput input) {
   validate_numbers(options);
+  validate_memory(options);
   validate_workers(options);
   if (input == LoaderInput::kIterable && options.shuffle) {
     throw ArgumentError(

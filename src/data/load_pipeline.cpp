@@ -1,9 +1,12 @@
+#include <algorithm>
 #include <exception>
 #include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "accelerate/detail/comm/leaf_checks.h"
+#include "core/text.h"
 #include "data/stages.h"
 
 namespace accelerate::detail::data {
@@ -72,12 +75,15 @@ class DirectPass final : public Pass {
 };
 
 /// How many batches workers may hold, queued, being made or waiting to be taken.
-std::size_t batches_in_flight(const DataLoaderOptions& options) {
-  return static_cast<std::size_t>(options.num_workers * options.prefetch_factor.value_or(2));
+std::size_t batches_in_flight(const LoaderRecipe& recipe) {
+  const auto wanted = recipe.options.num_workers * recipe.options.prefetch_factor.value_or(2);
+  const auto batches = recipe.stream ? recipe.dataset_size : recipe.batch_sampler->size();
+  return static_cast<std::size_t>(std::clamp<std::int64_t>(batches.value_or(wanted), 1, wanted));
 }
 
-/// What the jobs of a pass hold. Not the pool: a job that held the last reference to it would have
-/// to join its own thread.
+/// What the jobs of a pass hold: all that a worker touches, since one that is stuck in a dataset
+/// outlives pass, pool and loader. Not the pool: a job that held the last reference to it would
+/// have to join its own thread.
 struct SharedLoads : std::enable_shared_from_this<SharedLoads> {
   struct Slot {
     PlannedLoad load = {};
@@ -85,13 +91,13 @@ struct SharedLoads : std::enable_shared_from_this<SharedLoads> {
   };
 
   SharedLoads(std::shared_ptr<const LoaderRecipe> of_recipe, std::unique_ptr<LoadSource> of_source,
-              WorkerPool& of_pool, LoadContext of_context, const PassSeed& of_seed)
+              std::shared_ptr<JobQueue> of_workers, LoadContext of_context, const PassSeed& of_seed)
       : recipe(std::move(of_recipe)),
         source(std::move(of_source)),
-        pool(of_pool),
+        workers(std::move(of_workers)),
         seed(of_seed),
         context(std::move(of_context)),
-        slots(batches_in_flight(recipe->options)),
+        slots(batches_in_flight(*recipe)),
         window(slots.size(), recipe->options.in_order, seed.first_sequence),
         started(static_cast<std::size_t>(recipe->options.num_workers)) {}
 
@@ -109,7 +115,12 @@ struct SharedLoads : std::enable_shared_from_this<SharedLoads> {
       self->open_next(worker);
       if (self->window.begin_opening()) self->submit_read();
     };
-    pool.submit(read, 0);
+    workers->submit({.run = read,
+                     .describe =
+                         [type = recipe->dataset_type] {
+                           return str("reading the stream of ", comm::type_name(*type));
+                         }},
+                    0);
   }
 
   /// Reads what the next batch is to be, and submits it to a worker. `reader` is the worker that
@@ -118,6 +129,7 @@ struct SharedLoads : std::enable_shared_from_this<SharedLoads> {
     std::optional<PlannedLoad> load;
     std::exception_ptr failure;
     try {
+      const CancelScope until_left(window.cancelled());
       if (reader) start(*reader);
       load = read_load(*source, seed, window.next_sequence());
     } catch (...) {
@@ -131,10 +143,16 @@ struct SharedLoads : std::enable_shared_from_this<SharedLoads> {
       remainder = load->facts.remainder;
       padded_size = load->facts.padded_size;
     }
+    auto describe = [type = recipe->dataset_type, sequence = ticket.sequence,
+                     samples = load->indices] {
+      return str("loading batch ", sequence, show_samples(samples), " of ", comm::type_name(*type));
+    };
     slots[ticket.slot].load = std::move(*load);
-    pool.submit([self = shared_from_this(), ticket](std::int64_t worker) {
-      if (!self->window.cancelled()) self->make(ticket, worker);
-    });
+    workers->submit({.run =
+                         [self = shared_from_this(), ticket](std::int64_t worker) {
+                           if (!self->window.cancelled()) self->make(ticket, worker);
+                         },
+                     .describe = std::move(describe)});
   }
 
   void make(LoadWindow::Ticket ticket, std::int64_t worker) {
@@ -143,6 +161,7 @@ struct SharedLoads : std::enable_shared_from_this<SharedLoads> {
     // more when the consumer has it.
     std::exception_ptr failure;
     try {
+      const CancelScope until_left(window.cancelled());
       start(worker);
       slot.batch = load_batch(slot.load, context, seed, ticket.sequence);
     } catch (...) {
@@ -156,7 +175,7 @@ struct SharedLoads : std::enable_shared_from_this<SharedLoads> {
     const auto& options = recipe->options;
     auto& started_here = started[static_cast<std::size_t>(worker)];
     if (!options.worker_init_fn || std::exchange(started_here, 1) != 0) return;
-    if (options.persistent_workers && !pool.first_time(worker)) return;
+    if (options.persistent_workers && !workers->first_time(worker)) return;
     options.worker_init_fn(worker, seed.base_seed + static_cast<std::uint64_t>(worker));
   }
 
@@ -175,7 +194,7 @@ struct SharedLoads : std::enable_shared_from_this<SharedLoads> {
 
   std::shared_ptr<const LoaderRecipe> recipe;
   std::unique_ptr<LoadSource> source;
-  WorkerPool& pool;
+  std::shared_ptr<JobQueue> workers;
   PassSeed seed;
   LoadContext context;
   std::vector<Slot> slots;
@@ -191,7 +210,7 @@ class WorkerPass final : public Pass {
   WorkerPass(std::shared_ptr<const LoaderRecipe> recipe, std::unique_ptr<LoadSource> source,
              std::shared_ptr<WorkerPool> pool, LoadContext context, const PassSeed& seed)
       : pool_(std::move(pool)),
-        shared_(std::make_shared<SharedLoads>(std::move(recipe), std::move(source), *pool_,
+        shared_(std::make_shared<SharedLoads>(std::move(recipe), std::move(source), pool_->queue(),
                                               std::move(context), seed)) {}
   ~WorkerPass() override { shared_->window.cancel(); }
   WorkerPass(const WorkerPass&) = delete;

@@ -5,12 +5,14 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <utility>
 
 #include "accelerate/data/options.h"
 #include "accelerate/detail/data/indexed_fetch.h"
 #include "core/exception_text.h"
+#include "core/log.h"
 #include "core/text.h"
 
 // Of the OpenMP runtime that LibTorch brings along, if it does.
@@ -44,7 +46,37 @@ class SignalsBlocked {
 
 thread_local std::optional<std::int64_t> failed_sample;
 
+thread_local const std::atomic<bool>* cancel_flag = nullptr;
+
 constexpr std::size_t kMostIndicesShown = 16;
+
+/// Ends the making of a batch that nobody will take. Never reaches the program.
+class LoadCancelled : public std::exception {
+ public:
+  [[nodiscard]] const char* what() const noexcept override { return "the pass was left"; }
+};
+
+/// Destructors must not throw.
+void leave_behind(std::int64_t worker, const std::string& job) noexcept {
+  try {
+    warn_from_any_rank(
+        str("A data loader ends without its worker ", worker, ", which has been ", job,
+            " and does not come back. Its thread is left behind with the dataset, and ends with "
+            "the process. Find out what the dataset is waiting for."));
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a sink of the program that throws
+  }
+}
+
+}  // namespace
+
+CancelScope::CancelScope(const std::atomic<bool>& cancelled) noexcept
+    : outer_(std::exchange(cancel_flag, &cancelled)) {}
+
+CancelScope::~CancelScope() { cancel_flag = outer_; }
+
+void stop_if_cancelled() {
+  if (cancel_flag != nullptr && cancel_flag->load(std::memory_order_relaxed)) throw LoadCancelled();
+}
 
 std::string show_samples(const IndexBatch& indices) {
   if (indices.empty()) return "";
@@ -55,35 +87,10 @@ std::string show_samples(const IndexBatch& indices) {
   return str(indices.size() == 1 ? " (sample " : " (samples ", join(shown), more, ")");
 }
 
-}  // namespace
+JobQueue::JobQueue(std::int64_t num_workers) : workers_(static_cast<std::size_t>(num_workers)) {}
 
-WorkerPool::WorkerPool(std::int64_t num_workers)
-    : started_(static_cast<std::size_t>(num_workers), 0) {
-  const SignalsBlocked blocked;
-  try {
-    for (std::int64_t worker = 0; worker < num_workers; ++worker) {
-      threads_.emplace_back([this, worker] { run(worker); });
-    }
-  } catch (...) {  // the system has no thread left; those that did start must end first
-    stop();
-    throw;
-  }
-}
-
-WorkerPool::~WorkerPool() { stop(); }
-
-void WorkerPool::stop() {
-  std::deque<Entry> dropped;
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-    dropped.swap(queue_);
-  }
-  work_.notify_all();
-  for (auto& thread : threads_) thread.join();
-}
-
-void WorkerPool::submit(Job job, std::int64_t worker) {
+void JobQueue::submit(Job job, std::int64_t worker) {
+  owner_.refuse_forked_copy("load a batch with workers");
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
@@ -93,16 +100,44 @@ void WorkerPool::submit(Job job, std::int64_t worker) {
   worker == kAnyWorker ? work_.notify_one() : work_.notify_all();
 }
 
-void WorkerPool::wait_idle() {
+void JobQueue::wait_idle(std::chrono::milliseconds timeout) {
+  owner_.refuse_forked_copy("wait for the workers of a data loader");
   std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return queue_.empty() && running_ == 0; });
+  const auto is_idle = [this] { return idle(); };
+  if (timeout.count() == 0) return changed_.wait(lock, is_idle);
+  if (changed_.wait_for(lock, timeout, is_idle)) return;
+  const auto at_work = busy();
+  throw DataLoaderTimeout(
+      str("A pass of the data loader cannot begin: ",
+          at_work.empty() ? "the workers" : str("worker ", at_work.begin()->first),
+          " did not leave the pass before within ", timeout.count(), " ms",
+          at_work.empty() ? "" : str(", ", at_work.begin()->second),
+          ". Raise DataLoaderOptions::timeout, or find out what the dataset is waiting for."),
+      0, {});
 }
 
-bool WorkerPool::first_time(std::int64_t worker) {
-  return std::exchange(started_[static_cast<std::size_t>(worker)], 1) == 0;
+bool JobQueue::first_time(std::int64_t worker) {
+  return !std::exchange(worker_of(worker).initialized, true);
 }
 
-std::optional<WorkerPool::Job> WorkerPool::take(std::int64_t worker) {
+bool JobQueue::idle() const {
+  return queue_.empty() &&
+         std::ranges::none_of(workers_, [](const Worker& worker) { return bool(worker.describe); });
+}
+
+std::map<std::int64_t, std::string> JobQueue::busy() const {
+  std::map<std::int64_t, std::string> result;
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    if (!workers_[i].describe) continue;
+    const auto time = Clock::now() - workers_[i].since;
+    result[static_cast<std::int64_t>(i)] =
+        str(workers_[i].describe(), " for ",
+            std::chrono::duration_cast<std::chrono::milliseconds>(time).count(), " ms");
+  }
+  return result;
+}
+
+std::optional<JobQueue::Job> JobQueue::take(std::int64_t worker) {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     const auto mine = std::ranges::find_if(queue_, [worker](const Entry& entry) {
@@ -111,22 +146,80 @@ std::optional<WorkerPool::Job> WorkerPool::take(std::int64_t worker) {
     if (mine != queue_.end()) {
       Job job = std::move(mine->job);
       queue_.erase(mine);
-      ++running_;
+      worker_of(worker).describe = job.describe;
+      worker_of(worker).since = Clock::now();
       return job;
     }
     work_.wait(lock);
   }
+  worker_of(worker).ended = true;
+  changed_.notify_all();
   return std::nullopt;
 }
 
-void WorkerPool::run(std::int64_t worker) {
-  pthread_setname_np(pthread_self(), str("data-", worker).c_str());
-  keep_operators_in_this_thread();
+void JobQueue::work(std::int64_t worker) {
   while (auto job = take(worker)) {
-    (*job)(worker);
-    job.reset();  // what it holds is gone before the pool counts as idle
+    job->run(worker);
+    job.reset();  // what it holds is gone before the queue counts as idle
+    std::function<std::string()> dropped;
     const std::lock_guard lock(mutex_);
-    if (--running_ == 0 && queue_.empty()) idle_.notify_all();
+    dropped.swap(worker_of(worker).describe);
+    changed_.notify_all();
+  }
+}
+
+void JobQueue::stop() {
+  std::deque<Entry> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    dropped.swap(queue_);
+  }
+  work_.notify_all();
+}
+
+std::map<std::int64_t, std::string> JobQueue::await_end(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  const auto all_ended = [this] { return std::ranges::all_of(workers_, &Worker::ended); };
+  if (changed_.wait_for(lock, patience, all_ended)) return {};
+  return busy();
+}
+
+WorkerPool::WorkerPool(std::int64_t num_workers) : queue_(std::make_shared<JobQueue>(num_workers)) {
+  const SignalsBlocked blocked;
+  try {
+    for (std::int64_t worker = 0; worker < num_workers; ++worker) {
+      threads_.emplace_back([queue = queue_, worker] {
+        pthread_setname_np(pthread_self(), str("data-", worker).c_str());
+        keep_operators_in_this_thread();
+        queue->work(worker);
+      });
+    }
+  } catch (const std::exception& error) {  // those that did start must end first
+    queue_->stop();
+    for (auto& thread : threads_) thread.join();
+    throw ArgumentError(str("num_workers is ", num_workers, ", but the system starts no more than ",
+                            threads_.size(), " threads here (", error.what(),
+                            "). Lower num_workers."));
+  }
+}
+
+WorkerPool::~WorkerPool() {
+  if (queue_->is_forked_copy()) {  // the threads are not here
+    for (auto& thread : threads_) thread.detach();
+    return;
+  }
+  queue_->stop();
+  const bool unwinding = std::uncaught_exceptions() > 0;
+  const auto left = queue_->await_end(unwinding ? kPatienceInUnwinding : kPatience);
+  for (std::size_t i = 0; i < threads_.size(); ++i) {
+    const auto worker = left.find(static_cast<std::int64_t>(i));
+    if (worker == left.end()) {
+      threads_[i].join();
+      continue;
+    }
+    threads_[i].detach();
+    leave_behind(worker->first, worker->second);
   }
 }
 
@@ -208,11 +301,6 @@ void LoadWindow::cancel() {
   const std::lock_guard lock(mutex_);
   cancelled_ = true;
   ready_.clear();
-}
-
-bool LoadWindow::cancelled() const {
-  const std::lock_guard lock(mutex_);
-  return cancelled_;
 }
 
 void note_failed_sample(std::int64_t index) noexcept { failed_sample = index; }

@@ -1,6 +1,7 @@
 // src/data/load_workers.h - the threads of a data loader, and the batches they have under way.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -8,52 +9,113 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "accelerate/data/batch_samplers.h"
+#include "core/processes.h"
 
 namespace accelerate::detail::data {
 
-/// The worker threads of a loader. They live as long as the loader and serve all of its passes.
-class WorkerPool {
+/// The jobs of a loader's workers. Pool, threads and jobs share it: a worker that does not come
+/// back from a dataset outlives its pool.
+class JobQueue {
  public:
-  /// Gets the number of the worker that runs it. Does not throw.
-  using Job = std::function<void(std::int64_t worker)>;
+  struct Job {
+    /// Gets the number of the worker that runs it. Does not throw. Holds all that it needs.
+    std::function<void(std::int64_t worker)> run;
+    /// For messages: "loading batch 3 (samples 6, 7) of Images". Called by any thread while the job
+    /// runs.
+    std::function<std::string()> describe;
+  };
   static constexpr std::int64_t kAnyWorker = -1;
 
-  explicit WorkerPool(std::int64_t num_workers);
-  /// Waits for the jobs that are running; those that are queued are dropped.
-  ~WorkerPool();
-  WorkerPool(const WorkerPool&) = delete;
-  WorkerPool& operator=(const WorkerPool&) = delete;
+  explicit JobQueue(std::int64_t num_workers);
 
-  /// Queues a job, for one certain worker if asked. Does nothing once the pool is stopping.
+  /// Queues a job, for one certain worker if asked. Does nothing once the queue is stopped. Throws
+  /// `StateError` in a forked process, which has no workers.
   void submit(Job job, std::int64_t worker = kAnyWorker);
-  /// Waits until nothing is queued and nothing runs.
-  void wait_idle();
+  /// Waits until nothing is queued and nothing runs. Throws `DataLoaderTimeout` after `timeout`,
+  /// unless that is 0.
+  void wait_idle(std::chrono::milliseconds timeout);
   /// True the first time that worker `worker` asks. Only for its own thread.
   [[nodiscard]] bool first_time(std::int64_t worker);
 
+  /// Runs jobs until the queue is stopped.
+  void work(std::int64_t worker);
+  /// Drops the jobs that are queued; workers end when they have done what they are at.
+  void stop();
+  /// Waits until all workers have ended. Returns, for each that has not after `patience`, its
+  /// number and the job that it is at.
+  [[nodiscard]] std::map<std::int64_t, std::string> await_end(std::chrono::milliseconds patience);
+  [[nodiscard]] bool is_forked_copy() const noexcept { return owner_.is_forked_copy(); }
+
  private:
+  using Clock = std::chrono::steady_clock;
   struct Entry {
     Job job;
     std::int64_t worker;
   };
-  void stop();
-  void run(std::int64_t worker);
-  std::optional<Job> take(std::int64_t worker);
+  struct Worker {
+    bool initialized = false;
+    bool ended = false;
+    std::function<std::string()> describe = {};  // empty while it has no job
+    Clock::time_point since = {};
+  };
+  [[nodiscard]] std::optional<Job> take(std::int64_t worker);
+  [[nodiscard]] Worker& worker_of(std::int64_t worker) {
+    return workers_[static_cast<std::size_t>(worker)];
+  }
+  [[nodiscard]] bool idle() const;
+  /// The workers that have a job, with what it is.
+  [[nodiscard]] std::map<std::int64_t, std::string> busy() const;
 
+  OwnerProcess owner_;
   std::mutex mutex_;
   std::condition_variable work_;
-  std::condition_variable idle_;
+  std::condition_variable changed_;  // a worker has no job any more
   std::deque<Entry> queue_;
-  std::int64_t running_ = 0;
   bool stopping_ = false;
-  std::vector<std::uint8_t> started_;
+  std::vector<Worker> workers_;
+};
+
+/// The worker threads of a loader. They live as long as the loader and serve all of its passes.
+class WorkerPool {
+ public:
+  explicit WorkerPool(std::int64_t num_workers);
+  /// Waits for the samples that are being read, but not for long: `kPatience`, and while an
+  /// exception unwinds, which is to be shown soon, `kPatienceInUnwinding`. A worker that has not
+  /// come back by then is left behind, with a warning that names it.
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  [[nodiscard]] const std::shared_ptr<JobQueue>& queue() const noexcept { return queue_; }
+
+ private:
+  static constexpr std::chrono::milliseconds kPatience{5000};
+  static constexpr std::chrono::milliseconds kPatienceInUnwinding{200};
+
+  std::shared_ptr<JobQueue> queue_;
   std::vector<std::thread> threads_;
+};
+
+/// While it lives, `stop_if_cancelled` throws in this thread once `cancelled` is set. Scopes nest:
+/// a dataset may have a loader of its own.
+class CancelScope {
+ public:
+  explicit CancelScope(const std::atomic<bool>& cancelled) noexcept;
+  ~CancelScope();
+  CancelScope(const CancelScope&) = delete;
+  CancelScope& operator=(const CancelScope&) = delete;
+
+ private:
+  const std::atomic<bool>* outer_;
 };
 
 /// Which batches of a pass are under way, done or failed: a window of bounded size over their
@@ -93,7 +155,7 @@ class LoadWindow {
 
   /// No batch will be taken any more.
   void cancel();
-  [[nodiscard]] bool cancelled() const;
+  [[nodiscard]] const std::atomic<bool>& cancelled() const noexcept { return cancelled_; }
 
  private:
   struct Ready {
@@ -111,8 +173,11 @@ class LoadWindow {
   std::int64_t taken_;
   bool closed_ = false;
   bool opening_ = false;
-  bool cancelled_ = false;
+  std::atomic<bool> cancelled_ = false;
 };
+
+/// " (samples 6, 7)", shortened if there are many; "" if there are none.
+[[nodiscard]] std::string show_samples(const IndexBatch& indices);
 
 /// The exception being handled, nested into a `DataLoaderError` that names the batch, its samples
 /// and, where reading one of them failed in this thread, that sample.

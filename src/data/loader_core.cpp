@@ -264,7 +264,7 @@ struct LoaderCore::Impl {
   /// Tells an indexed dataset the epoch, once no worker reads it for a pass that was abandoned.
   void tell_dataset(std::int64_t epoch) {
     if (!recipe->set_epoch) return;
-    if (recipe->options.num_workers > 0) workers()->wait_idle();
+    if (recipe->options.num_workers > 0) workers()->queue()->wait_idle(recipe->options.timeout);
     recipe->set_epoch(epoch);
   }
 

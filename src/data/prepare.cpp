@@ -318,6 +318,7 @@ StreamCut shard_cut(const IterableDatasetShardOptions& options) {
             options.batch_size, ") needs to be a round multiple of the number of processes (",
             options.num_processes, ")."));
   }
+  check_batch_size_is_possible(options.batch_size);
   return {{.batch_size = options.batch_size, .drop_last = options.drop_last},
           {.num_processes = options.num_processes,
            .process_index = options.process_index,

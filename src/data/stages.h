@@ -71,7 +71,7 @@ class Pass {
 [[nodiscard]] std::unique_ptr<Pass> load_directly(std::unique_ptr<LoadSource> source,
                                                   LoadContext context, const PassSeed& seed);
 /// Loads ahead with the workers of a pool. Abandoning the pass does not wait: queued batches are
-/// dropped, and a busy worker drops its batch when that is made.
+/// dropped, and a busy worker drops its batch when it has read the sample that it is at.
 ///
 /// Plans are drawn by the thread that asks, so that generators are drawn from in Python's order.
 /// Streams are read by worker 0 alone; all workers collate.

@@ -60,10 +60,11 @@ std::vector<std::int64_t> DeviceMesh::members(std::string_view name) const {
 
 c10::intrusive_ptr<c10d::ProcessGroup> DeviceMesh::get_group(std::string_view name) const {
   const auto ranks = members(name);
+  auto whole = group_of_the_run();  // it was ended, then the groups that were split off were too
   for (const auto& [of, group] : groups_) {
     if (of == ranks) return group;
   }
-  return group_of_the_run();
+  return whole;
 }
 
 std::shared_ptr<DeviceMesh> ParallelismConfig::build_device_mesh(

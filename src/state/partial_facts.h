@@ -20,6 +20,7 @@
 
 #include "accelerate/enums.h"
 #include "accelerate/state/partial_state_options.h"
+#include "core/processes.h"
 #include "core/world.h"
 
 namespace accelerate::detail::state {
@@ -65,6 +66,8 @@ struct DefaultGroup {
   World world = {};
   std::string backend = {};
   std::chrono::milliseconds timeout = {};
+  /// The process that made or took the group; a forked copy of it must not use the group.
+  OwnerProcess owner = {};
 };
 
 /// The group of this process; `group` is null when there is none. Under the lock of the slot only.

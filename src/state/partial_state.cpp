@@ -38,6 +38,7 @@ Slot& slot() {
 // What shall be ended: the default group, which then is no more, or `wanted` if that is another.
 DefaultGroup take_default_group(const Lent<c10d::ProcessGroup>& wanted) {
   const std::lock_guard lock(slot().mutex);
+  if (default_group().group) default_group().owner.refuse_forked_copy("destroy_process_group");
   if (wanted && wanted.get() != default_group().group) return {.group = wanted.get()};
   DefaultGroup own = std::exchange(default_group(), {});
   // Others may still be leaving, or be in the next world already, through the store that we serve.
@@ -179,13 +180,17 @@ bool PartialState::is_local_main_process() const {
 c10::intrusive_ptr<c10d::ProcessGroup> PartialState::process_group() const {
   (void)facts("process_group");
   const std::lock_guard lock(detail::state::slot().mutex);
-  return detail::state::default_group().group;
+  const auto& own = detail::state::default_group();
+  if (own.group) own.owner.refuse_forked_copy("the process group");
+  return own.group;
 }
 
 c10::intrusive_ptr<c10d::Store> PartialState::store() const {
   (void)facts("store");
   const std::lock_guard lock(detail::state::slot().mutex);
-  return detail::state::default_group().store;
+  const auto& own = detail::state::default_group();
+  if (own.store) own.owner.refuse_forked_copy("the store of the process group");
+  return own.store;
 }
 
 void PartialState::wait_for_everyone(std::source_location where) const {

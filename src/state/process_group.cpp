@@ -13,6 +13,7 @@
 #include "accelerate/errors.h"
 #include "core/call_site.h"
 #include "core/exception_text.h"
+#include "core/processes.h"
 #include "core/text.h"
 #include "state/accelerator_backend.h"
 #include "state/roster.h"
@@ -108,6 +109,22 @@ class Group : public c10d::ProcessGroup {
         store_(store),
         options_(options) {}
 
+  /// In a forked process the backends stay: the ends of their threads and connections belong to the
+  /// process that made them.
+  ~Group() override { keep_backends_of_owner(); }
+  void release_resources() override {
+    keep_backends_of_owner();
+    c10d::ProcessGroup::release_resources();
+  }
+
+  /// Ends the groups that were split off, too.
+  void shutdown() override {
+    for (const auto& part : parts_) {
+      if (const auto group = part.lock()) group->shutdown();
+    }
+    c10d::ProcessGroup::shutdown();
+  }
+
   c10::intrusive_ptr<c10d::ProcessGroup> splitGroup(
       const std::vector<int>& ranks, const std::optional<std::chrono::milliseconds>& timeout,
       const std::optional<c10::intrusive_ptr<c10d::Backend::Options>>& /*of the backend*/,
@@ -131,13 +148,23 @@ class Group : public c10d::ProcessGroup {
     auto group = make_process_group(c10::make_intrusive<c10d::PrefixStore>(place, store_), options);
     group->setGroupName(name.value_or(str(getGroupName(), "/", place)));
     if (description) group->setGroupDesc(*description);
+    std::erase_if(parts_, [](const auto& part) { return part.expired(); });
+    parts_.emplace_back(group);
     return group;
   }
 
  private:
+  void keep_backends_of_owner() {
+    if (!owner_.is_forked_copy() || std::exchange(kept_, true)) return;
+    for (const auto& device : getDeviceTypes()) (void)getBackend(device.type()).release();
+  }
+
   c10::intrusive_ptr<c10d::Store> store_;
   ProcessGroupOptions options_;
   std::map<std::vector<int>, int> splits_;
+  std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>> parts_;
+  OwnerProcess owner_;
+  bool kept_ = false;
 };
 
 /// Runs the part of the start in Gloo, whose error texts name no rank.

@@ -26,6 +26,7 @@
 #include "core/log.h"
 #include "core/ports.h"
 #include "core/process_variables.h"
+#include "core/processes.h"
 #include "core/sockets.h"
 #include "core/text.h"
 #include "state/countdown.h"
@@ -269,7 +270,7 @@ class FileMeetings {
   ~FileMeetings() {
     for (auto& [path, meeting] : meetings_) {
       // A forked copy of this process was not counted.
-      if (pid_ == ::getpid()) say_goodbye(path, meeting);
+      if (!owner_.is_forked_copy()) say_goodbye(path, meeting);
       // c10d's own count, in its destructor, would come to another result than ours.
       (void)meeting.store.release();
     }
@@ -292,7 +293,7 @@ class FileMeetings {
     c10::intrusive_ptr<c10d::FileStore> store;
     int world_size = 0;
   };
-  const pid_t pid_ = ::getpid();
+  const OwnerProcess owner_;
   std::mutex mutex_;
   std::map<std::string, Meeting> meetings_;
 };

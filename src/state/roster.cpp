@@ -114,10 +114,11 @@ std::vector<Roster::Awaited> Roster::from(int first, const std::string& key) con
 void Roster::await(const std::vector<Awaited>& awaited, Countdown countdown, Step step) const {
   with_store([&] {
     std::span rest = awaited;
+    StoppedProcesses stopped;
     auto next_look = Countdown::Clock::now() + kSlice;
     for (auto pause = kShortestPause; !come(rest); pause = std::min(pause * 5 / 4, kLongestPause)) {
       if (countdown.over() || Countdown::Clock::now() >= next_look) {
-        look_around(awaited, countdown, step);
+        look_around(awaited, countdown, step, stopped);
         next_look += kSlice;
       }
       std::this_thread::sleep_for(std::min<std::chrono::microseconds>(pause, countdown.left()));
@@ -134,8 +135,8 @@ bool Roster::come(std::span<const Awaited>& rest) const {
 }
 
 // Called when no rank has come for a while.
-void Roster::look_around(const std::vector<Awaited>& awaited, Countdown& countdown,
-                         Step step) const {
+void Roster::look_around(const std::vector<Awaited>& awaited, Countdown& countdown, Step step,
+                         StoppedProcesses& stopped) const {
   refuse_what_is_given_up();
   const bool speaks = is_first_of_those_here(awaited);
   const bool arrival = step == Step::kArrival;
@@ -151,6 +152,7 @@ void Roster::look_around(const std::vector<Awaited>& awaited, Countdown& countdo
     // It may have published its text and ended between the two checks.
     if (!process.empty() && missing_of(awaited) == missing) give_up_for(rank, process);
   }
+  refuse_stopped(missing, stopped);
   if (countdown.over()) {
     const auto time = in_words(countdown.timeout());
     give_up(arrival ? str(missing.size(), " of ", size_, " processes did not arrive within ", time,
@@ -181,15 +183,37 @@ bool Roster::is_first_of_those_here(const std::vector<Awaited>& awaited) const {
   return true;
 }
 
+// The process of a rank that has registered.
+std::optional<Roster::HostProcess> Roster::process_on_this_host(int rank) const {
+  const auto key = key_of("here", rank);
+  if (!presence_->check({key})) return std::nullopt;
+  const auto words = split(get(*presence_, key), ' ');
+  if (words.size() != 3 || words[0] != host_identity()) return std::nullopt;
+  return HostProcess{std::stoi(words[1]), str(words[2], ", process ", words[1])};
+}
+
 // The process of `rank` as text if it is known to have ended, else "".
 std::string Roster::process_that_ended(int rank) const {
-  const auto key = key_of("here", rank);
-  if (!presence_->check({key})) return "";
-  const auto words = split(get(*presence_, key), ' ');
-  if (words.size() != 3 || words[0] != host_identity()) return "";
-  const auto state = process_state(std::stoi(words[1]));
-  if (state != "gone" && state != "a zombie") return "";
-  return str(words[2], ", process ", words[1]);
+  const auto process = process_on_this_host(rank);
+  if (!process) return "";
+  const auto state = process_state(process->pid);
+  return state == "gone" || state == "a zombie" ? process->text : "";
+}
+
+void Roster::refuse_stopped(const std::vector<int>& missing, StoppedProcesses& stopped) const {
+  std::optional<std::map<int, int>> siblings;
+  for (const int rank : missing) {
+    auto process = process_on_this_host(rank);
+    if (!process) {
+      if (!siblings) siblings = sibling_ranks(rank_, size_);
+      const auto sibling = siblings->find(rank);
+      if (sibling == siblings->end()) continue;
+      process = {sibling->second, str(this_host_name(), ", process ", sibling->second)};
+    }
+    if (stopped.stopped_for(kLongestStop, rank, process->pid)) {
+      give_up(stopped_text(rank, process->text, process->pid), rank);
+    }
+  }
 }
 
 void Roster::refuse_what_is_given_up() const {

@@ -8,12 +8,14 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "accelerate/fwd.h"
 #include "state/countdown.h"
+#include "state/startup_watch.h"
 
 namespace accelerate::detail::state {
 
@@ -50,11 +52,19 @@ class Roster {
 
   [[nodiscard]] std::vector<Awaited> from(int first, const std::string& key) const;
   void await(const std::vector<Awaited>& awaited, Countdown countdown, Step step) const;
-  void look_around(const std::vector<Awaited>& awaited, Countdown& countdown, Step step) const;
+  struct HostProcess {
+    int pid;
+    std::string text;  // "host, process 4711"
+  };
+
+  void look_around(const std::vector<Awaited>& awaited, Countdown& countdown, Step step,
+                   StoppedProcesses& stopped) const;
   [[nodiscard]] bool come(std::span<const Awaited>& rest) const;
   [[nodiscard]] std::vector<int> missing_of(const std::vector<Awaited>& awaited) const;
   [[nodiscard]] bool is_first_of_those_here(const std::vector<Awaited>& awaited) const;
+  [[nodiscard]] std::optional<HostProcess> process_on_this_host(int rank) const;
   [[nodiscard]] std::string process_that_ended(int rank) const;
+  void refuse_stopped(const std::vector<int>& missing, StoppedProcesses& stopped) const;
   void refuse_what_is_given_up() const;
   void stay_until_all_have_read(int except) const;
   /// Makes all ranks throw this error.

@@ -21,6 +21,7 @@
 #include "state/partial_facts.h"
 #include "state/process_group.h"
 #include "state/roster.h"
+#include "state/startup_watch.h"
 
 namespace accelerate::detail::state {
 namespace {
@@ -338,15 +339,18 @@ bool agree_on_debug(bool wanted, const DefaultGroup& group, std::vector<std::str
 }
 
 // Where the group comes from: an earlier state, the host program, or (still without `group`) the
-// variables of a launcher.
-DefaultGroup find_group(const PartialStateOptions& options, const Environment& environment) {
+// variables of a launcher. `watch` is set before other processes are waited for.
+DefaultGroup find_group(const PartialStateOptions& options, const Environment& environment,
+                        std::optional<StartupWatch>& watch) {
   if (default_group().group && !options.process_group) {
+    default_group().owner.refuse_forked_copy("a new state in the same process group");
     DefaultGroup found = default_group();
     if (found.store) found.store = fresh(found.store);
     return found;
   }
   const World world = find_world(options, environment);
   if (options.process_group) return adopt(options, world);
+  if (world.size > 1) watch.emplace(world.rank, world.size);
   DefaultGroup group{.world = world, .timeout = timeout_of_meeting(options)};
   // Who shares this host has to be known before device and backend are chosen.
   if (world.size > 1 && !(world.local_rank && world.local_size)) {
@@ -433,7 +437,8 @@ Startup start_up(const PartialStateOptions& options) {
   refuse_sagemaker(environment);
   const bool debug = environment.flag("ACCELERATE_DEBUG_MODE");
   const bool near_the_device = environment.flag("ACCELERATE_CPU_AFFINITY");
-  DefaultGroup group = find_group(options, environment);
+  std::optional<StartupWatch> watch;
+  DefaultGroup group = find_group(options, environment, watch);
   find_locality(group);
   const BackendChoice choice = choose(options, group, environment);
 

@@ -1,5 +1,6 @@
 // A rank that strays is named by all others, whatever it did.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -15,6 +17,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/launchers.h"
 #include "accelerate/operations.h"
+#include "accelerate/operations/objects.h"
 #include "accelerate/state.h"
 #include "comm/rank_groups.h"
 #include "core/subprocess.h"
@@ -341,6 +344,126 @@ TEST(Guard, KeepsManyAsynchronousCollectivesApart) {
       for (int i = 0; i < 8; ++i) EXPECT_EQ(results[i][0].item<int>(), 3 + 3 * i);
     }
   });
+}
+
+// A program that ends its group, and has a fault later.
+TEST(DestroyedGroup, LeavesAnExceptionAsItIs) {
+  for (const char* backend : {"gloo", "shm"}) {
+    const auto outcomes =
+        run_processes(2, {.timeout = 30s, .environment = {{"ACCELERATE_HOST_BACKEND", backend}}},
+                      [](PartialState& state) {
+                        uncaught([&] {
+                          (void)gather(torch::ones({4}));
+                          state.wait_for_everyone();
+                          if (state.process_index() == 1) {
+                            std::vector<torch::Tensor> one{torch::ones({4})};
+                            (void)state.process_group()->allreduce(one);
+                          }
+                          state.destroy_process_group();
+                          if (state.process_index() == 1) std::this_thread::sleep_for(2s);
+                          throw std::runtime_error("the disk is full");
+                        });
+                      });
+    for (const auto& outcome : outcomes) {
+      EXPECT_TRUE(outcome.output_contains("the disk is full")) << outcome.output;
+      EXPECT_FALSE(outcome.output_contains("deadlock")) << outcome.output;
+      EXPECT_FALSE(outcome.timed_out);
+    }
+  }
+}
+
+/// How a forked copy of this process ends, which runs `f`.
+int status_of_fork(const std::function<void()>& f) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(15);  // it must not hang
+    f();
+    ::_exit(0);
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return status;
+}
+
+/// Whether `f` throws `StateError` that names the fork.
+bool is_refused(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const StateError& error) {
+    const auto said = "process " + std::to_string(::getpid()) + " was forked from process " +
+                      std::to_string(::getppid());
+    if (std::string(error.what()).find(said) != std::string::npos) return true;
+    detail::write_fully(STDERR_FILENO, error.what());
+  } catch (const std::exception& error) {
+    detail::write_fully(STDERR_FILENO, error.what());
+  }
+  return false;
+}
+
+TEST(ForkedRank, DoesNotSpeakForItsParent) {
+  for (const char* backend : {"gloo", "shm"}) {
+    on_processes(2, {.timeout = 60s, .environment = {{"ACCELERATE_HOST_BACKEND", backend}}},
+                 [](PartialState& state) {
+                   const auto rank = torch::full({4}, state.process_index());
+                   (void)gather(rank);
+                   const auto group = state.process_group();
+                   const auto part = group->splitGroup({0, 1}, {}, {}, {}, {});
+                   std::vector<torch::Tensor> one{torch::ones({1 << 16})};
+                   const auto pending = part->allreduce(one);
+                   pending->wait();
+                   const std::vector<std::function<void()>> calls = {
+                       [&] { (void)gather(torch::full({4}, 9)); },
+                       [&] { (void)reduce(torch::ones({4})); },
+                       [&] { (void)all_gather_object(7); },
+                       [&] { state.wait_for_everyone(); },
+                       [&] { (void)state.store(); },
+                       [&] { state.destroy_process_group(); },
+                       [&] { group->allreduce(one)->wait(); },
+                       [&] { part->allreduce(one)->wait(); },
+                       [&] { group->send(one, 1 - state.process_index(), 0)->wait(); },
+                       [&] { group->barrier()->wait(); },
+                       [&] {
+                         PartialState::_reset_state();
+                         const PartialState again;
+                       },
+                   };
+                   for (std::size_t i = 0; i < calls.size(); ++i) {
+                     const int status = status_of_fork([&] {
+                       if (!is_refused(calls[i])) ::_exit(1);
+                     });
+                     EXPECT_EQ(status, 0) << "call " << i;
+                   }
+                   const auto all = gather(rank);
+                   EXPECT_EQ(all[0].item<int>(), 0);
+                   EXPECT_EQ(all[4].item<int>(), 1);
+                 });
+  }
+}
+
+TEST(ForkedRank, ComputesAndEndsWithoutAWordToTheOthers) {
+  for (const char* backend : {"gloo", "shm"}) {
+    on_processes(2, {.timeout = 60s, .environment = {{"ACCELERATE_HOST_BACKEND", backend}}},
+                 [](PartialState& state) {
+                   (void)gather(torch::ones({4}));
+                   auto part = state.process_group()->splitGroup({0, 1}, {}, {}, {}, {});
+                   const int status = status_of_fork([&] {
+                     if (torch::ones({4}).sum().item<float>() != 4) ::_exit(1);
+                     if (state.num_processes() != 2) ::_exit(2);
+                     part.reset();
+                     std::exit(3);  // with all that is done at an exit
+                   });
+                   // The harness has the last word at an exit that the test did not expect.
+                   EXPECT_TRUE(WIFEXITED(status)) << status;
+                   EXPECT_NE(WEXITSTATUS(status), 1);
+                   EXPECT_NE(WEXITSTATUS(status), 2);
+                   EXPECT_EQ(status_of_fork([] { ::execlp("true", "true", nullptr); }), 0);
+                   std::this_thread::sleep_for(500ms);
+                   EXPECT_EQ(gather(torch::ones({4})).numel(), 8);
+                   std::vector<torch::Tensor> one{torch::ones({1})};
+                   part->allreduce(one)->wait();
+                   EXPECT_EQ(one[0].item<float>(), 2);
+                 });
+  }
 }
 
 }  // namespace

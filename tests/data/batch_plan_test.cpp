@@ -13,12 +13,14 @@
 #include "accelerate/samplers.h"
 #include "data/index_reference.h"
 #include "data/index_samplers.h"
+#include "support/message_of.h"
 
 namespace accelerate::detail::data {
 namespace {
 
 using test::BatchesOfSizes;
 using test::GridSetting;
+using test::message_of;
 using test::rest_of;
 using test::sequential_batches;
 using test::SizedBatchesOfSizes;
@@ -461,6 +463,17 @@ TEST(BatchPlan, KnowsNoRemainderBeforeTheLastRound) {
   EXPECT_TRUE(plan.next()->facts.last);
   EXPECT_EQ(plan.remainder(), 2);
   EXPECT_FALSE(plan.next());
+}
+
+TEST(BatchPlan, RefusesToRepeatAFewSamplesWithoutMeasure) {
+  const auto batches =
+      std::make_shared<BatchSampler>(std::make_shared<SequentialSampler>(10), 1'500'000'000, false);
+  const auto text = message_of<ArgumentError>(
+      [&] { (void)BatchPlan(batches, {.num_processes = 2, .even_batches = true}, 0).next(); });
+  EXPECT_EQ(text,
+            "batch_size asks for 1500000000 samples, but the data have only 10, which would be "
+            "repeated 150000000 times so that all processes get full batches. Lower batch_size, or "
+            "leave the last batch out (drop_last).");
 }
 
 TEST(BatchPlan, RefusesWhatCannotBePlanned) {

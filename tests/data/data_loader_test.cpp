@@ -1,6 +1,7 @@
 #include "accelerate/data_loader.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <torch/torch.h>
 
 #include <fstream>
@@ -290,6 +291,49 @@ TEST(DataLoader, RefusesOptionsThatContradict) {
               "options out.");
   }
 }
+
+TEST(DataLoader, RefusesNumbersThatNoMemoryHolds) {
+  const auto refusal = [](const DataLoaderOptions& options) {
+    return message_of<ArgumentError>([&] { (void)number_loader(10, options); });
+  };
+  EXPECT_EQ(refusal({.batch_size = std::int64_t{1} << 60}),
+            "batch_size is 1152921504606846976, but a batch has at most 1099511627776 samples "
+            "(2^40). To load all data at once pass their number.");
+  EXPECT_EQ(refusal({.num_workers = std::int64_t{1} << 60}),
+            "num_workers is 1152921504606846976, but a data loader has at most 65536 threads. One "
+            "per core is usual.");
+  EXPECT_EQ(
+      refusal({.num_workers = 2, .prefetch_factor = std::int64_t{1} << 40}),
+      "prefetch_factor is 1099511627776 and num_workers is 2, but a data loader holds at most "
+      "1048576 batches (2^20). A prefetch_factor of 2 to 16 is usual.");
+}
+
+TEST(DataLoader, TakesMemoryForTheDataThatAreThere) {
+  const DataLoaderOptions options{.batch_size = std::int64_t{1} << 40};
+  EXPECT_EQ(batches(number_loader(10, options)), std::vector<Numbers>{iota(10)});
+  auto ahead = options;
+  ahead.num_workers = 2;
+  ahead.prefetch_factor = 1 << 19;
+  EXPECT_EQ(batches(number_loader(10, ahead)), std::vector<Numbers>{iota(10)});
+  // Larger than what is taken at once.
+  EXPECT_EQ(batches(number_loader(100'000, {.batch_size = 70'000})),
+            (std::vector<Numbers>{iota(70'000), Numbers(numbers(torch::arange(70'000, 100'000)))}));
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they take all addresses
+TEST(DataLoader, RefusesMoreWorkersThanTheSystemStarts) {
+  const auto loader = number_loader(10, {.num_workers = 60'000, .prefetch_factor = 1});
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  rlimit tight = before;
+  tight.rlim_cur = std::size_t{8} << 30;  // a stack has 8 MiB
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &tight), 0);
+  const auto text = message_of<ArgumentError>([&] { (void)loader.begin(); });
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_TRUE(text.starts_with("num_workers is 60000, but the system starts no more than "))
+      << text;
+}
+#endif
 
 TEST(DataLoader, RefusesDataThatCannotBeLoaded) {
   EXPECT_EQ(message_of<ArgumentError>(

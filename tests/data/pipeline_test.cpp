@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "accelerate/data_loader.h"
+#include "accelerate/logging.h"
 #include "data/loading.h"
 #include "support/message_of.h"
 
@@ -208,6 +211,90 @@ TEST(Pipeline, IsLeftWhileAWorkerIsStuckAndBegunAnew) {
   EXPECT_EQ(numbers(*loader.begin()), (Numbers{0, 1}));
   stuck = false;
   EXPECT_EQ(samples(loader), iota(8));
+}
+
+TEST(Pipeline, ReadsNoMoreSamplesOfABatchThatNobodyWants) {
+  std::atomic<std::int64_t> read = 0;
+  {
+    const auto loader =
+        number_loader(10'000, {.batch_size = 1000, .num_workers = 1}, [&](std::int64_t i) {
+          ++read;
+          if (i >= 1000) std::this_thread::sleep_for(milliseconds(20));
+        });
+    for ([[maybe_unused]] auto& batch : loader) break;
+  }
+  EXPECT_LT(read, 1100);
+}
+
+TEST(Pipeline, ReadsNoMoreOfAStreamThatNobodyWants) {
+  std::atomic<std::int64_t> read = 0;
+  {
+    const auto generate = [&]() -> std::optional<std::int64_t> {
+      if (++read > 2000) std::this_thread::sleep_for(milliseconds(20));
+      return read;
+    };
+    const auto loader = make_data_loader(generate, {.batch_size = 1000, .num_workers = 1});
+    for ([[maybe_unused]] auto& batch : loader) break;
+  }
+  EXPECT_LT(read, 2100);
+}
+
+TEST(Pipeline, KeepsTheDatasetForAWorkerThatItLeavesBehind) {
+  auto released = std::make_shared<std::atomic<bool>>(false);
+  std::atomic<bool> stuck = false;
+  std::vector<std::string> log;
+  basic_config({.sink = [&](const LogEntry& entry) { log.push_back(entry.message); }});
+  const auto loop = [&] {
+    const auto loader =
+        number_loader(8, {.batch_size = 2, .num_workers = 1}, [released, &stuck](std::int64_t i) {
+          if (i == 3) stuck = true;
+          while (i == 3 && !*released) std::this_thread::sleep_for(milliseconds(1));
+        });
+    for ([[maybe_unused]] auto& batch : loader) {
+      while (!stuck) std::this_thread::sleep_for(milliseconds(1));
+      throw std::runtime_error("the loss is NaN");
+    }
+  };
+  EXPECT_EQ(message_of<std::runtime_error>(loop), "the loss is NaN");
+  basic_config({});
+  ASSERT_EQ(log.size(), 1);
+  EXPECT_NE(log[0].find("worker 0, which has been loading batch 1 (samples 2, 3) of "),
+            std::string::npos)
+      << log[0];
+  EXPECT_EQ(released.use_count(), 2);
+  *released = true;
+  for (int i = 0; i < 1000 && released.use_count() > 1; ++i) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  EXPECT_EQ(released.use_count(), 1);  // the worker has ended, and the dataset with it
+}
+
+TEST(Pipeline, NamesTheWorkerThatKeepsAPassFromBeginning) {
+  struct Epochs {
+    std::shared_ptr<std::atomic<bool>> released;
+    std::shared_ptr<std::atomic<bool>> stuck;
+    void set_epoch(std::int64_t) {}
+    [[nodiscard]] std::size_t size() const { return 8; }
+    [[nodiscard]] std::int64_t get(std::size_t i) const {
+      if (i == 2) *stuck = true;
+      while (i == 2 && !*released) std::this_thread::sleep_for(milliseconds(1));
+      return static_cast<std::int64_t>(i);
+    }
+  };
+  auto released = std::make_shared<std::atomic<bool>>(false);
+  auto stuck = std::make_shared<std::atomic<bool>>(false);
+  const auto loader = make_data_loader(
+      Epochs{released, stuck}, {.batch_size = 2, .num_workers = 1, .timeout = milliseconds(100)});
+  for ([[maybe_unused]] auto& batch : loader) {
+    while (!*stuck) std::this_thread::sleep_for(milliseconds(1));
+    break;
+  }
+  const auto text = message_of<DataLoaderTimeout>([&] { (void)loader.begin(); });
+  EXPECT_TRUE(
+      text.starts_with("A pass of the data loader cannot begin: worker 0 did not leave the "
+                       "pass before within 100 ms, loading batch 1 (samples 2, 3) of "))
+      << text;
+  *released = true;
 }
 
 TEST(Pipeline, HandsOutWhatIsReadyWhenOrderDoesNotMatter) {

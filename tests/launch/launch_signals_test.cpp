@@ -259,5 +259,17 @@ TEST(LaunchPause, SurvivesBeingStoppedByForce) {
   EXPECT_EQ(count_of(outcome.output, "done"), 2) << outcome.text();
 }
 
+TEST(LaunchPause, OfAWorkerThatHasNotJoinedIsNamedByTheOthers) {
+  for (const auto* stopped : {"0", "1"}) {
+    Command command(launch(2, {}, worker({std::string(stopped) + ":signal=SIGSTOP", "join"})));
+    const auto outcome = command.wait(Seconds(30));
+    EXPECT_EQ(outcome.left_behind, kNothing) << outcome.text();
+    EXPECT_EQ(outcome.code, 70) << outcome.text();
+    EXPECT_TRUE(contains(outcome.text(), std::string("rank ") + stopped + " (")) << outcome.text();
+    EXPECT_TRUE(contains(outcome.text(), ") has been stopped for 10 s, before all processes had"))
+        << outcome.text();
+  }
+}
+
 }  // namespace
 }  // namespace accelerate::test

@@ -195,5 +195,23 @@ TEST(Mesh, DataParallelismAveragesOverTheReplicas) {
   });
 }
 
+TEST_P(MeshOver, GroupsEndWithTheGroupOfTheRun) {
+  on_processes(4, through(GetParam()), [](PartialState& state) {
+    const auto mesh = ParallelismConfig{.dp_shard_size = 2, .tp_size = 2}.build_device_mesh("cpu");
+    const auto group = mesh->get_group("tp");
+    expect_groups(*mesh);
+    state.wait_for_everyone();
+    state.destroy_process_group();
+    EXPECT_EQ(message_of<StateError>([&] { (void)mesh->get_group("tp"); }),
+              "The mesh has no process group: the run has one process, or its group has been "
+              "destroyed.");
+    const auto text = message_of<StateError>([&] {
+      std::vector<torch::Tensor> one{torch::ones({1})};
+      group->allreduce(one)->wait();
+    });
+    EXPECT_EQ(text, "all_reduce: the process group was destroyed. Make a new one.");
+  });
+}
+
 }  // namespace
 }  // namespace accelerate

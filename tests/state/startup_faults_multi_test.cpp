@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,7 @@
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
@@ -21,6 +23,7 @@
 #include "accelerate/operations.h"
 #include "accelerate/operations/objects.h"
 #include "accelerate/state.h"
+#include "comm/rank_groups.h"
 #include "support/on_processes.h"
 
 namespace accelerate {
@@ -297,6 +300,111 @@ TEST(Timeout, EndsEveryCollectiveOfEveryGroupAndNamesWhoDidNotCome) {
     jobs.expect_end(job, {0, 1}, "has waited for 1 s, which is the timeout, in ");
     jobs.expect_end(job, {0, 1}, " for rank 1 (");
     jobs.expect_end(job, {0, 1}, ". It is alive, but did not come.");
+  }
+}
+
+/// Stops its process inside of the start, when it publishes something at a place in the store.
+class StoppingStore : public c10d::PrefixStore {
+ public:
+  using At = std::function<bool(const std::string& key)>;
+
+  StoppingStore(At at, c10::intrusive_ptr<c10d::Store> store)
+      : PrefixStore("", std::move(store)), at_(std::move(at)) {}
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    if (at_(key)) ::kill(::getpid(), SIGSTOP);
+    PrefixStore::set(key, value);
+  }
+
+ private:
+  At at_;
+};
+
+void start_with_store(bool stops, const StoppingStore::At& at) {
+  const auto number = [](const char* name) {
+    return static_cast<int>(get_int_from_env({name}, 0));
+  };
+  PartialStateOptions options{.rank = number("RANK"), .world_size = number("WORLD_SIZE")};
+  const auto file = c10::make_intrusive<c10d::FileStore>(std::getenv("ACCELERATE_DEBUG_RDV_FILE"),
+                                                         number("WORLD_SIZE"));
+  // Also where nothing stops: a store with an empty prefix has other keys than one without.
+  const StoppingStore::At never = [](const std::string&) { return false; };
+  options.store =
+      c10::intrusive_ptr<c10d::Store>(c10::make_intrusive<StoppingStore>(stops ? at : never, file));
+  const PartialState state(options);
+}
+
+struct Stop {
+  std::string name;
+  int rank;
+  /// What a rank does; the one with `stops` is stopped meanwhile.
+  std::function<void(bool stops)> start;
+};
+
+std::vector<Stop> stops() {
+  const auto has = [](const std::string& key, const char* part) {
+    return key.find(part) != std::string::npos;
+  };
+  return {
+      {"before it comes", 1,
+       [](bool stops) {
+         if (stops) ::kill(::getpid(), SIGSTOP);
+         const PartialState state;
+       }},
+      {"before the group is made", 1,
+       [has](bool stops) {
+         start_with_store(stops, [=](const auto& key) { return has(key, "gloo/host/"); });
+       }},
+      // The waits of c10d cannot be interrupted.
+      {"inside of Gloo", 1,
+       [has](bool stops) {
+         start_with_store(
+             stops, [=](const auto& key) { return has(key, "gloo/") && !has(key, "gloo/host/"); });
+       }},
+      {"while it serves the store", 0,
+       [](bool stops) {
+         const auto port = static_cast<std::uint16_t>(get_int_from_env({"MASTER_PORT"}, 0));
+         if (stops) {
+           c10d::TCPStoreOptions options;
+           options.port = port;
+           options.isServer = true;
+           options.waitWorkers = false;
+           const c10d::TCPStore store("127.0.0.1", options);
+           ::kill(::getpid(), SIGSTOP);
+         }
+         const PartialState state({.init_method = "tcp://127.0.0.1:" + std::to_string(port)});
+       }},
+  };
+}
+
+TEST(StoppedAtStart, IsNamedWhereverItIsStopped) {
+  const auto all = stops();
+  const RankGroups groups(std::vector<int>(all.size(), 3));
+  std::vector<std::string> variables;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    // Groups of one host are told apart by the port at which they meet.
+    variables.push_back("MASTER_PORT=" + std::to_string(12000 + (::getpid() * 8 + i) % 16000));
+  }
+  const auto outcomes =
+      run_processes(groups.processes(), groups.options({.timeout = 30s}, variables), [&] {
+        const auto& stop = all[static_cast<std::size_t>(RankGroups::own())];
+        const bool stops = get_int_from_env({"RANK"}, -1) == stop.rank;
+        uncaught([&] { stop.start(stops); });
+      });
+  if (in_child_process()) return;
+  for (int group = 0; group < groups.count(); ++group) {
+    const auto& stop = all[static_cast<std::size_t>(group)];
+    const auto ranks = groups.of(group, outcomes);
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == stop.rank) continue;
+      const auto& outcome = ranks[static_cast<std::size_t>(rank)];
+      EXPECT_TRUE(outcome.output_contains("rank " + std::to_string(stop.rank) + " (") &&
+                  outcome.output_contains(") has been stopped for 10 s, before all processes had "
+                                          "started: by SIGSTOP, Ctrl-Z or a debugger."))
+          << "rank " << rank << ", stopped " << stop.name << "\n"
+          << outcome.output;
+      EXPECT_EQ(outcome.exit_code, kRanksDisagree) << stop.name << "\n" << outcome.output;
+      EXPECT_GE(outcome.seconds, 10) << stop.name;
+    }
   }
 }
 

@@ -86,6 +86,7 @@ class IterableDatasetShard {
     const bool full = std::ssize(group_) == cut_.group;
     if (group_.empty() || (!full && options_.drop_last)) return false;
     if (first_.empty()) first_ = group_;
+    detail::data::check_filling(std::ssize(first_), cut_.group);
     for (std::size_t i = 0; std::ssize(group_) < cut_.group; ++i) {
       group_.push_back(first_[i % first_.size()]);
     }

@@ -21,7 +21,8 @@ namespace accelerate {
 /// The arguments of Python's `DataLoader`. Datasets, samplers and collate functions are arguments
 /// of `make_data_loader`.
 struct DataLoaderOptions {
-  /// Samples per batch. Unset: the dataset yields batches, each of them is handed on as it comes.
+  /// Samples per batch, up to 2^40. Unset: the dataset yields batches, each of them is handed on as
+  /// it comes.
   std::optional<std::int64_t> batch_size = 1;
   /// Visit the samples in another random order in each pass.
   bool shuffle = false;
@@ -39,7 +40,8 @@ struct DataLoaderOptions {
   std::function<void(std::int64_t worker, std::uint64_t seed)> worker_init_fn = {};
   /// Draws the order and the base seed. Unset: the default CPU generator.
   std::optional<at::Generator> generator = std::nullopt;
-  /// Batches in flight per worker: at most `prefetch_factor * num_workers` are held. Unset: 2.
+  /// Batches in flight per worker: at most `prefetch_factor * num_workers` are held. Up to 2^20.
+  /// Unset: 2.
   std::optional<std::int64_t> prefetch_factor = std::nullopt;
   bool persistent_workers = false;
   /// Hand out batches in the order of the plan. Otherwise: as workers finish them.
@@ -81,7 +83,8 @@ namespace detail::data {
 /// What the options are combined with; decides which of them contradict.
 enum class LoaderInput { kSamples, kSampler, kBatchSampler, kIterable };
 
-/// Throws `ArgumentError` for what Python's `DataLoader` refuses.
+/// Throws `ArgumentError` for what Python's `DataLoader` refuses, and for numbers that no memory
+/// could hold.
 ACCELERATE_API void validate(const DataLoaderOptions& options, LoaderInput input);
 
 }  // namespace detail::data

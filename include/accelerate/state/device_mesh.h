@@ -53,7 +53,7 @@ class ACCELERATE_API DeviceMesh {
   [[nodiscard]] std::int64_t get_local_rank(std::string_view name) const;
   /// The processes of that group, by their rank in the run; their order is that of local ranks.
   [[nodiscard]] std::vector<std::int64_t> members(std::string_view name) const;
-  /// The group. Throws `StateError` if it is that of the run and was destroyed.
+  /// The group. Throws `StateError` if that of the run was destroyed, which ends all of them.
   [[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> get_group(std::string_view name) const;
 
  private:

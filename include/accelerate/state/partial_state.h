@@ -78,7 +78,8 @@ class ACCELERATE_API PartialState {
   /// How long a collective may wait for the others.
   [[nodiscard]] std::chrono::milliseconds timeout() const;
   /// The group of all processes; null when alone, and after `destroy_process_group()`. To call this
-  /// or `store()` include <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
+  /// or `store()` include <torch/csrc/distributed/c10d/ProcessGroup.hpp>. Both throw `StateError`,
+  /// as does every collective, in a forked copy of the process that made the group.
   [[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> process_group() const;
   /// The key-value store that all processes share; null when alone or when a group was lent
   /// without.
@@ -88,9 +89,10 @@ class ACCELERATE_API PartialState {
   void wait_for_everyone(std::source_location where = std::source_location::current()) const;
   /// Makes `device()` the current device of this thread.
   void set_device();
-  /// Ends `group`, or the default group when none is given. Does nothing in a process that a
-  /// launcher function of this library made (it ends the group itself), unless a group is given.
-  /// A group that the host program lent us is let go, not ended.
+  /// Ends `group`, or the default group when none is given, and the groups that were split off it,
+  /// for example those of a `DeviceMesh`: their calls throw `StateError` afterwards. Does nothing in
+  /// a process that a launcher function of this library made (it ends the group itself), unless a
+  /// group is given. A group that the host program lent us is let go, not ended.
   void destroy_process_group(const Lent<c10d::ProcessGroup>& group = {});
 
   /// This process's part of `inputs`: earlier processes get one item more when it does not divide.

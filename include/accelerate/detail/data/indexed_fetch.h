@@ -54,8 +54,12 @@ auto read_sample(D& dataset, std::int64_t index) {
 /// Remembers which sample this thread could not read, for the error that names it.
 ACCELERATE_API void note_failed_sample(std::int64_t index) noexcept;
 
+/// Throws in a worker whose pass was left: the batch that it loads will not be taken.
+ACCELERATE_API void stop_if_cancelled();
+
 template <IndexedDataset D>
 auto read_noted(D& dataset, std::int64_t index) {
+  stop_if_cancelled();
   try {
     return read_sample(dataset, index);
   } catch (...) {

@@ -10,7 +10,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <typeinfo>
 
+#include "accelerate/api.h"
 #include "accelerate/data/batch_samplers.h"
 #include "accelerate/data/options.h"
 #include "accelerate/detail/data/batch_tensors.h"
@@ -68,6 +70,10 @@ struct StreamShard {
   std::optional<Value> dataset_state = std::nullopt;
 };
 
+/// Throws `ArgumentError` if a few samples would be repeated without measure to make `size` of
+/// them.
+ACCELERATE_API void check_filling(std::int64_t genuine, std::int64_t size);
+
 /// Where the groups of a stream begin and end, and which part of them belongs to this process.
 struct StreamCut {
   StreamCut(const DataLoaderOptions& options, const StreamShard& shard, bool whole_batches) {
@@ -113,6 +119,8 @@ struct LoaderRecipe {
   FetchFunction fetch = {};
   /// Iterable data; null for indexed ones.
   std::shared_ptr<StreamFactory> stream = nullptr;
+  /// The class of the dataset, for messages.
+  const std::type_info* dataset_type = nullptr;
   /// Samples, where that is known.
   std::optional<std::int64_t> dataset_size = std::nullopt;
   /// Tells an indexed dataset the epoch; empty where it has no `set_epoch`. Streams are told when

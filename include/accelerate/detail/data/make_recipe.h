@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <typeinfo>
 #include <utility>
 
 #include "accelerate/api.h"
@@ -59,6 +60,7 @@ auto indexed_loader(std::shared_ptr<D> dataset, DataLoaderOptions options, Colla
   using Fetch = IndexedFetch<D, Collate>;
   using Batch = typename Fetch::Batch;
   LoaderRecipe recipe;
+  recipe.dataset_type = &typeid(D);
   recipe.dataset_size = dataset_length(*dataset);
   recipe.batch_sampler = batches(recipe.dataset_size);
   recipe.fetch = [fetch = Fetch(dataset, std::move(collate), options.batch_size)](
@@ -79,6 +81,7 @@ template <IterableDataset D, class Collate>
 auto iterable_loader(std::shared_ptr<D> dataset, DataLoaderOptions options, Collate collate) {
   using Source = IterableSource<D, Collate>;
   LoaderRecipe recipe;
+  recipe.dataset_type = &typeid(D);
   recipe.dataset_size = dataset_length(std::as_const(*dataset));
   recipe.stream = std::make_shared<Source>(std::move(dataset),
                                            std::make_shared<Collate>(std::move(collate)), options);

@@ -110,6 +110,7 @@ class SampleStream final : public LoadSource {
   }
 
   std::optional<Item> read() {
+    stop_if_cancelled();
     std::optional<Item> item = reader_->next();
     if (!item) return item;
     ++position_;
@@ -150,6 +151,7 @@ class SampleStream final : public LoadSource {
   void fill_up([[maybe_unused]] Group& group) {
     if constexpr (std::copy_constructible<Item>) {
       if (!cut_.fills_up) return;
+      check_filling(std::ssize(first_), cut_.end - cut_.begin);
       for (auto at = std::max(group.genuine, cut_.begin); at < cut_.end; ++at) {
         const auto from = (at - group.genuine) % std::ssize(first_);
         group.samples.push_back(first_[static_cast<std::size_t>(from)]);

@@ -1,0 +1,142 @@
+// A worker that does not come back from its dataset hides no error and holds up no process.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <iostream>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <type_traits>
+
+#include "accelerate/accelerate.h"
+#include "data/loading.h"
+#include "support/message_of.h"
+#include "support/on_processes.h"
+
+namespace accelerate {
+namespace {
+
+using namespace std::chrono_literals;
+using test::message_of;
+using test::number_loader;
+
+/// Sample `stuck` is never read.
+auto stuck_loader(const DataLoaderOptions& options, std::int64_t stuck = 8) {
+  return number_loader(1000, options, [stuck](std::int64_t i) {
+    if (i == stuck) std::this_thread::sleep_for(1000s);
+  });
+}
+
+/// As in a `main` that returns what `record` does.
+template <class F>
+void as_recorded_main(F f) {
+  const int code = record([&] {
+    f();
+    return 0;
+  });
+  std::cerr << "main returns " << code << std::endl;
+}
+
+TEST(StuckWorker, DelaysNoErrorOfItsRank) {
+  const auto outcomes = run_processes(2, {.timeout = 60s}, [](PartialState& state) {
+    as_recorded_main([&] {
+      const auto loader = stuck_loader({.batch_size = 2, .num_workers = 2});
+      for ([[maybe_unused]] auto& batch : loader) {
+        state.wait_for_everyone();
+        if (state.process_index() == 1) throw std::runtime_error("the loss is NaN");
+      }
+    });
+  });
+  EXPECT_TRUE(outcomes[1].output_contains("main returns 1\n")) << outcomes[1].output;
+  EXPECT_TRUE(outcomes[1].output_contains("the loss is NaN")) << outcomes[1].output;
+  EXPECT_TRUE(outcomes[0].output_contains("main returns 70\n")) << outcomes[0].output;
+  EXPECT_TRUE(outcomes[0].output_contains("failed after barrier")) << outcomes[0].output;
+  EXPECT_TRUE(outcomes[0].output_contains("the loss is NaN")) << outcomes[0].output;
+  for (const auto& outcome : outcomes) {
+    EXPECT_TRUE(outcome.ok()) << outcome.output;
+    EXPECT_LT(outcome.seconds, 20) << outcome.output;
+  }
+}
+
+TEST(StuckWorker, IsNamedByItsTimeoutAndLeftBehind) {
+  const auto outcomes = run_processes(1, {.timeout = 60s}, [] {
+    as_recorded_main([] {
+      const auto loader = stuck_loader({.batch_size = 2, .num_workers = 1, .timeout = 500ms});
+      for ([[maybe_unused]] auto& batch : loader) {
+      }
+    });
+  });
+  const auto& outcome = outcomes[0];
+  EXPECT_TRUE(outcome.ok()) << outcome.output;
+  EXPECT_TRUE(outcome.output_contains("main returns 1\n")) << outcome.output;
+  EXPECT_TRUE(outcome.output_contains("Batch 4 of the data loader did not come within 500 ms"))
+      << outcome.output;
+  EXPECT_TRUE(
+      outcome.output_contains("A data loader ends without its worker 0, which has been "
+                              "loading batch 4 (samples 8, 9) of accelerate::"))
+      << outcome.output;
+}
+
+TEST(StuckWorker, LetsAProgramEndThatIsThroughWithIt) {
+  const auto outcomes = run_processes(1, {.timeout = 60s}, [] {
+    as_recorded_main([] {
+      const auto loader = stuck_loader({.batch_size = 2, .num_workers = 2});
+      for ([[maybe_unused]] auto& batch : loader) {
+        std::this_thread::sleep_for(500ms);
+        break;
+      }
+    });
+  });
+  EXPECT_TRUE(outcomes[0].ok()) << outcomes[0].output;
+  EXPECT_TRUE(outcomes[0].output_contains("main returns 0\n")) << outcomes[0].output;
+  EXPECT_TRUE(outcomes[0].output_contains("ends without its worker")) << outcomes[0].output;
+}
+
+TEST(StuckWorker, OfAStreamIsLeftBehindToo) {
+  const auto outcomes = run_processes(1, {.timeout = 60s}, [] {
+    as_recorded_main([] {
+      const auto generate = [i = std::int64_t{0}]() mutable -> std::optional<std::int64_t> {
+        if (i == 8) std::this_thread::sleep_for(1000s);
+        return i++;
+      };
+      const auto loader = make_data_loader(generate, {.batch_size = 2, .num_workers = 2});
+      for ([[maybe_unused]] auto& batch : loader) {
+        std::this_thread::sleep_for(500ms);
+        throw std::runtime_error("the loss is NaN");
+      }
+    });
+  });
+  EXPECT_TRUE(outcomes[0].ok()) << outcomes[0].output;
+  EXPECT_TRUE(outcomes[0].output_contains("main returns 1\n")) << outcomes[0].output;
+  EXPECT_TRUE(outcomes[0].output_contains("the loss is NaN")) << outcomes[0].output;
+  EXPECT_TRUE(outcomes[0].output_contains("which has been reading the stream of "))
+      << outcomes[0].output;
+}
+
+TEST(ForkedProcess, HasNoWorkersOfItsParentAndEnds) {
+  const auto loader = number_loader(100, {.batch_size = 2, .num_workers = 2});
+  auto pass = loader.begin();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    const auto text = message_of<StateError>([&] {
+      for (;;) ++pass;
+    });
+    const auto expected = "load a batch with workers: process " + std::to_string(::getpid()) +
+                          " was forked from process " + std::to_string(::getppid());
+    // Destroys the copies of loader and pass.
+    pass = {};
+    const_cast<std::remove_const_t<decltype(loader)>&>(loader).reset();
+    ::_exit(text.starts_with(expected) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+}  // namespace
+}  // namespace accelerate
