@@ -147,11 +147,15 @@ void DataParallel::State::begin() {
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (!all.tensors[i].requires_grad()) frozen.push_back(i);
   }
+  for (const auto& parameter : parameters.tensors) {
+    addresses.insert(parameter.unsafeGetTensorImpl());
+  }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto same = [&](const at::Tensor& one) { return one.is_same(parameters.tensors[i]); };
     if (std::ranges::any_of(sparse_weights, same)) sparse.push_back(i);
   }
   broadcast_all(0);
+  if (drift_check > 0) drift = std::make_unique<DriftWatch>(all, group, drift_check);
   hook = make_gradient_hook(options, group);
   if (options.static_graph) {
     learning = std::make_unique<GradientCounts>(parameters.tensors);
@@ -372,7 +376,8 @@ void DataParallel::State::broadcast_all(int from) const {
 }
 
 DataParallel::DataParallel(const torch::nn::Module& module, const comm::GroupHandle& group,
-                           const DistributedDataParallelKwargs& options)
+                           const DistributedDataParallelKwargs& options,
+                           std::int64_t drift_check)
     : state_(std::make_unique<State>()) {
   const auto named = name_collectives("prepare");
   state_->all = parameters_of(module);
@@ -381,6 +386,7 @@ DataParallel::DataParallel(const torch::nn::Module& module, const comm::GroupHan
   state_->sparse_weights = sparse_weights(module);
   state_->group = group;
   state_->options = options;
+  state_->drift_check = drift_check;
   if (options.check_reduction) {
     warn_once("check_reduction of DistributedDataParallelKwargs does nothing, here as in PyTorch.");
   }
@@ -397,6 +403,7 @@ void DataParallel::rebuild() {
   fresh->sparse_weights = std::move(state_->sparse_weights);
   fresh->group = state_->group;
   fresh->options = state_->options;
+  fresh->drift_check = state_->drift_check;
   fresh->buffers_from = state_->buffers_from;
   // Destroy the old Reducer first: it keeps accumulators with the old shapes alive.
   state_ = std::move(fresh);
@@ -431,6 +438,7 @@ void DataParallel::before_backward(const BackwardPass& pass) {
     state.check_reach(leaves);
     if (!state.in_one_go) state.arm({});
   }
+  if (state.drift) state.drift->note_loss(pass.loss);
   state.averages = true;
 }
 
@@ -452,8 +460,17 @@ void DataParallel::after_backward() {
   state.average_sparse();
   if (state.options.broadcast_buffers)
     broadcast(state.group, state.buffers.tensors, state.buffers_from);
+  if (state.drift) state.drift->exchange();
   // Last: if this process throws, the others have completed the step.
   state.check_unused();
+}
+
+bool DataParallel::holds(const at::Tensor& parameter) const {
+  return state_->addresses.contains(parameter.unsafeGetTensorImpl());
+}
+
+void DataParallel::before_step() {
+  if (state_->drift) state_->drift->sum_up();
 }
 
 namespace {
@@ -491,6 +508,8 @@ std::int64_t DataParallel::announcement(const ReachedLeaves& leaves) const {
 void DataParallel::begin_joined(const JoinedBackward& backward) {
   state_->buffers_from = backward.source;
   state_->in_one_go = backward.several_models;
+  // Processes without data do not step.
+  if (state_->drift) state_->drift->pause();
 }
 
 void DataParallel::broadcast_from(int source) { state_->broadcast_all(source); }
@@ -498,6 +517,7 @@ void DataParallel::broadcast_from(int source) { state_->broadcast_all(source); }
 void DataParallel::end_joined() noexcept {
   state_->buffers_from = 0;
   state_->in_one_go = false;
+  if (state_->drift) state_->drift->resume();
 }
 
 void DataParallel::shadow(std::int64_t announcement) {
