@@ -1,8 +1,9 @@
-// src/accelerator/gradient_watch.h - detects gradients that did not come from `Accelerator::backward`.
+// src/accelerator/gradient_watch.h - detects gradients that did not come from
+// `Accelerator::backward`.
 //
 // `loss.backward()` synchronizes nothing, and processes that step with such gradients drift apart:
-// step_checks.h refuses that. One parameter of each model is watched. That is enough, since each backward must reach all of
-// them.
+// step_checks.h refuses that. One parameter of each model is watched. That is enough, since each
+// backward must reach all of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -37,10 +37,9 @@ LocalSGD::LocalSGD(const Accelerator& accelerator, std::shared_ptr<torch::nn::Mo
                                ". Use plain data parallelism (MULTI_CPU, MULTI_GPU)."));
   }
   if (mesh_ && !mesh_->has(kReplicas)) {
-    throw UnsupportedError(str("LocalSGD averages over ", kReplicas,
-                               ", but the mesh of parallelism_config has only ",
-                               detail::join(mesh_->mesh_dim_names()), ". Set ", kReplicas,
-                               "_size."));
+    throw UnsupportedError(
+        str("LocalSGD averages over ", kReplicas, ", but the mesh of parallelism_config has only ",
+            detail::join(mesh_->mesh_dim_names()), ". Set ", kReplicas, "_size."));
   }
 }
 
@@ -54,8 +53,9 @@ void LocalSGD::average(std::source_location where) {
   const at::NoGradGuard no_grad;
   auto parameters = module_->parameters();
   // One message for all of them.
-  const auto means = mesh_ ? reduce(parameters, mesh_->get_group(kReplicas), Reduction::kMean, where)
-                           : reduce(parameters, Reduction::kMean, 1.0, where);
+  const auto means = mesh_
+                         ? reduce(parameters, mesh_->get_group(kReplicas), Reduction::kMean, where)
+                         : reduce(parameters, Reduction::kMean, 1.0, where);
   for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(means[i]);
 }
 

@@ -129,8 +129,7 @@ void StepChecks::find_unheld(const Optimizer& optimizer) {
       return;
     }
     of_others.push_back(parameter);
-    others.push_back(
-        detail::str("parameter ", index, " of group ", group, " ", parameter.sizes()));
+    others.push_back(detail::str("parameter ", index, " of group ", group, " ", parameter.sizes()));
   });
   // An error goes before a warning.
   if (added_) return;
@@ -152,12 +151,12 @@ void StepChecks::check_unheld() {
   auto trained = trained_unheld();
   if (added_) {
     if (trained.empty()) return;
-    throw StateError(
-        str("step: parameters that a prepared model got, or that were unfrozen, after prepare have "
-            "gradients which are not averaged over the processes: ",
-            shown(std::move(trained)),
-            ". Prepare the model again: accelerator.free_memory(model), then prepare. If each "
-            "process shall train them for itself, give them to an optimizer that is not prepared."));
+    throw StateError(str(
+        "step: parameters that a prepared model got, or that were unfrozen, after prepare have "
+        "gradients which are not averaged over the processes: ",
+        shown(std::move(trained)),
+        ". Prepare the model again: accelerator.free_memory(model), then prepare. If each "
+        "process shall train them for itself, give them to an optimizer that is not prepared."));
   }
   if (warned_) return;
   const char* const remedy =

@@ -70,9 +70,10 @@ std::string described(const char* kind, const std::string& name, const at::Tenso
   return detail::str(kind, name, " ", comm::dtype_literal(tensor.scalar_type()), tensor.sizes());
 }
 
-/// Collective. Throws on all processes if their models differ.
-void check_equal(const Parameters& own, const Parameters& buffers, const comm::GroupHandle& group) {
-  std::vector<std::string> texts;
+/// Collective. Throws on all processes if their models differ, or how often they are compared.
+void check_equal(const Parameters& own, const Parameters& buffers, std::int64_t drift_check,
+                 const comm::GroupHandle& group) {
+  std::vector<std::string> texts{str(drift_check)};
   for (std::size_t i = 0; i < own.size(); ++i) {
     const char* const kind = own.tensors[i].requires_grad() ? "" : "the frozen ";
     texts.push_back(described(kind, own.names[i], own.tensors[i]));
@@ -85,11 +86,18 @@ void check_equal(const Parameters& own, const Parameters& buffers, const comm::G
     return i < list.size() ? list[i] : std::string("nothing");
   };
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    for (std::size_t i = 0; i < std::max(all[0].size(), all[rank].size()); ++i) {
+    if (all[0][0] != all[rank][0]) {
+      throw CommError(
+          str("drift_check is ", all[0][0], " on rank 0 and ", all[rank][0], " on rank ", rank,
+              ". Set it alike on all processes (AcceleratorOptions, or "
+              "ACCELERATE_DRIFT_CHECK)."),
+          static_cast<int>(rank));
+    }
+    for (std::size_t i = 1; i < std::max(all[0].size(), all[rank].size()); ++i) {
       if (text(all[0], i) == text(all[rank], i)) continue;
       throw CommError(str("The models of the processes differ, so that their gradients cannot be "
                           "averaged: parameter ",
-                          i, " is ", text(all[0], i), " on rank 0 and ", text(all[rank], i),
+                          i - 1, " is ", text(all[0], i), " on rank 0 and ", text(all[rank], i),
                           " on rank ", rank, ". Build the same model everywhere."),
                       static_cast<int>(rank));
     }
@@ -139,7 +147,7 @@ void GradientCounts::start() {
 }
 
 void DataParallel::State::begin() {
-  check_equal(all, buffers, group);
+  check_equal(all, buffers, drift_check, group);
   if (parameters.size() == 0) {
     throw ArgumentError(
         "No parameter of the model requires a gradient: there is nothing to average.");
@@ -376,8 +384,7 @@ void DataParallel::State::broadcast_all(int from) const {
 }
 
 DataParallel::DataParallel(const torch::nn::Module& module, const comm::GroupHandle& group,
-                           const DistributedDataParallelKwargs& options,
-                           std::int64_t drift_check)
+                           const DistributedDataParallelKwargs& options, std::int64_t drift_check)
     : state_(std::make_unique<State>()) {
   const auto named = name_collectives("prepare");
   state_->all = parameters_of(module);

@@ -45,9 +45,19 @@ Parameters watched(const Parameters& all) {
 
 std::int64_t rows_of(const at::Tensor& tensor) { return tensor.dim() == 0 ? 1 : tensor.size(0); }
 
-/// The sum of magnitudes, in the order of memory: the same bits on all processors of a family.
+// What is summed up is |x| + kSlant * x. Magnitudes show elements that grow or shrink, and are
+// never negative, so that the sum is its own scale; the slant shows those that move or change their
+// sign.
+constexpr double kSlant = 0.618;
+
 template <class T>
-double sum_of_magnitudes(const T* data, std::int64_t count) {
+T term(T x) {
+  return std::abs(x) + static_cast<T>(kSlant) * x;
+}
+
+/// The sum of terms, in the order of memory: the same bits on all processors of a family.
+template <class T>
+double sum_of_terms(const T* data, std::int64_t count) {
   constexpr std::int64_t kLanes = 16;
   constexpr std::int64_t kBlock = 64 * kLanes;  // short sums lose no precision in float
   using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -58,10 +68,10 @@ double sum_of_magnitudes(const T* data, std::int64_t count) {
     std::int64_t i = begin;
     for (; i + kLanes <= end; i += kLanes) {
       for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-        lanes[static_cast<std::size_t>(lane)] += std::abs(static_cast<Sum>(data[i + lane]));
+        lanes[static_cast<std::size_t>(lane)] += term(static_cast<Sum>(data[i + lane]));
       }
     }
-    for (; i < end; ++i) total += std::abs(static_cast<Sum>(data[i]));
+    for (; i < end; ++i) total += term(static_cast<Sum>(data[i]));
     for (const Sum lane : lanes) total += lane;
   }
   return total;
@@ -121,6 +131,8 @@ DriftWatch::DriftWatch(Parameters parameters, c10::intrusive_ptr<c10d::ProcessGr
   windows_per_message_ = waits_ ? 1 : kWindowsPerMessage;
   every_ = interval * static_cast<std::int64_t>(windows_per_message_);
   make_windows();
+  // The first backward may be one with other weights, and no step goes before it.
+  sum_up();
 }
 
 void DriftWatch::make_windows() {
@@ -174,13 +186,13 @@ const at::Tensor& DriftWatch::view_of(Chunk& chunk) const {
   return chunk.view;
 }
 
-double DriftWatch::magnitude(Chunk& chunk) const {
+double DriftWatch::sum_of(Chunk& chunk) const {
   const auto& tensor = parameters_.tensors[chunk.parameter];
   const std::int64_t row = chunk.elements / chunk.rows;
   const bool as_planned = chunk.first + chunk.rows <= rows_of(tensor) &&
                           tensor.numel() == row * rows_of(tensor) && tensor.is_contiguous();
   const auto sum = [&]<class T>(const T* data, std::int64_t parts) {
-    return sum_of_magnitudes(data + chunk.first * row * parts, chunk.elements * parts);
+    return sum_of_terms(data + chunk.first * row * parts, chunk.elements * parts);
   };
   if (as_planned) {
     const void* const data = tensor.const_data_ptr();
@@ -201,7 +213,9 @@ double DriftWatch::magnitude(Chunk& chunk) const {
   }
   const auto& view = view_of(chunk);
   if (view.numel() == 0) return 0;
-  return at::linalg_vector_norm(view, 1, {}, false, sum_dtype(view)).item<double>();
+  const auto dtype = sum_dtype(view);
+  return at::linalg_vector_norm(view, 1, {}, false, dtype).item<double>() +
+         kSlant * view.sum(dtype).item<double>();
 }
 
 void DriftWatch::sum_up() {
@@ -222,11 +236,11 @@ void DriftWatch::sum_up_on_host() {
   }
   auto* const sums = own_.mutable_data_ptr<double>();
   std::fill(sums, sums + own_.numel(), 0);
-  for_each_chunk(next_, [&](std::size_t slot, Chunk& chunk) { sums[slot] = magnitude(chunk); });
+  for_each_chunk(next_, [&](std::size_t slot, Chunk& chunk) { sums[slot] = sum_of(chunk); });
 }
 
 void DriftWatch::sum_up_on_device() {
-  // By dtype: one kernel computes the norms of tensors of one.
+  // Without the slant: one kernel computes the norms of all tensors of a dtype, and none the sums.
   struct Norms {
     at::ScalarType dtype;
     std::vector<at::Tensor> views = {};
@@ -297,7 +311,7 @@ void DriftWatch::exchange() {
 void DriftWatch::send() {
   Message message{.window = next_, .backward = backwards_};
   next_ = (next_ + windows_per_message_) % windows_.size();
-  if (!all_.defined()) all_ = at::empty({group_->getSize(), own_.numel()}, own_.options());
+  if (!all_.defined()) all_ = at::empty({group_->getSize() * own_.numel()}, own_.options());
   message.work = comm::start_all_gather(*group_, all_, own_, /*asynchronous=*/!waits_);
   if (waits_) {
     message.work->wait();
@@ -335,7 +349,7 @@ bool DriftWatch::is_here(Message& message) {
 
 void DriftWatch::compare(const Message& message) {
   const auto size = static_cast<std::size_t>(group_->getSize());
-  const auto slots = static_cast<std::size_t>(message.all.size(1));
+  const auto slots = static_cast<std::size_t>(message.all.numel()) / size;
   const auto* const all = message.all.const_data_ptr<double>();
   std::vector<double> sums(size);
   const auto of_ranks = [&](std::size_t slot) {
@@ -374,14 +388,15 @@ void DriftWatch::report(const Chunk& chunk, std::span<const double> sums,
   std::size_t reference = 0;
   while (std::ranges::find(ranks, static_cast<int>(reference)) != ranks.end()) ++reference;
   throw CommError(
-      detail::str("backward: the parameter '", parameters_.names[chunk.parameter], "' of shape ",
+      detail::str(
+          "backward: the parameter '", parameters_.names[chunk.parameter], "' of shape ",
           tensor.sizes(), " has drifted apart: ", rank_list(ranks),
           ranks.size() == 1 ? " has" : " have", " other values than rank ", reference,
-          " (the magnitudes of ",
+          " (the sum over ",
           whole ? str("its elements")
                 : str("its rows ", chunk.first, " to ", chunk.first + chunk.rows - 1),
-          " add up to ", join(values), " there and to ", sums[reference], " on rank ", reference,
-          "). It was seen in averaged backward ", backward,
+          ", mostly of magnitudes, is ", join(values), " there and ", sums[reference], " on rank ",
+          reference, "). It was seen in averaged backward ", backward,
           " of the model. Look for what changes parameters on some processes only: a step or a "
           "load_state_dict under a condition on the rank, values written by hand, gradients "
           "changed after backward. If processes shall have parameters of their own, set "

@@ -3,7 +3,7 @@
 // Processes that begin with the same parameters and average their gradients keep the same
 // parameters. If they do not, something trains another model than the user believes. So each
 // averaged backward compares a part of the parameters: the elements are cut into windows that take
-// turns, each process sums up the magnitudes of one window, and the sums travel in one small
+// turns, each process sums up one window, parameter by parameter, and the sums travel in one small
 // message. Every element is compared within 50 backward passes, or with more than 800 parameters
 // within one pass over them, 16 at a time.
 //
@@ -54,8 +54,9 @@ struct Parameters {
 
 class DriftWatch {
  public:
-  /// `interval`: the averaged backward passes from one comparison to the next, 1 or more. Dense
-  /// parameters of floating point or complex numbers are watched.
+  /// Parameters must be equal on all processes now. `interval`: the averaged backward passes from
+  /// one comparison to the next, 1 or more. Dense parameters of floating point or complex numbers
+  /// are watched.
   DriftWatch(Parameters parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
              std::int64_t interval);
 
@@ -91,7 +92,7 @@ class DriftWatch {
     std::int64_t backward = 0;
     c10::intrusive_ptr<c10d::Work> work = nullptr;
     at::Tensor own = {};
-    at::Tensor all = {};  // [processes, slots]
+    at::Tensor all = {};  // [processes * slots]
     /// `all` in host memory is complete when `copied` is.
     std::optional<c10::Event> copied = std::nullopt;
   };
@@ -101,7 +102,7 @@ class DriftWatch {
   template <class F>
   void for_each_chunk(std::size_t window, F&& f);
   [[nodiscard]] const at::Tensor& view_of(Chunk& chunk) const;
-  [[nodiscard]] double magnitude(Chunk& chunk) const;
+  [[nodiscard]] double sum_of(Chunk& chunk) const;
   void sum_up_on_host();
   void sum_up_on_device();
   void send();
