@@ -66,6 +66,32 @@ void measure_gpt(Accelerator& accelerator) {
   accelerator.free_memory(model, optimizer);
 }
 
+std::vector<double> differences(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> result;
+  for (std::size_t i = 0; i < a.size(); ++i) result.push_back(a[i] - b[i]);
+  return result;
+}
+
+/// Several processes: what comparing parameters adds to a step.
+void measure_drift_check(Accelerator& accelerator) {
+  const std::vector<std::int64_t> widths{784, 256, 10};
+  const auto input = torch::randn({64, widths.front()});
+  const auto target = torch::randint(widths.back(), {64});
+  Accelerator unchecked({.cpu = true, .drift_check = 0});
+  const auto step_of = [&](Accelerator& own) {
+    auto net = bench::make_mlp(widths);
+    auto [model, optimizer] = own.prepare(net, accelerate::SGD(net->parameters(), {.lr = 0.01}));
+    return prepared_step(own, model, optimizer, input, target);
+  };
+  const auto times = bench::in_turns({step_of(unchecked), step_of(accelerator)}, 101, 20'000);
+  const double without = bench::median(times[0]);
+  const double added = bench::median(differences(times[1], times[0]));
+  bench::report("MLP 784-256-10: step, drift_check = 0", without, "us");
+  bench::report("MLP 784-256-10: drift_check = 1 above it", added, "us");
+  bench::report("MLP 784-256-10: drift_check = 1 above it", 100 * added / without, "%");
+  accelerator.free_memory();
+}
+
 std::int64_t allocations_of(const std::function<void()>& f) {
   for (int i = 0; i < 10; ++i) f();
   const auto before = allocations.load();
@@ -91,12 +117,9 @@ void measure_overhead(Accelerator& accelerator) {
       accelerator.prepare(net, accelerate::SGD(net->parameters(), {.lr = 0.01}));
   const auto prepared = prepared_step(accelerator, model, optimizer, input, target);
   const auto times = bench::in_turns({raw, prepared}, 101, 20'000);
-  std::vector<double> differences;
-  for (std::size_t i = 0; i < times[0].size(); ++i) {
-    differences.push_back(times[1][i] - times[0][i]);
-  }
   bench::report("MLP 256-512-256-10: raw loop", bench::median(times[0]), "us");
-  bench::report("MLP 256-512-256-10: prepared above raw", bench::median(differences), "us");
+  bench::report("MLP 256-512-256-10: prepared above raw",
+                bench::median(differences(times[1], times[0])), "us");
   bench::report("allocations of a raw step", static_cast<double>(allocations_of(raw)), "");
   bench::report("allocations of a prepared step", static_cast<double>(allocations_of(prepared)),
                 "");
@@ -111,6 +134,7 @@ int main() {
   accelerate::set_seed(0);
   if (accelerator.use_distributed()) bench::settle();
   if (accelerator.num_processes() == 1) measure_overhead(accelerator);
+  if (accelerator.use_distributed()) measure_drift_check(accelerator);
   measure_mlp(accelerator, "MLP 784-128-10", {784, 128, 10});
   measure_mlp(accelerator, "MLP 784-1024-1024-10", {784, 1024, 1024, 10});
   measure_gpt(accelerator);

@@ -36,7 +36,8 @@ class ACCELERATE_API LocalSGD {
   LocalSGD(const Accelerator& accelerator, std::shared_ptr<torch::nn::Module> module,
            const LocalSGDOptions& options);
 
-  /// Collective at every `local_sgd_steps`th call: all processes continue with the mean of their
+  /// Collective at every `local_sgd_steps`th call: all processes that train the same model (those
+  /// of "dp_replicate", if there is a `parallelism_config`) continue with the mean of their
   /// parameters.
   void step(std::source_location where = std::source_location::current());
   /// Collective. Averages the parameters now.
@@ -48,6 +49,8 @@ class ACCELERATE_API LocalSGD {
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
+  /// Null for all processes.
+  std::shared_ptr<DeviceMesh> mesh_;
   std::int64_t local_sgd_steps_;
   bool enabled_;
   std::int64_t num_steps_ = 0;

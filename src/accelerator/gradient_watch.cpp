@@ -4,14 +4,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <atomic>
 #include <utility>
-#include <vector>
 
-#include "accelerator/model_registry.h"
-#include "core/log.h"
-#include "core/text.h"
 #include "parallel/own_backward.h"
 
 namespace accelerate::detail::accelerator {
@@ -19,8 +14,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// Whether any model has strayed: steps look at nothing else.
-std::atomic<bool> any_stray = false;
+std::atomic<bool> strays = false;
 
 class Hook final : public torch::autograd::FunctionPostHook {
  public:
@@ -36,18 +30,11 @@ class Hook final : public torch::autograd::FunctionPostHook {
     const auto model = model_.lock();
     if (!model || !model->synchronizes) return;
     model->strayed = true;
-    any_stray = true;
+    strays = true;
   }
 
   std::weak_ptr<ModelCore> model_;
 };
-
-bool holds(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
-  return std::ranges::any_of(optimizer.param_groups(), [&](const auto& group) {
-    return std::ranges::any_of(group.params(),
-                               [&](const at::Tensor& one) { return one.is_same(parameter); });
-  });
-}
 
 }  // namespace
 
@@ -75,28 +62,8 @@ void GradientWatch::renew() {
   if (accumulator_) hook_ = accumulator_->add_post_hook(std::make_unique<Hook>(model_));
 }
 
-void warn_of_strays(const torch::optim::Optimizer& optimizer) {
-  if (!any_stray) return;
-  std::vector<std::shared_ptr<ModelCore>> models;
-  list_model_registry(models);
-  bool left = false;
-  for (const auto& model : models) {
-    if (!model->strayed || !model->watch) continue;
-    const auto& parameter = model->watch->parameter();
-    if (!holds(optimizer, parameter)) {
-      left = true;
-      continue;
-    }
-    model->strayed = false;
-    if (!parameter.grad().defined()) continue;
-    warn_once(
-        str("step: the gradients of a prepared model with ", model->module->parameters().size(),
-            " parameters (the last one is '", model->watch->name(),
-            "') were not averaged over the processes, whose parameters drift apart from now on: "
-            "they come from loss.backward(). Call accelerator.backward(loss), or put the call "
-            "under no_sync(model) where each process shall keep its own."));
-  }
-  any_stray = left;
-}
+bool any_stray() noexcept { return strays; }
+
+void set_any_stray(bool any) noexcept { strays = any; }
 
 }  // namespace accelerate::detail::accelerator

@@ -1,12 +1,12 @@
-// src/training/gradient_watch.h - detects gradients that did not come from `Accelerator::backward`.
+// src/accelerator/gradient_watch.h - detects gradients that did not come from
+// `Accelerator::backward`.
 //
-// `loss.backward()` synchronizes nothing, and processes that step with such gradients drift apart.
-// One parameter of each model is watched. That is enough, since each backward must reach all of
-// them.
+// `loss.backward()` synchronizes nothing, and processes that step with such gradients drift apart:
+// step_checks.h refuses that. One parameter of each model is watched. That is enough, since each
+// backward must reach all of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/optim/optimizer.h>
 
 #include <cstdint>
 #include <memory>
@@ -41,8 +41,9 @@ class GradientWatch {
   std::uintptr_t hook_ = 0;
 };
 
-/// Warns once of a model whose parameters `optimizer` is about to step with gradients that were not
-/// averaged, where no scope asked for that.
-void warn_of_strays(const torch::optim::Optimizer& optimizer);
+/// Whether a model may have got such gradients; false is certain.
+[[nodiscard]] bool any_stray() noexcept;
+/// To be set after the gradients of all models were looked at.
+void set_any_stray(bool any) noexcept;
 
 }  // namespace accelerate::detail::accelerator

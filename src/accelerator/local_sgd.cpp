@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include "accelerate/errors.h"
 #include "core/text.h"
 
@@ -10,9 +12,17 @@ namespace accelerate {
 
 using detail::str;
 
+namespace {
+
+/// The dimension of a mesh whose processes hold the same model and see different data.
+constexpr const char* kReplicas = "dp_replicate";
+
+}  // namespace
+
 LocalSGD::LocalSGD(const Accelerator& accelerator, std::shared_ptr<torch::nn::Module> module,
                    const LocalSGDOptions& options)
     : module_(std::move(module)),
+      mesh_(accelerator.torch_device_mesh()),
       local_sgd_steps_(options.local_sgd_steps),
       enabled_(options.enabled && accelerator.use_distributed()) {
   if (local_sgd_steps_ < 1) {
@@ -26,6 +36,11 @@ LocalSGD::LocalSGD(const Accelerator& accelerator, std::shared_ptr<torch::nn::Mo
     throw UnsupportedError(str("LocalSGD is for processes that hold whole models, not for ", type,
                                ". Use plain data parallelism (MULTI_CPU, MULTI_GPU)."));
   }
+  if (mesh_ && !mesh_->has(kReplicas)) {
+    throw UnsupportedError(
+        str("LocalSGD averages over ", kReplicas, ", but the mesh of parallelism_config has only ",
+            detail::join(mesh_->mesh_dim_names()), ". Set ", kReplicas, "_size."));
+  }
 }
 
 void LocalSGD::step(std::source_location where) {
@@ -38,7 +53,9 @@ void LocalSGD::average(std::source_location where) {
   const at::NoGradGuard no_grad;
   auto parameters = module_->parameters();
   // One message for all of them.
-  const auto means = reduce(parameters, Reduction::kMean, 1.0, where);
+  const auto means = mesh_
+                         ? reduce(parameters, mesh_->get_group(kReplicas), Reduction::kMean, where)
+                         : reduce(parameters, Reduction::kMean, 1.0, where);
   for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(means[i]);
 }
 

@@ -16,6 +16,7 @@ namespace accelerate::detail::accelerator {
 namespace {
 
 constexpr const char* kStepsVariable = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
+constexpr const char* kDriftVariable = "ACCELERATE_DRIFT_CHECK";
 
 /// Where two fields mean the same, one of them is given at most.
 void check_given_once(const AcceleratorOptions& options) {
@@ -156,6 +157,17 @@ std::optional<std::int64_t> accumulation_steps(const AcceleratorOptions& options
   return options.gradient_accumulation_steps;
 }
 
+/// Steps between comparisons of parameters, by the variable or the options.
+std::int64_t drift_check(const AcceleratorOptions& options, const Environment& environment) {
+  const auto text = environment.get(kDriftVariable);
+  const auto steps = text ? environment.integer({kDriftVariable}, -1) : options.drift_check;
+  if (steps >= 0) return steps;
+  throw ConfigError(str(text ? kDriftVariable : "drift_check", " is ",
+                        text ? str("'", *text, "'") : str(steps),
+                        ", which is no number of steps. Set it to 1 or more, or to 0 to compare no "
+                        "parameters."));
+}
+
 /// Settings that were given go into the gradient state; a second accelerator without any leaves it
 /// as the first one made it.
 void set_accumulation(const std::optional<GradientAccumulationPlugin>& plugin,
@@ -238,6 +250,7 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
   AcceleratorOptions options = given;
   if (options.split_batches) options.dataloader_config.split_batches = *options.split_batches;
   check_plugins(options, environment);
+  options.drift_check = drift_check(options, environment);
   const auto project = project_of(options, environment);
   const auto steps = accumulation_steps(options, environment);
   DistributedDataParallelKwargs ddp;

@@ -7,7 +7,7 @@
 
 #include "accelerate/errors.h"
 #include "accelerator/accelerator_core.h"
-#include "accelerator/gradient_watch.h"
+#include "accelerator/step_checks.h"
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -60,6 +60,18 @@ void explain_steps(int processes) {
                 "step_scheduler_per_process = false of AcceleratorOptions."));
 }
 
+/// At the first step, since the optimizer may be prepared after the scheduler. With one process and
+/// one batch per step a prepared scheduler is as good as the plain one.
+void check_optimizer(const AcceleratorCore& core, const LRScheduler& scheduler) {
+  if (!core.state.use_distributed() && core.gradient_state.num_steps() == 1) return;
+  if (optimizer_of(core, scheduler)) return;
+  warn_once(
+      "step: the optimizer of a prepared scheduler is not prepared, so that they move at different "
+      "times: the scheduler follows the gradient accumulation and the processes of the "
+      "accelerator, the optimizer does not. Prepare the optimizer that the scheduler was built "
+      "on.");
+}
+
 }  // namespace
 
 CalledFrom::CalledFrom(const std::source_location& where)
@@ -98,7 +110,7 @@ std::shared_ptr<parallel::Engine> make_engine(const AcceleratorCore& core,
                                               const torch::nn::Module& module) {
   check_dimensions(*core.mesh);
   return std::make_shared<parallel::DataParallel>(module, core.mesh->get_group("dp_replicate"),
-                                                  core.ddp);
+                                                  core.ddp, core.options.drift_check);
 }
 
 }  // namespace
@@ -138,7 +150,9 @@ std::shared_ptr<optim::OptimizerCore> Preparer::optimizer(
     if (known->optimizer.get() == optimizer.get()) return known;
   }
   auto result = optim::make_optimizer_core(std::move(optimizer), moved_from);
-  result->before_step = warn_of_strays;
+  if (core.state.use_distributed() && core.options.drift_check > 0) {
+    result->before_step = StepChecks();
+  }
   if (places(core, placement)) optim::move_optimizer_state(*result->optimizer, core.state.device());
   add(result);
   return result;
@@ -158,6 +172,10 @@ std::shared_ptr<optim::SchedulerCore> Preparer::scheduler(optim::SchedulerParts 
     if (const auto own = optimizer_of(core, *parts.ours)) {
       scheduler->optimizers = {own};
       if (own->optimizer.get() != &parts.ours->optimizer()) parts.ours->rebind(*own->optimizer);
+    } else {
+      scheduler->before_first_step = [weak = core.weak_from_this(), ours = parts.ours] {
+        if (const auto owner = weak.lock()) check_optimizer(*owner, *ours);
+      };
     }
   }
   scheduler->parts = std::move(parts);

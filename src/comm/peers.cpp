@@ -102,13 +102,12 @@ void Peers::guarded(const std::function<void()>& communicate) const {
   }
 }
 
+namespace {
+
 // Newer versions of LibTorch call it by another name.
 template <class Group>
-c10::intrusive_ptr<c10d::Work> all_gather_into(Group& group, at::Tensor& out, at::Tensor& in) {
-  c10d::AllgatherOptions options;
-  // On the host the caller's thread does it all. NCCL gives no work back for such a call, and a
-  // collective without a work cannot be watched.
-  options.asyncOp = !in.is_cpu();
+c10::intrusive_ptr<c10d::Work> all_gather_into(Group& group, at::Tensor& out, at::Tensor& in,
+                                               const c10d::AllgatherOptions& options) {
   if constexpr (requires { group.all_gather_single(out, in, options); }) {
     return group.all_gather_single(out, in, options);
   } else {
@@ -116,8 +115,20 @@ c10::intrusive_ptr<c10d::Work> all_gather_into(Group& group, at::Tensor& out, at
   }
 }
 
+}  // namespace
+
+c10::intrusive_ptr<c10d::Work> start_all_gather(c10d::ProcessGroup& group, at::Tensor& out,
+                                                at::Tensor& in, bool asynchronous) {
+  c10d::AllgatherOptions options;
+  options.asyncOp = asynchronous;
+  return all_gather_into(group, out, in, options);
+}
+
 void Peers::all_gather(at::Tensor out, at::Tensor in) const {
-  guarded([&] { all_gather_into(*group_, out, in)->wait(); });
+  // On the host the caller's thread does it all. NCCL gives no work back for such a call, and a
+  // collective without a work cannot be watched.
+  const bool asynchronous = !in.is_cpu();
+  guarded([&] { start_all_gather(*group_, out, in, asynchronous)->wait(); });
 }
 
 bool Peers::share_memory() const { return shared_memory() != nullptr; }

@@ -93,6 +93,12 @@ class Peers {
 /// " at ['mask']" for a leaf of a tree; "" for a bare tensor.
 [[nodiscard]] std::string leaf_place(const TreeView& view, std::size_t leaf);
 
+/// Collective. Starts to gather `in` of every process, in rank order, into `out`, both contiguous.
+/// With `asynchronous` the caller goes on; the tensors must live until the work is complete.
+[[nodiscard]] c10::intrusive_ptr<c10d::Work> start_all_gather(c10d::ProcessGroup& group,
+                                                              at::Tensor& out, at::Tensor& in,
+                                                              bool asynchronous);
+
 /// A tensor for what a message brings.
 [[nodiscard]] at::Tensor empty_result(at::IntArrayRef sizes, const at::TensorOptions& options);
 

@@ -1,12 +1,26 @@
 #include "accelerate/scheduler/accelerated_scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "accelerate/detail/core/refuse_empty.h"
 #include "accelerate/errors.h"
 #include "optim/scheduler_core.h"
 
 namespace accelerate {
+
+namespace detail::optim {
+namespace {
+
+thread_local int prepared_steps = 0;
+
+}  // namespace
+
+PreparedStep::PreparedStep() noexcept { ++prepared_steps; }
+PreparedStep::~PreparedStep() { --prepared_steps; }
+bool PreparedStep::runs() noexcept { return prepared_steps > 0; }
+
+}  // namespace detail::optim
 
 using detail::optim::SchedulerCore;
 
@@ -32,6 +46,8 @@ SchedulerCore& AcceleratedScheduler::core() const {
 
 void AcceleratedScheduler::step() {
   auto& own = core();
+  if (const auto first = std::exchange(own.before_first_step, {})) first();
+  const detail::optim::PreparedStep prepared;
   if (own.parts.step_with_metric) {
     throw ArgumentError("step: this scheduler needs a metric. Call step(metric).");
   }

@@ -10,8 +10,11 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/optim.h"
+#include "accelerate/state/gradient_state.h"
+#include "core/log.h"
 #include "core/text.h"
 #include "optim/group_schedule.h"
+#include "optim/scheduler_core.h"
 #include "optim/scheduler_state.h"
 
 namespace accelerate {
@@ -110,7 +113,25 @@ void LRScheduler::initial_step() {
   is_initial_ = false;
 }
 
+namespace {
+
+/// A scheduler that is not prepared knows nothing of accumulation.
+void check_accumulation() {
+  if (detail::optim::PreparedStep::runs() || !GradientState::initialized()) return;
+  const GradientState state;
+  if (state.sync_gradients()) return;
+  detail::warn_once(
+      str("step: a scheduler that is not prepared takes a step with a batch whose gradients are "
+          "only accumulated (gradient_accumulation_steps is ",
+          state.num_steps(),
+          "): the learning rate moves, but the optimizer does not. Prepare the scheduler, or guard "
+          "its step: if (accelerator.sync_gradients()) ..."));
+}
+
+}  // namespace
+
 void LRScheduler::step() {
+  if (!is_initial_) check_accumulation();
   ++step_count_;
   try {
     update_lr();

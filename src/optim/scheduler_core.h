@@ -1,6 +1,7 @@
 // src/training/scheduler_core.h - the shared part of all handles to a prepared scheduler.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -20,6 +21,19 @@ struct SchedulerCore {
   /// Whether calls after the end of a schedule of fixed length are ignored instead of an error.
   bool ends_quietly = true;
   GradientState gradient_state = {};
+  /// Called before the first step; empty for nothing.
+  std::function<void()> before_first_step = {};
+};
+
+/// While it lives the steps of schedulers in this thread are those of a prepared one.
+class PreparedStep {
+ public:
+  PreparedStep() noexcept;
+  ~PreparedStep();
+  PreparedStep(const PreparedStep&) = delete;
+  PreparedStep& operator=(const PreparedStep&) = delete;
+
+  [[nodiscard]] static bool runs() noexcept;
 };
 
 }  // namespace accelerate::detail::optim

@@ -70,9 +70,10 @@ std::string described(const char* kind, const std::string& name, const at::Tenso
   return detail::str(kind, name, " ", comm::dtype_literal(tensor.scalar_type()), tensor.sizes());
 }
 
-/// Collective. Throws on all processes if their models differ.
-void check_equal(const Parameters& own, const Parameters& buffers, const comm::GroupHandle& group) {
-  std::vector<std::string> texts;
+/// Collective. Throws on all processes if their models differ, or how often they are compared.
+void check_equal(const Parameters& own, const Parameters& buffers, std::int64_t drift_check,
+                 const comm::GroupHandle& group) {
+  std::vector<std::string> texts{str(drift_check)};
   for (std::size_t i = 0; i < own.size(); ++i) {
     const char* const kind = own.tensors[i].requires_grad() ? "" : "the frozen ";
     texts.push_back(described(kind, own.names[i], own.tensors[i]));
@@ -85,11 +86,18 @@ void check_equal(const Parameters& own, const Parameters& buffers, const comm::G
     return i < list.size() ? list[i] : std::string("nothing");
   };
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    for (std::size_t i = 0; i < std::max(all[0].size(), all[rank].size()); ++i) {
+    if (all[0][0] != all[rank][0]) {
+      throw CommError(
+          str("drift_check is ", all[0][0], " on rank 0 and ", all[rank][0], " on rank ", rank,
+              ". Set it alike on all processes (AcceleratorOptions, or "
+              "ACCELERATE_DRIFT_CHECK)."),
+          static_cast<int>(rank));
+    }
+    for (std::size_t i = 1; i < std::max(all[0].size(), all[rank].size()); ++i) {
       if (text(all[0], i) == text(all[rank], i)) continue;
       throw CommError(str("The models of the processes differ, so that their gradients cannot be "
                           "averaged: parameter ",
-                          i, " is ", text(all[0], i), " on rank 0 and ", text(all[rank], i),
+                          i - 1, " is ", text(all[0], i), " on rank 0 and ", text(all[rank], i),
                           " on rank ", rank, ". Build the same model everywhere."),
                       static_cast<int>(rank));
     }
@@ -139,7 +147,7 @@ void GradientCounts::start() {
 }
 
 void DataParallel::State::begin() {
-  check_equal(all, buffers, group);
+  check_equal(all, buffers, drift_check, group);
   if (parameters.size() == 0) {
     throw ArgumentError(
         "No parameter of the model requires a gradient: there is nothing to average.");
@@ -147,11 +155,15 @@ void DataParallel::State::begin() {
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (!all.tensors[i].requires_grad()) frozen.push_back(i);
   }
+  for (const auto& parameter : parameters.tensors) {
+    addresses.insert(parameter.unsafeGetTensorImpl());
+  }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto same = [&](const at::Tensor& one) { return one.is_same(parameters.tensors[i]); };
     if (std::ranges::any_of(sparse_weights, same)) sparse.push_back(i);
   }
   broadcast_all(0);
+  if (drift_check > 0) drift = std::make_unique<DriftWatch>(all, group, drift_check);
   hook = make_gradient_hook(options, group);
   if (options.static_graph) {
     learning = std::make_unique<GradientCounts>(parameters.tensors);
@@ -372,7 +384,7 @@ void DataParallel::State::broadcast_all(int from) const {
 }
 
 DataParallel::DataParallel(const torch::nn::Module& module, const comm::GroupHandle& group,
-                           const DistributedDataParallelKwargs& options)
+                           const DistributedDataParallelKwargs& options, std::int64_t drift_check)
     : state_(std::make_unique<State>()) {
   const auto named = name_collectives("prepare");
   state_->all = parameters_of(module);
@@ -381,6 +393,7 @@ DataParallel::DataParallel(const torch::nn::Module& module, const comm::GroupHan
   state_->sparse_weights = sparse_weights(module);
   state_->group = group;
   state_->options = options;
+  state_->drift_check = drift_check;
   if (options.check_reduction) {
     warn_once("check_reduction of DistributedDataParallelKwargs does nothing, here as in PyTorch.");
   }
@@ -397,6 +410,7 @@ void DataParallel::rebuild() {
   fresh->sparse_weights = std::move(state_->sparse_weights);
   fresh->group = state_->group;
   fresh->options = state_->options;
+  fresh->drift_check = state_->drift_check;
   fresh->buffers_from = state_->buffers_from;
   // Destroy the old Reducer first: it keeps accumulators with the old shapes alive.
   state_ = std::move(fresh);
@@ -431,6 +445,7 @@ void DataParallel::before_backward(const BackwardPass& pass) {
     state.check_reach(leaves);
     if (!state.in_one_go) state.arm({});
   }
+  if (state.drift) state.drift->note_loss(pass.loss);
   state.averages = true;
 }
 
@@ -452,8 +467,17 @@ void DataParallel::after_backward() {
   state.average_sparse();
   if (state.options.broadcast_buffers)
     broadcast(state.group, state.buffers.tensors, state.buffers_from);
+  if (state.drift) state.drift->exchange();
   // Last: if this process throws, the others have completed the step.
   state.check_unused();
+}
+
+bool DataParallel::holds(const at::Tensor& parameter) const {
+  return state_->addresses.contains(parameter.unsafeGetTensorImpl());
+}
+
+void DataParallel::before_step() {
+  if (state_->drift) state_->drift->sum_up();
 }
 
 namespace {
@@ -491,6 +515,8 @@ std::int64_t DataParallel::announcement(const ReachedLeaves& leaves) const {
 void DataParallel::begin_joined(const JoinedBackward& backward) {
   state_->buffers_from = backward.source;
   state_->in_one_go = backward.several_models;
+  // Processes without data do not step.
+  if (state_->drift) state_->drift->pause();
 }
 
 void DataParallel::broadcast_from(int source) { state_->broadcast_all(source); }
@@ -498,6 +524,7 @@ void DataParallel::broadcast_from(int source) { state_->broadcast_all(source); }
 void DataParallel::end_joined() noexcept {
   state_->buffers_from = 0;
   state_->in_one_go = false;
+  if (state_->drift) state_->drift->resume();
 }
 
 void DataParallel::shadow(std::int64_t announcement) {

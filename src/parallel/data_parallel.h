@@ -22,9 +22,10 @@ class ACCELERATE_API DataParallel final : public Engine, public Joinable {
  public:
   /// Collective. Gives all processes the parameters and buffers of process 0. Throws `CommError`
   /// that names the first parameter which another process does not have in the same way, and
-  /// `ArgumentError` if no parameter requires a gradient.
+  /// `ArgumentError` if no parameter requires a gradient. Every `drift_check`th averaged backward
+  /// compares some parameters across processes, none if it is 0; see drift_watch.h.
   DataParallel(const torch::nn::Module& module, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-               const DistributedDataParallelKwargs& options);
+               const DistributedDataParallelKwargs& options, std::int64_t drift_check = 1);
   ~DataParallel() override;
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
@@ -39,8 +40,11 @@ class ACCELERATE_API DataParallel final : public Engine, public Joinable {
 
   /// Collective: gradients that were not sent during backward are averaged, and buffers broadcast
   /// from process 0. Throws `ArgumentError` if a parameter got a gradient that, by `static_graph`,
-  /// never gets one.
+  /// never gets one, and `CommError` if the parameters of the processes differ.
   void after_backward() override;
+
+  [[nodiscard]] bool holds(const at::Tensor& parameter) const override;
+  void before_step() override;
 
   [[nodiscard]] bool can_rebuild() const override { return true; }
   /// Collective. Checks that the processes agree, gives all of them the parameters and buffers of

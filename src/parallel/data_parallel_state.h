@@ -14,21 +14,11 @@
 
 #include "accelerate/operations/objects.h"
 #include "parallel/data_parallel.h"
+#include "parallel/drift_watch.h"
 #include "parallel/gradient_hooks.h"
 #include "parallel/in_place_average.h"
 
 namespace accelerate::detail::parallel {
-
-struct Parameters {
-  std::vector<std::string> names;
-  std::vector<at::Tensor> tensors;
-
-  [[nodiscard]] std::size_t size() const { return tensors.size(); }
-  void add(const std::string& name, const at::Tensor& tensor) {
-    names.push_back(name);
-    tensors.push_back(tensor);
-  }
-};
 
 /// Counts, between `start` and `stop`, how many gradients each of some tensors gets.
 class GradientCounts {
@@ -56,10 +46,14 @@ class GradientCounts {
 struct DataParallel::State {
   Parameters all;         // of the module, frozen ones too
   Parameters parameters;  // those that require a gradient
+  AddressSet addresses;   // of `parameters`
   Parameters buffers;
   comm::GroupHandle group;
   DistributedDataParallelKwargs options;
+  std::int64_t drift_check = 0;
 
+  /// Null if parameters are not compared.
+  std::unique_ptr<DriftWatch> drift;
   GradientHook hook;
   /// Weights with sparse gradients. A bucket cannot hold these: they are averaged separately.
   std::vector<at::Tensor> sparse_weights;

@@ -11,6 +11,7 @@
 //     reached_by                        for each `Accelerator::backward`; if it returns true:
 //     before_backward, after_backward
 //     shards_of, norm_over_processes    for each `clip_grad_norm_`
+//     before_step                       for each step of a prepared optimizer
 //     after_step                        for each step of a prepared optimizer that was carried out
 //
 // Functions marked "Collective" are called by all processes in the same order.
@@ -86,6 +87,14 @@ class Engine {
   /// Called once for each prepared optimizer. May replace parameters of the model in its groups,
   /// and what its state is stored under, by the tensors that this process updates.
   virtual void attach(torch::optim::Optimizer& optimizer) { static_cast<void>(optimizer); }
+  /// Returns true if `parameter`, of an optimizer, is one that the engine trains: all processes
+  /// step it with the same gradient, or it is what `attach` gave this process.
+  [[nodiscard]] virtual bool holds(const at::Tensor& parameter) const {
+    static_cast<void>(parameter);
+    return true;
+  }
+  /// Some optimizer is about to step, outside of `no_sync`.
+  virtual void before_step() {}
   /// The optimizer has changed the parameters.
   virtual void after_step(torch::optim::Optimizer& optimizer) { static_cast<void>(optimizer); }
 

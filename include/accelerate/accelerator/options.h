@@ -57,6 +57,10 @@ struct AcceleratorOptions {
   bool step_scheduler_per_process = true;
   /// Ours. A group that the host program has made and keeps.
   Lent<c10d::ProcessGroup> process_group = {};
+  /// Ours. Steps from one comparison of some parameters across processes to the next; parameters
+  /// that differ are a `CommError` in `backward`. 0 turns it off, and with it the checks of what
+  /// prepared optimizers step. ACCELERATE_DRIFT_CHECK goes before it.
+  std::int64_t drift_check = 1;
 };
 
 }  // namespace accelerate

@@ -1,0 +1,183 @@
+#include "accelerator/step_checks.h"
+
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+
+#include "accelerate/errors.h"
+#include "accelerator/gradient_watch.h"
+#include "accelerator/model_registry.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "parallel/engine.h"
+
+namespace accelerate::detail::accelerator {
+namespace {
+
+using torch::optim::Optimizer;
+
+// Messages list this many parameters at most.
+constexpr std::size_t kMostNames = 8;
+
+/// Calls `f(parameter, group, index in the group)`.
+template <class F>
+void for_each_parameter(const Optimizer& optimizer, F&& f) {
+  const auto& groups = optimizer.param_groups();
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    const auto& parameters = groups[group].params();
+    for (std::size_t i = 0; i < parameters.size(); ++i) f(parameters[i], group, i);
+  }
+}
+
+std::size_t parameter_count(const Optimizer& optimizer) {
+  std::size_t count = 0;
+  for (const auto& group : optimizer.param_groups()) count += group.params().size();
+  return count;
+}
+
+bool has(const Optimizer& optimizer, const at::Tensor& parameter) {
+  bool found = false;
+  for_each_parameter(optimizer, [&](const at::Tensor& one, auto, auto) {
+    found = found || one.is_same(parameter);
+  });
+  return found;
+}
+
+/// The name of a parameter in the modules of the models; empty if it is in none.
+std::string name_in(const std::vector<std::shared_ptr<ModelCore>>& models,
+                    const at::Tensor& parameter) {
+  for (const auto& model : models) {
+    for (const auto& entry : model->module->named_parameters()) {
+      if (entry.value().is_same(parameter)) return entry.key();
+    }
+  }
+  return "";
+}
+
+/// "'a', 'b', ...".
+std::string shown(std::vector<std::string> names) {
+  const bool cut = names.size() > kMostNames;
+  if (cut) names.resize(kMostNames);
+  return str(join(names), cut ? ", ..." : "");
+}
+
+/// A gradient that was set to zero leaves a parameter as it is on all processes.
+bool trains(const at::Tensor& gradient) {
+  return gradient.defined() && (gradient.is_sparse() || gradient.count_nonzero().item<bool>());
+}
+
+void check_strays(const Optimizer& optimizer,
+                  const std::vector<std::shared_ptr<ModelCore>>& models) {
+  if (!any_stray()) return;
+  bool left = false;
+  for (const auto& model : models) {
+    if (!model->strayed || !model->watch) continue;
+    const auto& parameter = model->watch->parameter();
+    if (!has(optimizer, parameter)) {
+      left = true;
+      continue;
+    }
+    model->strayed = false;
+    if (!trains(parameter.grad())) continue;
+    throw StateError(
+        str("step: the gradients of a prepared model with ", model->module->parameters().size(),
+            " parameters (the last one is '", model->watch->name(),
+            "') were not averaged over the processes: they come from loss.backward(). Call "
+            "accelerator.backward(loss). If each process shall keep its own gradients, or you "
+            "average them yourself, call backward under no_sync(model)."));
+  }
+  set_any_stray(left);
+}
+
+}  // namespace
+
+void StepChecks::operator()(const Optimizer& optimizer) {
+  list_model_registry(models_);
+  check_strays(optimizer, models_);
+  find_unheld(optimizer);
+  check_unheld();
+  for (const auto& model : models_) {
+    if (model->synchronizes) model->engine->before_step();
+  }
+  models_.clear();  // they are not kept alive
+}
+
+bool StepChecks::is_held(const at::Tensor& parameter) const {
+  return std::ranges::any_of(models_,
+                             [&](const auto& model) { return model->engine->holds(parameter); });
+}
+
+void StepChecks::find_unheld(const Optimizer& optimizer) {
+  const auto count = parameter_count(optimizer);
+  const auto same = [](const auto& model, const auto& one) { return model->engine == one.lock(); };
+  if (count == parameters_ && std::ranges::equal(models_, engines_, same)) return;
+  parameters_ = count;
+  engines_.clear();
+  for (const auto& model : models_) engines_.emplace_back(model->engine);
+  unheld_.clear();
+  names_.clear();
+  added_ = false;
+  std::vector<std::string> others;
+  std::vector<at::Tensor> of_others;
+  for_each_parameter(optimizer, [&](const at::Tensor& parameter, auto group, auto index) {
+    if (!parameter.requires_grad() || is_held(parameter)) return;
+    if (const auto name = name_in(models_, parameter); !name.empty()) {
+      added_ = true;
+      unheld_.push_back(parameter);
+      names_.push_back(detail::str("'", name, "'"));
+      return;
+    }
+    of_others.push_back(parameter);
+    others.push_back(detail::str("parameter ", index, " of group ", group, " ", parameter.sizes()));
+  });
+  // An error goes before a warning.
+  if (added_) return;
+  unheld_ = std::move(of_others);
+  names_ = std::move(others);
+}
+
+std::vector<std::string> StepChecks::trained_unheld() const {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < unheld_.size(); ++i) {
+    // An engine that was rebuilt may have taken it over.
+    if (unheld_[i].grad().defined() && !is_held(unheld_[i])) names.push_back(names_[i]);
+  }
+  return names;
+}
+
+void StepChecks::check_unheld() {
+  if (unheld_.empty()) return;
+  auto trained = trained_unheld();
+  if (added_) {
+    if (trained.empty()) return;
+    throw StateError(str(
+        "step: parameters that a prepared model got, or that were unfrozen, after prepare have "
+        "gradients which are not averaged over the processes: ",
+        shown(std::move(trained)),
+        ". Prepare the model again: accelerator.free_memory(model), then prepare. If each "
+        "process shall train them for itself, give them to an optimizer that is not prepared."));
+  }
+  if (warned_) return;
+  const char* const remedy =
+      "Prepare the model that they belong to, before the first step. If each process shall train "
+      "them for itself, or you average their gradients, use an optimizer that is not prepared, or "
+      "set drift_check = 0 of AcceleratorOptions.";
+  if (!trained.empty()) {
+    warned_ = true;
+    const auto count = trained.size();
+    warn_once(str("step: the optimizer has ", count,
+                  " parameters that no prepared model has, whose gradients are not averaged over "
+                  "the processes: ",
+                  shown(std::move(trained)), ". The processes drift apart. ", remedy));
+    return;
+  }
+  if (unheld_.size() < parameters_) return;
+  warned_ = true;
+  warn_once(str("step: none of the ", parameters_,
+                " parameters of the optimizer has a gradient, and no prepared model has any of "
+                "them, so that nothing is trained: ",
+                shown(names_), ". Was it built on the parameters of another model? ", remedy));
+}
+
+}  // namespace accelerate::detail::accelerator

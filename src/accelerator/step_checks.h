@@ -1,0 +1,48 @@
+// src/accelerator/step_checks.h - what a prepared optimizer is about to step, on several processes.
+//
+// A step with gradients that no engine has averaged lets the processes drift apart. What can be
+// seen before the step is reported here; the rest is found by src/parallel/drift_watch.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "accelerate/prepared_model.h"
+
+namespace accelerate::detail::accelerator {
+
+/// Called before each step of one optimizer.
+class StepChecks {
+ public:
+  /// Tells the engines of the step. Throws `StateError` for a prepared model whose gradients come
+  /// from `loss.backward()`, and for parameters that a prepared model got after `prepare`. Warns
+  /// once of parameters that no prepared model has.
+  void operator()(const torch::optim::Optimizer& optimizer);
+
+ private:
+  using Models = std::vector<std::shared_ptr<ModelCore>>;
+
+  [[nodiscard]] bool is_held(const at::Tensor& parameter) const;
+  void find_unheld(const torch::optim::Optimizer& optimizer);
+  void check_unheld();
+  /// Those of `unheld_` that the step changes, by name.
+  [[nodiscard]] std::vector<std::string> trained_unheld() const;
+
+  Models models_ = {};
+  /// The engines and the number of parameters that `unheld_` was made of.
+  std::vector<std::weak_ptr<parallel::Engine>> engines_ = {};
+  std::size_t parameters_ = 0;
+  /// Parameters of the optimizer that no engine trains.
+  std::vector<at::Tensor> unheld_ = {};
+  std::vector<std::string> names_ = {};
+  /// Whether the modules of prepared models have them, so that they came after `prepare`.
+  bool added_ = false;
+  bool warned_ = false;
+};
+
+}  // namespace accelerate::detail::accelerator
