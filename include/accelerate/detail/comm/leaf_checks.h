@@ -27,6 +27,8 @@ namespace accelerate::detail::comm {
 [[noreturn]] ACCELERATE_API void refuse_other_value(std::string_view operation,
                                                     const std::string& path, const Value& value,
                                                     std::string_view expected = "kind tensor");
+/// Throws `ArgumentError` for a tensor that is not defined.
+[[noreturn]] ACCELERATE_API void refuse_absent(std::string_view operation, const std::string& path);
 /// The name of a type as written in C++.
 [[nodiscard]] ACCELERATE_API std::string type_name(const std::type_info& type);
 
@@ -37,10 +39,17 @@ struct ACCELERATE_API BatchSize {
   [[nodiscard]] static std::int64_t of(const at::Tensor& tensor, const TreePath& path);
 };
 
+/// What becomes of tensors that are not defined.
+enum class Undefined { kPassedOver, kRefused };
+
 /// Throws for the first leaf that is not a `Leaf`. None counts as absent.
 template <class Leaf>
 struct RefuseOthers {
   std::string_view operation;
+  Undefined undefined = Undefined::kPassedOver;
+  void absent(const TreePath& path) const {
+    if (undefined == Undefined::kRefused) refuse_absent(operation, path.str());
+  }
   template <class L>
   void leaf(const TreePath&, L&) {}
   template <class T>
@@ -63,8 +72,9 @@ struct RefuseOthers {
 };
 
 template <class Leaf, class T>
-void refuse_others(std::string_view operation, const T& tree) {
-  RefuseOthers<Leaf> visitor{operation};
+void refuse_others(std::string_view operation, const T& tree,
+                   Undefined undefined = Undefined::kPassedOver) {
+  RefuseOthers<Leaf> visitor{operation, undefined};
   tree::detail::walk<Leaf>(tree, visitor, TreePath());
 }
 template <class Leaf, class F, class T>
