@@ -30,6 +30,7 @@
 #include "accelerate/random.h"
 #include "accelerate/scheduler.h"
 #include "accelerate/state.h"
+#include "accelerate/tracking.h"
 #include "accelerate/tree.h"
 #include "accelerate/value.h"
 #include "accelerate/version.h"

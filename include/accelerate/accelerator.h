@@ -24,6 +24,7 @@
 #include <optional>
 #include <source_location>
 #include <span>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -40,6 +41,8 @@
 #include "accelerate/modeling.h"
 #include "accelerate/scheduler.h"
 #include "accelerate/state/stateful.h"
+#include "accelerate/tracking.h"
+#include "accelerate/value.h"
 
 namespace accelerate {
 
@@ -223,6 +226,20 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
         models);
   }
 
+  /// Splits sequences between processes until the scope ends. Without context parallelism it has no
+  /// effect, and a warning says so once. Throws `UnsupportedError` if `cp_size` is more than 1.
+  ///
+  ///     auto split = accelerator.maybe_context_parallel({.buffers = {x}, .buffer_seq_dims = {1}});
+  [[nodiscard]] ContextParallelScope maybe_context_parallel(
+      const ContextParallelOptions& options = {}) const;
+  /// Gives the loader back. Throws `UnsupportedError` if `sp_size` is more than 1.
+  template <class Batch, class Model>
+  [[nodiscard]] DataLoader<Batch> deepspeed_ulysses_dl_adapter(const DataLoader<Batch>& loader,
+                                                               const Model&) const {
+    refuse_sequence_parallel();
+    return loader;
+  }
+
   /// Divides gradients by the factor of float16, once per step; nothing without float16.
   void unscale_gradients();
   void unscale_gradients(const AcceleratedOptimizer& optimizer);
@@ -265,13 +282,22 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   void register_for_checkpointing(Ts&&... objects) {
     (register_object(detail::accelerator::stateful_of(std::forward<Ts>(objects))), ...);
   }
-  /// Ends trackers. There are none yet: does nothing.
-  void end_training() const {}
+  /// Starts the trackers of `log_with`; without any it does nothing, and neither does `log`.
+  void init_trackers(const std::string& project_name, const Value::Dict& config = {},
+                     const Value::Dict& init_kwargs = {}) const;
+  void log(const Value::Dict& values, std::optional<std::int64_t> step = std::nullopt,
+           const Value::Dict& log_kwargs = {}) const;
+  /// A tracker that was started; without any a blank one, whose functions do nothing.
+  [[nodiscard]] GeneralTracker& get_tracker(const std::string& name) const;
+  /// Ends trackers and the process group: no collective can follow. In a process that a launcher
+  /// function of this library made, the launcher ends the group.
+  void end_training() { state_.destroy_process_group(); }
   /// For this library: all that was prepared or registered, in the order in which Python saves it.
   /// Valid as long as the accelerator exists and forgets nothing.
   [[nodiscard]] std::vector<StateEntry> _state_entries() const;
 
  private:
+  void refuse_sequence_parallel() const;
   [[nodiscard]] detail::accelerator::Preparer preparer() const {
     return detail::accelerator::Preparer(*core_);
   }

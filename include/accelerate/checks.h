@@ -39,7 +39,7 @@ namespace accelerate {
 [[nodiscard]] ACCELERATE_API bool is_npu_available(bool check_device = false);
 [[nodiscard]] ACCELERATE_API bool is_tpu_available(bool check_device = true);
 [[nodiscard]] ACCELERATE_API bool is_ipex_available();
-/// bfloat16 can be computed: on the CPU, and on every CUDA device (emulated before Ampere).
+/// bfloat16 can be computed: on the CPU, and on CUDA devices of compute capability 8.0 (Ampere).
 [[nodiscard]] ACCELERATE_API bool is_bf16_available(bool ignore_tpu = false);
 
 /// The device word and the distributed type that a run on this machine's accelerator has, in

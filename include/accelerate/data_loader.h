@@ -95,8 +95,8 @@ class DataLoader {
 
   /// Whether the batch handed out last is the final one of its pass.
   [[nodiscard]] bool end_of_dataloader() const { return _core()->end_of_dataloader(); }
-  /// With the final batch: how many samples of the final batches of all processes are genuine, 0
-  /// when all are, -1 when that is not known.
+  /// With the final batch: how many samples of the final batches of all processes are genuine; -1
+  /// if unknown. As in Python 0 if all are, but a dispatcher counts them then too.
   [[nodiscard]] std::int64_t remainder() const { return _core()->remainder(); }
   /// Samples that all processes together are given at once, where batches have a common size.
   [[nodiscard]] std::optional<std::int64_t> total_batch_size() const {

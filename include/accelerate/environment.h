@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,6 +28,8 @@ class ACCELERATE_API Environment {
  public:
   Environment() = default;
   explicit Environment(std::map<std::string, std::string> variables);
+  /// `Environment({{"NAME", "value"}})`.
+  explicit Environment(std::initializer_list<std::pair<const std::string, std::string>> variables);
 
   /// A copy of the variables of this process, as they are now.
   [[nodiscard]] static Environment process();

@@ -35,7 +35,10 @@ class ACCELERATE_API GradScaler {
   /// Divides the gradients of an optimizer by the factor, for example before clipping. Throws
   /// `StateError` if called twice between two updates or after `step`, and `ArgumentError` for
   /// float16 gradients, which may have overflowed already.
-  void unscale_(torch::optim::Optimizer& optimizer);
+  /// Processes that hold parts of the gradients must agree whether one is infinite or NaN: `agree`,
+  /// if given, gets the flag of this process (float32, 0 for none) and returns that of all.
+  void unscale_(torch::optim::Optimizer& optimizer,
+                const std::function<at::Tensor(const at::Tensor& found_inf)>& agree = nullptr);
 
   /// Calls `optimizer.step()`, or `carry_out` instead if given, and returns true. Returns false
   /// without a step if a gradient is infinite or NaN. Waits for the device. Throws `StateError` if

@@ -3,7 +3,7 @@
 // A tree is a tensor, or a vector, deque, list, array, pair, tuple, map, unordered_map,
 // torch::OrderedDict, optional, variant, torch::data::Example, `Value`, or struct of your own (see
 // accelerate/tree/traits.h) of trees. A tensor that is not defined counts as absent: it is passed
-// over and stays as it is.
+// over and stays as it is; collectives refuse it.
 //
 //     auto halves = tree::map([](const at::Tensor& t) { return t.to(at::kHalf); }, batch);
 //     tree::for_each(batch, [](const TreePath& path, const at::Tensor& t) { show(path.str(), t);

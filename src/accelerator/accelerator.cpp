@@ -37,6 +37,32 @@ void Accelerator::forget_prepared() {
   clear_device_cache(/*garbage_collection=*/true);
 }
 
+// ---- without effect unless something was configured ---------------------------------------------
+
+// The constructor refuses `log_with`, so that there is no tracker to start or to tell.
+void Accelerator::init_trackers(const std::string&, const Value::Dict&, const Value::Dict&) const {}
+void Accelerator::log(const Value::Dict&, std::optional<std::int64_t>, const Value::Dict&) const {}
+
+GeneralTracker& Accelerator::get_tracker(const std::string&) const {
+  static GeneralTracker blank;
+  return blank;
+}
+
+ContextParallelScope Accelerator::maybe_context_parallel(const ContextParallelOptions&) const {
+  const auto config = parallelism_config();
+  if (config && config->cp_enabled()) detail::accelerator::refuse_member("maybe_context_parallel");
+  detail::warn_once(
+      "Context parallel training is not enabled: maybe_context_parallel has no effect. To enable "
+      "it, set cp_size of the parallelism_config.");
+  return {};
+}
+
+void Accelerator::refuse_sequence_parallel() const {
+  const auto config = parallelism_config();
+  if (!config || !config->sp_enabled()) return;
+  detail::accelerator::refuse_member("deepspeed_ulysses_dl_adapter");
+}
+
 // ---- a step -------------------------------------------------------------------------------------
 
 void Accelerator::count_batch() {

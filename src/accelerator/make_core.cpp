@@ -26,13 +26,14 @@ void check_given_once(const AcceleratorOptions& options) {
   if (options.deepspeed_plugin && !options.deepspeed_plugins.empty()) {
     throw ConfigError("deepspeed_plugin and deepspeed_plugins are both given. Give one of them.");
   }
-  if (options.gradient_accumulation_plugin && options.gradient_accumulation_steps != 1) {
-    throw ConfigError(str("gradient_accumulation_steps is ", options.gradient_accumulation_steps,
+  const auto steps = options.gradient_accumulation_steps.value_or(1);
+  if (options.gradient_accumulation_plugin && steps != 1) {
+    throw ConfigError(str("gradient_accumulation_steps is ", steps,
                           " and gradient_accumulation_plugin is given too. Give one of them."));
   }
-  if (options.gradient_accumulation_steps < 1) {
-    throw ConfigError(str("gradient_accumulation_steps is ", options.gradient_accumulation_steps,
-                          ", but a step takes one batch at least."));
+  if (steps < 1) {
+    throw ConfigError(
+        str("gradient_accumulation_steps is ", steps, ", but a step takes one batch at least."));
   }
   if (options.split_batches && !*options.split_batches && options.dataloader_config.split_batches) {
     throw ConfigError(
@@ -153,7 +154,6 @@ std::optional<std::int64_t> accumulation_steps(const AcceleratorOptions& options
     throw ConfigError(str(kStepsVariable, " is '", *text,
                           "', but a step takes one batch at least. Set it to 1 or more."));
   }
-  if (options.gradient_accumulation_steps == 1) return std::nullopt;
   return options.gradient_accumulation_steps;
 }
 
@@ -204,7 +204,8 @@ void set_precision(AcceleratorCore& core) {
     case PrecisionType::kBf16:
       if (!device.is_cpu() && !is_bf16_available(true)) {
         throw UnsupportedError(str("mixed_precision is bf16, which ", device.str(),
-                                   " does not compute in. Use fp16 or no."));
+                                   " does not compute in: that takes compute capability 8.0. Use "
+                                   "fp16 or no."));
       }
       core.cast = CastSettings{device.type(), at::kBFloat16, kwargs};
       return;

@@ -18,8 +18,6 @@ struct Refusal {
 constexpr std::string_view kCheckpoints =
     "this version has no checkpoints yet. Until then torch::save and torch::load keep a model: "
     "save unwrap_model(model) on the main process.";
-constexpr std::string_view kTrackers =
-    "this version has no trackers yet. Until then print what you want to keep.";
 
 constexpr auto kRefusals = std::to_array<Refusal>({
     {"save_state", kCheckpoints},
@@ -29,17 +27,19 @@ constexpr auto kRefusals = std::to_array<Refusal>({
     {"save_model", kCheckpoints},
     {"register_save_state_pre_hook", kCheckpoints},
     {"register_load_state_pre_hook", kCheckpoints},
-    {"init_trackers", kTrackers},
-    {"get_tracker", kTrackers},
-    {"log", kTrackers},
     {"profile", "this version has no profiler yet. Use torch::autograd::profiler meanwhile."},
     {"capture", "this version does not capture steps yet. Steps run the same without."},
-    {"maybe_context_parallel", "this version has no context parallelism yet."},
+    {"maybe_context_parallel",
+     "cp_size of the parallelism_config is more than 1, and this version has no context "
+     "parallelism "
+     "yet. Set it to 1."},
     {"lomo_backward",
      "the LOMO optimizers are a Python package that applies gradients within backward. Use an "
      "optimizer of accelerate/optim.h and backward; Lion and Adafactor keep little state."},
     {"deepspeed_ulysses_dl_adapter",
-     "it belongs to DeepSpeed's sequence parallelism, which is not here."},
+     "sp_size of the parallelism_config is more than 1, and DeepSpeed's sequence parallelism is "
+     "not "
+     "here. Set it to 1."},
 });
 
 }  // namespace

@@ -117,7 +117,7 @@ Ticket CallLog::enter(const CallFacts& facts, const CallSite& site) {
   copy_text(next.dtype, dtype);
   copy_text(next.file, site.file);
   copy_text(next.name, site.name != nullptr ? site.name : "");
-  copy_text(next.more, call == nullptr ? facts.more : "");
+  copy_text(next.more, call != nullptr ? call->more : facts.more);
   copy_text(next.remark, site.remark != nullptr ? site.remark : "");
   next.complete = false;
   entry.since = Clock::now();

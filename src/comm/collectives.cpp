@@ -183,6 +183,8 @@ void check_padding(const Tensors& leaves, const TreeView& view, const Padding& p
 }
 
 using Shapes = std::vector<std::vector<std::int64_t>>;
+/// What a process says about its tree before it is padded: a hash of its places, and the shapes.
+using Layout = std::pair<std::int64_t, Shapes>;
 
 Shapes shapes_of(const Tensors& leaves) {
   Shapes shapes;
@@ -192,25 +194,42 @@ Shapes shapes_of(const Tensors& leaves) {
   return shapes;
 }
 
-/// Every process has the same lists, so that all throw or none.
-void check_agreement(const Peers& peers, const std::vector<Shapes>& all, const TreeView& view) {
-  const auto differs = [&](const Shapes& a, const Shapes& b) {
-    return !std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                       [](const auto& x, const auto& y) { return x.size() == y.size(); });
-  };
-  for (std::size_t r = 1; r < all.size(); ++r) {
-    if (!differs(all[0], all[r])) continue;
-    std::string lines;
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      lines += str("\n  - Process ", rank, ": ", to_value(all[rank]).repr());
-    }
-    const auto paths = join(view.paths());
-    throw CommError(str(peers.call_site(),
-                        ": the processes pass different numbers of tensors or "
-                        "dimensions, so that the tensors cannot be padded to one size. ",
-                        paths.empty() ? "" : str("Leaves: ", paths, ". "), "Shapes:", lines),
-                    static_cast<int>(r));
+/// Collective where places differ, which all processes see. Throws on all of them.
+void check_places(const Peers& peers, const std::vector<Layout>& all, const TreeView& view) {
+  const auto astray =
+      std::ranges::find_if(all, [&](const Layout& one) { return one.first != all.front().first; });
+  if (astray == all.end()) return;
+  const auto places = accelerate::all_gather_object(view.places(), peers.group(), peers.where());
+  std::string lines;
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+    lines += str("\n  - Process ", rank, ": ", join(places[rank]));
   }
+  throw CommError(str(peers.call_site(),
+                      ": the processes pass trees with different keys, lengths or alternatives, so "
+                      "that their tensors do not belong together. Pass the same ones on each. "
+                      "Leaves:",
+                      lines),
+                  static_cast<int>(astray - all.begin()));
+}
+
+/// Every process has the same lists, so that all throw or none.
+void check_agreement(const Peers& peers, const std::vector<Layout>& all, const TreeView& view) {
+  check_places(peers, all, view);
+  const auto same_dimensions = [](const auto& x, const auto& y) { return x.size() == y.size(); };
+  const auto astray = std::ranges::find_if(all, [&](const Layout& one) {
+    return !std::ranges::equal(one.second, all.front().second, same_dimensions);
+  });
+  if (astray == all.end()) return;
+  std::string lines;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    lines += str("\n  - Process ", rank, ": ", to_value(all[rank].second).repr());
+  }
+  const auto paths = join(view.paths());
+  throw CommError(str(peers.call_site(),
+                      ": the processes pass different numbers of dimensions, so that the tensors "
+                      "cannot be padded to one size. ",
+                      paths.empty() ? "" : str("Leaves: ", paths, ". "), "Shapes:", lines),
+                  static_cast<int>(astray - all.begin()));
 }
 
 at::Tensor padded(const at::Tensor& leaf, std::int64_t dim, std::int64_t target,
@@ -293,13 +312,14 @@ void LeafCollectives::pad_across_processes(Tensors& leaves, const TreeView& view
   view.refuse_others(peers.operation());
   if (peers.alone()) return;
   check_padding(leaves, view, padding);
-  const auto all = accelerate::all_gather_object(shapes_of(leaves), peers.group(), peers.where());
+  const Layout mine{static_cast<std::int64_t>(hash_of(view.places())), shapes_of(leaves)};
+  const auto all = accelerate::all_gather_object(mine, peers.group(), peers.where());
   check_agreement(peers, all, view);
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     if (!can_pad(leaves[i], padding.dim)) continue;
     const auto dim = padding.dim < 0 ? padding.dim + leaves[i].dim() : padding.dim;
     std::int64_t target = 0;
-    for (const auto& shapes : all) {
+    for (const auto& [places, shapes] : all) {
       target = std::max(target, shapes[i][static_cast<std::size_t>(dim)]);
     }
     if (target != leaves[i].size(dim)) leaves[i] = padded(leaves[i], dim, target, padding);
@@ -328,8 +348,10 @@ namespace {
 using Offer = std::optional<std::tuple<std::string, std::int64_t, std::vector<std::int64_t>>>;
 
 Offer offer_of(const std::optional<at::Tensor>& tensor) {
-  if (!tensor || !tensor->defined()) return std::nullopt;
-  auto problem = tensor->is_meta() ? "on meta and has no data" : detail::comm::not_dense(*tensor);
+  if (!tensor) return std::nullopt;
+  auto problem = !tensor->defined()  ? "not defined"
+                 : tensor->is_meta() ? "on meta and has no data"
+                                     : detail::comm::not_dense(*tensor);
   if (!problem.empty()) return Offer({std::move(problem), 0, {}});
   return Offer({"", static_cast<std::int64_t>(tensor->scalar_type()), tensor->sizes().vec()});
 }

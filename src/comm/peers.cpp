@@ -19,7 +19,11 @@ namespace {
 // Complex numbers of two doubles are the largest elements.
 constexpr std::int64_t kAlignment = 16;
 
-UserCall described(const char* operation, const Tensors& leaves) {
+/// Reports cut the text anyway.
+constexpr std::size_t kPlacesShown = 8;
+
+UserCall described(const char* operation, const Tensors& leaves,
+                   const std::vector<std::string>& places) {
   const auto first = facts_of(operation, leaves.front());
   UserCall call{.operation = operation,
                 .dtype = first.dtype,
@@ -28,6 +32,7 @@ UserCall described(const char* operation, const Tensors& leaves) {
   for (const auto& leaf : leaves) {
     call.content = call.content * 31 + signature_of(facts_of(operation, leaf), {});
   }
+  call.content = call.content * 31 + hash_of(places);
   return call;
 }
 
@@ -58,6 +63,12 @@ Peers::Peers(const char* operation, const Call& call)
   rank_ = group_->getRank();
 }
 
+std::uint64_t hash_of(const std::vector<std::string>& places) {
+  std::uint64_t hash = places.size();
+  for (const auto& place : places) hash = hash * 31 + signature_of({.kind = place.c_str()}, {});
+  return hash;
+}
+
 std::string Peers::call_site() const {
   return str(operation_, " at ", where_.file_name(), ":", where_.line());
 }
@@ -80,7 +91,14 @@ void Peers::check(const Tensors& leaves, const TreeView& view) const {
                             device_list(*group_), ". Move it there first: send_to_device(tree, ",
                             state_.device().str(), ")."));
   }
-  if (!leaves.empty()) call_ = described(operation_, leaves);
+  if (leaves.empty()) return;
+  auto places = view.places();
+  call_ = described(operation_, leaves, places);
+  if (places.empty()) return;
+  const bool cut = places.size() > kPlacesShown;
+  if (cut) places.resize(kPlacesShown);
+  places_ = str(": ", join(places), cut ? ", ..." : "");
+  call_.more = places_.c_str();
 }
 
 void Peers::check_rank(int rank, const char* what) const {

@@ -42,8 +42,8 @@ class Peers {
   [[nodiscard]] std::string call_site() const;
 
   /// Throws `ArgumentError` for tensors that no message can carry: on a device that the group does
-  /// not serve, or not dense. From now on ranks whose tensors have other dtypes or shapes are
-  /// strays.
+  /// not serve, or not dense. From now on ranks whose tensors have other dtypes, shapes or places
+  /// in the tree are strays.
   void check(const Tensors& leaves, const TreeView& view) const;
   /// Throws `ArgumentError` for a rank outside of the group.
   void check_rank(int rank, const char* what) const;
@@ -83,6 +83,7 @@ class Peers {
   std::source_location where_;
   AtCallSite site_;
   mutable UserCall call_;
+  mutable std::string places_;  // what `call_.more` refers to
   AsUserCall as_call_;
   PartialState state_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
@@ -98,6 +99,9 @@ class Peers {
 [[nodiscard]] c10::intrusive_ptr<c10d::Work> start_all_gather(c10d::ProcessGroup& group,
                                                               at::Tensor& out, at::Tensor& in,
                                                               bool asynchronous);
+
+/// The same on all processes whose trees have the same places (`TreeView::places`).
+[[nodiscard]] std::uint64_t hash_of(const std::vector<std::string>& places);
 
 /// A tensor for what a message brings.
 [[nodiscard]] at::Tensor empty_result(at::IntArrayRef sizes, const at::TensorOptions& options);

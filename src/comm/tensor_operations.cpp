@@ -115,6 +115,12 @@ void RefuseLeaf::value(std::string_view operation, const std::string& path, cons
                           ": ", value.repr(), ". Only leaves of ", expected, " can be used here."));
 }
 
+void RefuseLeaf::absent(std::string_view operation, const std::string& path) {
+  throw ArgumentError(str(operation, ": the tensor", place(path),
+                          " is not defined, so that there is nothing to send. Give it a value; for "
+                          "one that may be absent on all processes use std::optional."));
+}
+
 void BatchSize::refuse_empty(const TreePath& path, const std::type_info& container) {
   throw ArgumentError(str("cannot find the batch size from an empty container: the ",
                           type_name(container), place(path.str()), " holds nothing."));

@@ -16,7 +16,8 @@ struct UserCall {
   const char* dtype = "";      ///< of the first tensor; a literal
   std::span<const std::int64_t> sizes = {};
   int tensors = 1;
-  std::uint64_t content = 0;  ///< the same exactly if dtypes and shapes of all tensors are
+  std::uint64_t content = 0;  ///< the same exactly if dtypes, shapes and places of all tensors are
+  const char* more = "";      ///< where in a tree the tensors are, as text, e.g. ": ['x'], ['y']"
 };
 
 struct CallSite {

@@ -110,6 +110,9 @@ bool can_stand_in_a_line(const std::string& text) {
 
 }  // namespace
 
+Environment::Environment(std::initializer_list<std::pair<const std::string, std::string>> variables)
+    : variables_(variables) {}
+
 Environment::Environment(std::map<std::string, std::string> variables)
     : variables_(std::move(variables)) {}
 

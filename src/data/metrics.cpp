@@ -62,36 +62,45 @@ bool one_per_sample(std::int64_t length, const UnevenParts& parts) {
   return false;
 }
 
+/// One row per sample, without repeats, from parts that were padded to one length.
+at::Tensor genuine_rows(const at::Tensor& gathered, const UnevenParts& parts) {
+  const auto longest = std::ranges::max(parts.lengths);
+  std::vector<at::Tensor> kept;
+  for (std::size_t rank = 0; rank < parts.genuine.size(); ++rank) {
+    kept.push_back(
+        gathered.narrow(0, static_cast<std::int64_t>(rank) * longest, parts.genuine[rank]));
+  }
+  return at::cat(kept);
+}
+
 /// Collective. Gathers tensors with a row per sample, whatever their lengths, without repeats;
 /// others as they are.
-std::vector<at::Tensor> gather_uneven(std::vector<at::Tensor> leaves, const UnevenParts& parts,
-                                      std::source_location where) {
-  if (leaves.empty()) return leaves;
+void gather_uneven(std::vector<at::Tensor>& leaves, const comm::TreeView& view,
+                   const UnevenParts& parts, std::source_location where) {
+  if (leaves.empty()) return;
   std::vector<std::int64_t> mine;
   for (const auto& leaf : leaves) mine.push_back(leaf.dim() == 0 ? -1 : leaf.size(0));
   // Every process must come to the same decision about a leaf.
   const auto rows = gather_numbers(mine, where);
   const auto lengths = at::tensor(parts.lengths, at::kLong);
   const auto longest = std::ranges::max(parts.lengths);
+  std::vector<bool> per_sample;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     auto& leaf = leaves[i];
-    if (!rows.select(1, static_cast<std::int64_t>(i)).equal(lengths)) {
-      leaf = accelerate::gather(leaf, where);
-      std::ignore = one_per_sample(leaf.size(0), parts);
-      continue;
-    }
+    per_sample.push_back(rows.select(1, static_cast<std::int64_t>(i)).equal(lengths));
+    if (!per_sample[i] || leaf.size(0) == longest) continue;
     auto padding = leaf.sizes().vec();
     padding[0] = longest - leaf.size(0);
-    if (padding[0] > 0) leaf = at::cat({leaf, leaf.new_zeros(padding)});
-    leaf = accelerate::gather(leaf, where);
-    std::vector<at::Tensor> kept;
-    for (std::size_t rank = 0; rank < parts.genuine.size(); ++rank) {
-      kept.push_back(
-          leaf.narrow(0, static_cast<std::int64_t>(rank) * longest, parts.genuine[rank]));
-    }
-    leaf = at::cat(kept);
+    leaf = at::cat({leaf, leaf.new_zeros(padding)});
   }
-  return leaves;
+  comm::LeafCollectives::gather(leaves, view, {nullptr, where});
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (per_sample[i]) {
+      leaves[i] = genuine_rows(leaves[i], parts);
+    } else if (mine[i] != -1) {
+      std::ignore = one_per_sample(leaves[i].size(0), parts);
+    }
+  }
 }
 
 /// How many of `length` gathered items to keep: all, with a warning, unless there is one per
@@ -128,14 +137,15 @@ std::optional<std::vector<ItemRange>> MetricsGather::genuine_items(std::int64_t 
 
 void MetricsGather::leaves(std::vector<at::Tensor>& leaves, const comm::TreeView& view,
                            std::source_location where) {
-  if (const auto parts = uneven_parts()) {
-    leaves = gather_uneven(std::move(leaves), *parts, where);
-    return;
-  }
-  detail::comm::LeafCollectives::gather(leaves, view, {nullptr, where});
+  if (const auto parts = uneven_parts()) return gather_uneven(leaves, view, *parts, where);
+  std::vector<bool> has_rows;  // a value without dimensions belongs to the batch, not to a sample
+  for (const auto& leaf : leaves) has_rows.push_back(leaf.dim() > 0);
+  comm::LeafCollectives::gather(leaves, view, {nullptr, where});
   const auto cut = metrics_cut();
   if (!cut) return;
-  for (auto& leaf : leaves) leaf = kept_of(leaf, *cut);
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (has_rows[i]) leaves[i] = kept_of(leaves[i], *cut);
+  }
 }
 
 bool MetricsGather::holds_tensors_alone(const Value& value) {
@@ -149,9 +159,11 @@ bool MetricsGather::holds_tensors_alone(const Value& value) {
 
 at::Tensor MetricsGather::rows_as_objects(const at::Tensor& tensor, std::source_location where) {
   if (comm::is_alone(nullptr)) return tensor;
-  auto parts = accelerate::gather_object(
-      std::vector{tensor.dim() == 0 ? tensor.reshape({1}) : tensor}, where);
+  const bool has_rows = tensor.dim() > 0;
+  auto parts =
+      accelerate::gather_object(std::vector{has_rows ? tensor : tensor.reshape({1})}, where);
   for (auto& part : parts) part = part.to(tensor.device());
+  if (!has_rows) return at::cat(parts);
   const auto uneven = uneven_parts();
   if (uneven && one_per_sample(rows_of(parts), *uneven)) {
     for (std::size_t rank = 0; rank < parts.size(); ++rank) {

@@ -60,8 +60,9 @@ void AcceleratedScheduler::step() {
   const int steps = own.step_with_optimizer ? own.steps_per_call : 1;
   for (int i = 0; i < steps; ++i) {
     if (own.step_with_optimizer && own.ends_quietly && ours != nullptr) {
+      // Not step_count(): `adjust_scheduler` counts there what no step was made for.
       const auto total = ours->total_steps();
-      if (total && ours->step_count() > *total) return;
+      if (total && ours->last_epoch() >= *total) return;
     }
     own.parts.step();
   }

@@ -27,6 +27,13 @@ void OptimizerCore::attach(const std::shared_ptr<parallel::Engine>& engine) {
   engines.push_back(engine);
 }
 
+at::Tensor OptimizerCore::found_inf_over_processes(at::Tensor found_inf) const {
+  for (const auto& one : engines) {
+    if (const auto engine = one.lock()) found_inf = engine->found_inf_over_processes(found_inf);
+  }
+  return found_inf;
+}
+
 void OptimizerCore::tell_engines() const {
   for (const auto& one : engines) {
     if (const auto engine = one.lock()) engine->after_step(*optimizer);
@@ -44,10 +51,13 @@ at::Tensor LossScaling::scale(const at::Tensor& loss) {
 
 void LossScaling::unscale(OptimizerCore& optimizer) {
   if (!optimizer.has_gradients() || scaler_.is_unscaled(*optimizer.optimizer)) return;
-  scaler_.unscale_(*optimizer.optimizer);
+  scaler_.unscale_(*optimizer.optimizer, [&](const at::Tensor& found_inf) {
+    return optimizer.found_inf_over_processes(found_inf);
+  });
 }
 
 bool LossScaling::step(OptimizerCore& optimizer) {
+  unscale(optimizer);
   const bool done =
       scaler_.step(*optimizer.optimizer, [&] { carry_out_step(*optimizer.optimizer); });
   stepped_.push_back(&optimizer);

@@ -1,4 +1,4 @@
-// src/training/optimizer_core.h - the shared part of all handles to a prepared optimizer.
+// src/optim/optimizer_core.h - the shared part of all handles to a prepared optimizer.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -36,13 +36,15 @@ struct OptimizerCore {
   [[nodiscard]] bool has_gradients() const;
   /// Lets an engine replace parameters in the groups, once.
   void attach(const std::shared_ptr<parallel::Engine>& engine);
+  /// Collective with engines that shard. Whether any process has found an infinite gradient.
+  [[nodiscard]] at::Tensor found_inf_over_processes(at::Tensor found_inf) const;
   /// Tells the engines of a step that was carried out.
   void tell_engines() const;
 };
 
 /// The loss scale of all optimizers of an accelerator. It changes after all optimizers with
 /// gradients have stepped, so that each is unscaled with the factor that its loss was scaled with.
-class LossScaling {
+class ACCELERATE_API LossScaling {
  public:
   explicit LossScaling(const GradScalerKwargs& options) : scaler_(options) {}
 
@@ -51,7 +53,8 @@ class LossScaling {
 
   /// Updates the factor first if some, but not all, optimizers have stepped since the last update.
   [[nodiscard]] at::Tensor scale(const at::Tensor& loss);
-  /// Unscales at most once between two updates. Does nothing without gradients.
+  /// Unscales at most once between two updates, and agrees with the other processes on infinite
+  /// gradients. Does nothing without gradients.
   void unscale(OptimizerCore& optimizer);
   /// Steps and returns true; skips the step and returns false if a gradient is infinite or NaN.
   bool step(OptimizerCore& optimizer);

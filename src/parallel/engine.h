@@ -1,4 +1,4 @@
-// src/training/engine.h - how the processes of a run train one model together.
+// src/parallel/engine.h - how the processes of a run train one model together.
 //
 // `prepare` gives a model an engine: data parallelism (data_parallel.h) is the first one; sharding,
 // offload and pipelines will be others. Backward, clipping, optimizers, state dictionaries and
@@ -10,6 +10,7 @@
 //     enter_forward                     for each call of the prepared model
 //     reached_by                        for each `Accelerator::backward`; if it returns true:
 //     before_backward, after_backward
+//     found_inf_over_processes          in float16, when the gradients of an optimizer are unscaled
 //     shards_of, norm_over_processes    for each `clip_grad_norm_`
 //     before_step                       for each step of a prepared optimizer
 //     after_step                        for each step of a prepared optimizer that was carried out
@@ -97,6 +98,14 @@ class Engine {
   virtual void before_step() {}
   /// The optimizer has changed the parameters.
   virtual void after_step(torch::optim::Optimizer& optimizer) { static_cast<void>(optimizer); }
+
+  /// Collective. Returns whether any process has found an infinite or NaN gradient, given the flag
+  /// of this process: float32, without dimensions, 0 for none. All processes must skip the step or
+  /// none. Only called for an optimizer with gradients: a process whose shard is empty has a
+  /// gradient without elements.
+  [[nodiscard]] virtual at::Tensor found_inf_over_processes(const at::Tensor& found_inf) {
+    return found_inf;  // averaged gradients are the same on all processes
+  }
 
   // ---- clipping
 

@@ -19,6 +19,15 @@ at::Tensor number_on(c10::Device device, double value, at::ScalarType dtype) {
   return at::full({}, value, at::TensorOptions(dtype).device(device));
 }
 
+/// The sum of at least one flag.
+at::Tensor sum_on(c10::Device device, const std::vector<at::Tensor>& flags) {
+  auto sum = flags.front().to(device, /*non_blocking=*/true);
+  for (std::size_t i = 1; i < flags.size(); ++i) {
+    sum = sum + flags[i].to(device, /*non_blocking=*/true);
+  }
+  return sum;
+}
+
 /// Gradients of one device and dtype, which one kernel processes together.
 using Batches = std::vector<std::vector<at::Tensor>>;
 
@@ -93,7 +102,8 @@ at::Tensor GradScaler::scale(const at::Tensor& output) {
   return output * scale_.to(output.device(), /*non_blocking=*/true);
 }
 
-void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer,
+                          const std::function<at::Tensor(const at::Tensor& found_inf)>& agree) {
   if (!options_.enabled) return;
   require_factor("unscale_");
   auto& state = of(optimizer);
@@ -116,6 +126,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     at::_amp_foreach_non_finite_check_and_unscale_(gradients, *here,
                                                    inverse.to(device, /*non_blocking=*/true));
   }
+  if (agree && !found.empty()) found = {agree(sum_on(scale_.device(), found))};
   state.found_inf = std::move(found);
   state.stage = Stage::kUnscaled;
 }
@@ -167,19 +178,16 @@ bool GradScaler::is_unscaled(const torch::optim::Optimizer& optimizer) const {
 void GradScaler::update() {
   if (!options_.enabled) return;
   require_factor("update");
-  at::Tensor found;
+  std::vector<at::Tensor> found;
   for (const auto& [optimizer, state] : optimizers_) {
-    for (const auto& one : state.found_inf) {
-      const auto here = one.to(scale_.device(), /*non_blocking=*/true);
-      found = found.defined() ? found + here : here;
-    }
+    found.insert(found.end(), state.found_inf.begin(), state.found_inf.end());
   }
-  if (!found.defined()) {
+  if (found.empty()) {
     throw StateError(
         "No inf checks were recorded prior to update(). Call step() or unscale_() first.");
   }
-  at::_amp_update_scale_(scale_, growth_tracker_, found, options_.growth_factor,
-                         options_.backoff_factor, options_.growth_interval);
+  at::_amp_update_scale_(scale_, growth_tracker_, sum_on(scale_.device(), found),
+                         options_.growth_factor, options_.backoff_factor, options_.growth_interval);
   optimizers_.clear();
 }
 

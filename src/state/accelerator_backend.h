@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 
+#include "accelerate/api.h"
 #include "state/process_group.h"
 
 namespace accelerate::detail::state {
@@ -49,6 +50,9 @@ class AcceleratorBackend {
 
 /// The GPU of this process, or nullptr: no driver, no device, or no companion library.
 [[nodiscard]] AcceleratorBackend* accelerator_backend() noexcept;
+
+/// For tests: puts `backend` in its place until it is called with nullptr.
+ACCELERATE_API void replace_accelerator_backend(AcceleratorBackend* backend) noexcept;
 
 /// Why `accelerator_backend()` is nullptr, in words for an error message.
 [[nodiscard]] std::string why_no_accelerator();

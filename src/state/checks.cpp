@@ -168,9 +168,16 @@ bool is_habana_gaudi1() { return false; }
 bool is_tpu_available(bool /*check_device*/) { return false; }
 bool is_ipex_available() { return false; }
 
-// Everything we can run on computes bfloat16: CPUs, every CUDA device (LibTorch counts the
-// emulation before Ampere), XPU, and MPS since macOS 14, the oldest system LibTorch still supports.
-bool is_bf16_available(bool /*ignore_tpu*/) { return true; }
+// CPUs, XPU, and MPS since macOS 14, the oldest system LibTorch still supports, compute bfloat16.
+// Parity: Python counts the emulation on CUDA devices before Ampere too.
+bool is_bf16_available(bool /*ignore_tpu*/) {
+  constexpr int kAmpere = 8;
+  const auto* backend = detail::state::accelerator_backend();
+  if (backend == nullptr || backend->type() != c10::DeviceType::CUDA || is_rocm_available()) {
+    return true;
+  }
+  return backend->capability(backend->current_device()).major >= kAmpere;
+}
 
 std::pair<std::string, DistributedType> get_current_device_type() {
   using Type = DistributedType;

@@ -239,6 +239,8 @@ TEST(AcceleratorOnProcesses, RunsPartsOnChosenProcesses) {
     accelerator.on_process([&] { seen += '1'; }, 1)();
     accelerator.on_local_process([&] { seen += '0'; }, 0)();
     EXPECT_EQ(seen, rank == 0 ? "ml0" : "e1");
+    EXPECT_EQ(accelerator.on_process(1)([] { return 7; })().has_value(), rank == 1);
+    EXPECT_EQ(accelerator.on_local_process(0)([](int x) { return x; })(7).has_value(), rank == 0);
 
     // The others come when the main process is through.
     const auto now = [] {
@@ -261,6 +263,19 @@ TEST(AcceleratorOnProcesses, RunsPartsOnChosenProcesses) {
     accelerator.print("a line of process ", rank);
     const auto text = testing::internal::GetCapturedStdout();
     EXPECT_EQ(text.find("a line") != std::string::npos, rank == 0) << text;
+  });
+}
+
+TEST(AcceleratorOnProcesses, EndTheProcessGroupWithTheTraining) {
+  on_processes(2, [] {
+    Accelerator accelerator(anew());
+    EXPECT_EQ(accelerator.gather(torch::ones({1})).numel(), 2);
+    accelerator.end_training();
+    EXPECT_NE(message_of<StateError>([&] {
+                (void)accelerator.gather(torch::ones({1}));
+              }).find("it was destroyed"),
+              std::string::npos);
+    accelerator.end_training();  // a second one finds nothing to end
   });
 }
 

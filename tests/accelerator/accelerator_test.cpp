@@ -14,6 +14,7 @@
 
 #include "accelerator/nets.h"
 #include "core/captured_log.h"
+#include "support/fake_gpu.h"
 #include "support/message_of.h"
 
 namespace accelerate {
@@ -436,6 +437,8 @@ TEST_F(AcceleratorTest, LeavesTheStepsOfAnEarlierOneAlone) {
   EXPECT_EQ(second.gradient_accumulation_steps(), 4);
   Accelerator third(on_cpu({.gradient_accumulation_steps = 2}));
   EXPECT_EQ(first.gradient_accumulation_steps(), 2);
+  Accelerator fourth(on_cpu({.gradient_accumulation_steps = 1}));
+  EXPECT_EQ(first.gradient_accumulation_steps(), 1) << "it was given";
   EXPECT_NE(message_of<Error>([] {
               Accelerator other(on_cpu({.mixed_precision = PrecisionType::kBf16}));
             }).find("mixed_precision"),
@@ -527,9 +530,7 @@ TEST_F(AcceleratorTest, SaysWhyAMemberIsNotThere) {
       {"save", [&] { accelerator.save(net, "x"); }},
       {"register_save_state_pre_hook", [&] { accelerator.register_save_state_pre_hook([] {}); }},
       {"register_load_state_pre_hook", [&] { accelerator.register_load_state_pre_hook([] {}); }},
-      {"get_tracker", [&] { accelerator.get_tracker("tensorboard"); }},
       {"capture", [&] { accelerator.capture([] {}); }},
-      {"maybe_context_parallel", [&] { accelerator.maybe_context_parallel(1); }},
   };
   for (const auto& [member, call] : others) {
     const auto message = message_of<UnsupportedError>(call);
@@ -537,15 +538,8 @@ TEST_F(AcceleratorTest, SaysWhyAMemberIsNotThere) {
               std::string::npos)
         << message;
   }
-  EXPECT_NE(message_of<Error>([&] { accelerator.init_trackers("p"); }).find("init_trackers"),
-            std::string::npos);
-  EXPECT_NE(message_of<Error>([&] { accelerator.log(1); }).find("log"), std::string::npos);
   EXPECT_NE(message_of<Error>([&] { accelerator.profile(1); }).find("profile"), std::string::npos);
   EXPECT_NE(message_of<Error>([&] { accelerator.lomo_backward(torch::ones(1), 0.1); }).find("LOMO"),
-            std::string::npos);
-  EXPECT_NE(message_of<Error>([&] {
-              accelerator.deepspeed_ulysses_dl_adapter(1, net);
-            }).find("DeepSpeed"),
             std::string::npos);
   EXPECT_NE(message_of<Error>([&] { (void)accelerator.pipeline_parallel_rank(); }).find("pipeline"),
             std::string::npos);
@@ -553,7 +547,71 @@ TEST_F(AcceleratorTest, SaysWhyAMemberIsNotThere) {
               (void)accelerator.tensor_parallel_rank();
             }).find("parallelism_config"),
             std::string::npos);
+}
+
+TEST_F(AcceleratorTest, DoesNothingWhereNothingWasConfigured) {
+  const test::CapturedLog log;
+  Accelerator accelerator(on_cpu());
+  accelerator.init_trackers("project", {{"rate", 0.1}});
+  accelerator.log({{"loss", 0.5}}, 3);
+  auto& tracker = accelerator.get_tracker("tensorboard");
+  tracker.log({{"loss", 0.5}});
+  tracker.finish();
+  const auto loader = line_data(2, 1);
+  EXPECT_EQ(accelerator.deepspeed_ulysses_dl_adapter(loader, Line())._core(), loader._core());
+  EXPECT_TRUE(log.messages().empty());
+  auto ids = torch::arange(4);
+  {
+    const auto split =
+        accelerator.maybe_context_parallel({.buffers = {ids}, .buffer_seq_dims = {0}});
+    EXPECT_EQ(ids.size(0), 4);
+  }
+  ASSERT_EQ(log.messages().size(), 1U);
+  EXPECT_NE(log.messages()[0].find("Context parallel training is not enabled"), std::string::npos);
   accelerator.end_training();
+}
+
+TEST_F(AcceleratorTest, ReachesTheStateAndItsPlugins) {
+  Accelerator accelerator(on_cpu());
+  accelerator.state().set_device();
+  EXPECT_FALSE(accelerator.is_fsdp2());
+  EXPECT_FALSE(accelerator.is_composable_parallelism_enabled());
+  EXPECT_EQ(accelerator.deepspeed_plugin(), nullptr);
+  EXPECT_EQ(accelerator.parallelism_config(), nullptr);
+  EXPECT_EQ(accelerator.torch_device_mesh(), nullptr);
+  EXPECT_EQ(accelerator.state().fsdp_plugin(), nullptr);
+  EXPECT_EQ(accelerator.state().torch_tp_plugin(), nullptr);
+  EXPECT_EQ(accelerator.state().megatron_lm_plugin(), nullptr);
+  EXPECT_NE(accelerator.state().dynamo_plugin(), nullptr);
+  EXPECT_THROW((void)accelerator.state().get_deepspeed_plugin("student"), StateError);
+  EXPECT_THROW(accelerator.state().select_deepspeed_plugin("student"), StateError);
+  EXPECT_THROW((void)accelerator.data_parallel_rank(), StateError);
+}
+
+TEST_F(AcceleratorTest, RefusesBf16OnAGpuWithoutIt) {
+  const test::FakeGpu volta({.major = 7, .minor = 0});
+  EXPECT_EQ(message_of<UnsupportedError>(
+                [] { const Accelerator accelerator({.mixed_precision = PrecisionType::kBf16}); }),
+            "mixed_precision is bf16, which cuda does not compute in: that takes compute "
+            "capability 8.0. Use fp16 or no.");
+  const Accelerator on_the_cpu(on_cpu({.mixed_precision = PrecisionType::kBf16}));
+  EXPECT_EQ(on_the_cpu.mixed_precision(), PrecisionType::kBf16);
+}
+
+TEST_F(AcceleratorTest, MakesEveryStepOfACycleThatCountsTheBatchesInBetween) {
+  Accelerator accelerator(on_cpu({.gradient_accumulation_plugin = GradientAccumulationPlugin{
+                                      .num_steps = 2, .adjust_scheduler = true}}));
+  Line net;
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  OneCycleLR cycle(sgd, {.max_lr = 0.1, .total_steps = 4});
+  auto [model, optimizer, scheduler] = accelerator.prepare(net, std::move(sgd), std::move(cycle));
+  for (int batch = 1; batch <= 10; ++batch) {
+    const auto accumulating = accelerator.accumulate(model);
+    accelerator.backward(model(torch::ones({1})).sum());
+    optimizer.step();
+    scheduler.step();
+    EXPECT_EQ(scheduler.scheduler().last_epoch(), std::min(batch / 2, 4)) << batch;
+  }
 }
 
 TEST_F(AcceleratorTest, TellsWhatIsTheCase) {

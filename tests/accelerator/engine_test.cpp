@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "accelerator/nets.h"
+#include "optim/optimizer_core.h"
 #include "support/message_of.h"
 
 namespace accelerate {
@@ -71,6 +72,10 @@ class RecordingEngine final : public detail::parallel::Engine {
     }
     return result;
   }
+  torch::Tensor found_inf_over_processes(const torch::Tensor& found_inf) override {
+    calls.emplace_back("found inf");
+    return found_inf + (other_process_found_inf ? 1 : 0);
+  }
   torch::Tensor norm_over_processes(const torch::Tensor& norm, double norm_type) override {
     calls.emplace_back("norm");
     EXPECT_EQ(norm_type, 2.0);
@@ -90,6 +95,7 @@ class RecordingEngine final : public detail::parallel::Engine {
 
   Calls calls = {};
   torch::Tensor shard = {};
+  bool other_process_found_inf = false;
 
  private:
   torch::Tensor weight_;
@@ -173,6 +179,33 @@ TEST_F(EngineTest, ReplacesWhatTheOptimizerStepsOn) {
   EXPECT_EQ(net->weight.item<float>(), -2);
   (void)accelerator->prepare(optimizer);
   EXPECT_EQ(take_calls(), Calls()) << "attached once";
+}
+
+TEST_F(EngineTest, AgreesWithOtherProcessesOnInfiniteGradients) {
+  auto optimizer =
+      accelerator->prepare(torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.5)));
+  auto& core = *optimizer._core();
+  core.scaling = std::make_shared<detail::optim::LossScaling>(GradScalerKwargs{.init_scale = 8});
+  core.scaling->add(optimizer._core());
+  take_calls();
+  const auto step = [&] {
+    (void)core.scaling->scale(torch::ones({}));
+    engine->shard.mutable_grad() = torch::full({1}, 4.0F);
+    core.scaling->unscale(core);  // as clipping does; agreed once per step
+    optimizer.step();
+  };
+  engine->other_process_found_inf = true;
+  step();
+  EXPECT_TRUE(optimizer.step_was_skipped()) << "the gradients of this process are finite";
+  EXPECT_EQ(net->weight.item<float>(), 0);
+  EXPECT_EQ(core.scaling->scaler().get_scale(), 4) << "the factor shrinks on all processes";
+  EXPECT_EQ(take_calls(), Calls{"found inf"});
+
+  engine->other_process_found_inf = false;
+  step();
+  EXPECT_FALSE(optimizer.step_was_skipped());
+  EXPECT_EQ(net->weight.item<float>(), -0.5);
+  EXPECT_EQ(take_calls(), (Calls{"found inf", "after step"}));
 }
 
 TEST_F(EngineTest, MakesAndTakesWholeStateDictionaries) {

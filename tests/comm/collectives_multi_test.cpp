@@ -96,7 +96,6 @@ TEST(Gather, TreatsSpecialTensorsAsTheTableSays) {
     EXPECT_EQ(gather(conjugate)[2].item().toComplexDouble().imag(), -3);
     EXPECT_EQ(gather(std::pair{conjugate, torch::ones(1)}).first[2].item().toComplexDouble().imag(),
               -3);
-    EXPECT_FALSE(gather(std::vector{Tensor()})[0].defined());
     EXPECT_TRUE(gather(std::vector<Tensor>{}).empty());
   });
 }
@@ -514,8 +513,7 @@ TEST(PadAcrossProcesses, ThrowsEverywhereWhenDimensionsDiffer) {
     const auto mine = state.process_index() == 0 ? torch::ones({2}) : torch::ones({2, 3});
     const auto message =
         message_of<CommError>([&] { (void)pad_across_processes(Named{{"x", mine}}, {.dim = 1}); });
-    EXPECT_NE(message.find("pass different numbers of tensors or dimensions"), std::string::npos)
-        << message;
+    EXPECT_NE(message.find("pass different numbers of dimensions"), std::string::npos) << message;
     EXPECT_NE(message.find("collectives_multi_test.cpp:"), std::string::npos) << message;
     EXPECT_NE(message.find("Leaves: ['x']. Shapes:\n  - Process 0: [[2]]\n  - Process 1: [[2, 3]]"),
               std::string::npos)

@@ -10,7 +10,6 @@ namespace accelerate {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::environment_with;
 using testing::expect_kwargs_like_python;
 using testing::expect_like_python;
 using testing::expect_refused;
@@ -130,7 +129,7 @@ TEST(Handlers, FieldsComeFromTheEnvironmentUnlessTheyAreGiven) {
 
 TEST(Handlers, ResolvingTwiceChangesNothing) {
   const auto environment =
-      environment_with({{"ACCELERATE_FP8_MARGIN", "7"}, {"ACCELERATE_DYNAMO_BACKEND", "tvm"}});
+      Environment({{"ACCELERATE_FP8_MARGIN", "7"}, {"ACCELERATE_DYNAMO_BACKEND", "tvm"}});
   const auto recipe = resolved(TERecipeKwargs{}, environment);
   EXPECT_EQ(recipe.margin, 7);
   EXPECT_EQ(resolved(recipe, kEmpty), recipe);
@@ -186,7 +185,7 @@ TEST(Handlers, ValuesThatCannotWorkAreRefused) {
 
 TEST(Handlers, AVariableThatIsNoNumberIsNamedWithItsValue) {
   EXPECT_EQ(message_of([] {
-              validate(TERecipeKwargs{}, environment_with({{"ACCELERATE_FP8_MARGIN", "2.5"}}));
+              validate(TERecipeKwargs{}, Environment({{"ACCELERATE_FP8_MARGIN", "2.5"}}));
             }),
             "ACCELERATE_FP8_MARGIN is '2.5', which is not a whole number.");
 }
@@ -245,8 +244,7 @@ TEST(Handlers, WhatHasNoEffectIsSaid) {
 }
 
 TEST(Handlers, ASwitchThatPythonReadsAsFalseIsTrueWithAWarning) {
-  const auto environment =
-      environment_with({{"PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE", "1"}});
+  const auto environment = Environment({{"PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE", "1"}});
   detail::Warnings warnings;
   const auto config = detail::resolve(DeepSpeedSequenceParallelConfig{}, environment, warnings);
   EXPECT_EQ(config.sp_seq_length_is_variable, true);
@@ -254,15 +252,14 @@ TEST(Handlers, ASwitchThatPythonReadsAsFalseIsTrueWithAWarning) {
                           "PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE is '1', which counts as "
                           "true. Python Accelerate takes only the word 'true' here and would read "
                           "it as false."});
-  EXPECT_EQ(
-      warnings_of(DeepSpeedSequenceParallelConfig{},
-                  environment_with({{"PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE", "True"}})),
-      detail::Warnings{});
+  EXPECT_EQ(warnings_of(DeepSpeedSequenceParallelConfig{},
+                        Environment({{"PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE", "True"}})),
+            detail::Warnings{});
 }
 
 TEST(Fp8Recipes, AConfigIsTakenAsItIs) {
   const auto recipe = resolved(AORecipeKwargs{.config = Float8LinearConfig{.recipe = "rowwise"}},
-                               environment_with({{"ACCELERATE_FP8_PAD_INNER_DIM", "true"}}));
+                               Environment({{"ACCELERATE_FP8_PAD_INNER_DIM", "true"}}));
   EXPECT_FALSE(recipe.config->pad_inner_dim);
   EXPECT_EQ(recipe.pad_inner_dim, std::nullopt);
   EXPECT_EQ(
@@ -287,7 +284,7 @@ TEST(Fp8Recipes, TheDeprecatedRecordStandsForTheRecipeOfItsBackend) {
   expect_kwargs_like_python("FP8RecipeKwargs/te", te, {{"backend", "TE"}});
   EXPECT_EQ(std::get<TERecipeKwargs>(recipe_of(te, kEmpty)), (TERecipeKwargs{.margin = 4}));
 
-  const auto msamp = environment_with({{"ACCELERATE_FP8_BACKEND", "msamp"}});
+  const auto msamp = Environment({{"ACCELERATE_FP8_BACKEND", "msamp"}});
   EXPECT_EQ(std::get<MSAMPRecipeKwargs>(recipe_of({.opt_level = OptLevel::kO1}, msamp)),
             (MSAMPRecipeKwargs{.opt_level = OptLevel::kO1}));
   EXPECT_EQ(warnings_of(te),

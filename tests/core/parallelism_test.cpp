@@ -11,7 +11,6 @@
 namespace accelerate {
 namespace {
 
-using testing::environment_with;
 using testing::Json;
 using testing::message_of;
 using testing::reference;
@@ -99,11 +98,11 @@ TEST(ParallelismConfig, WithoutDimensionsThereIsNoMesh) {
 }
 
 TEST(ParallelismConfig, AllSizesCanComeFromTheEnvironment) {
-  const auto environment = environment_with({{"PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2"},
-                                             {"PARALLELISM_CONFIG_DP_SHARD_SIZE", "3"},
-                                             {"PARALLELISM_CONFIG_TP_SIZE", "4"},
-                                             {"PARALLELISM_CONFIG_CP_SIZE", "5"},
-                                             {"PARALLELISM_CONFIG_CP_COMM_STRATEGY", "alltoall"}});
+  const auto environment = Environment({{"PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2"},
+                                        {"PARALLELISM_CONFIG_DP_SHARD_SIZE", "3"},
+                                        {"PARALLELISM_CONFIG_TP_SIZE", "4"},
+                                        {"PARALLELISM_CONFIG_CP_SIZE", "5"},
+                                        {"PARALLELISM_CONFIG_CP_COMM_STRATEGY", "alltoall"}});
   const auto config = resolved(ParallelismConfig{.tp_size = 2}, environment);
   EXPECT_EQ(config.dp_replicate_size, 2);
   EXPECT_EQ(config.dp_shard_size, 3);

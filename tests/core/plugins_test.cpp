@@ -15,7 +15,6 @@ namespace accelerate {
 namespace {
 
 using testing::environment_of;
-using testing::environment_with;
 using testing::expect_like_python;
 using testing::expect_refused;
 using testing::Json;
@@ -73,7 +72,7 @@ TEST(FsdpPlugin, VersionTwoDropsWhatIsObsoleteWithAWarningEach) {
 TEST(FsdpPlugin, ForwardPrefetchIsHonouredInVersionTwo) {
   EXPECT_EQ(resolved(Fsdp{.fsdp_version = 2, .forward_prefetch = true}, kEmpty).forward_prefetch,
             true);
-  EXPECT_EQ(resolved(Fsdp{.fsdp_version = 2}, environment_with({{"FSDP_FORWARD_PREFETCH", "true"}}))
+  EXPECT_EQ(resolved(Fsdp{.fsdp_version = 2}, Environment({{"FSDP_FORWARD_PREFETCH", "true"}}))
                 .forward_prefetch,
             std::nullopt);
 }
@@ -146,7 +145,7 @@ TEST(FsdpPlugin, AStrategyInTheSecondVariableBeatsTheLaunchersDefaultInTheFirst)
 }
 
 TEST(FsdpPlugin, AStrategyInCodeBeatsTheEnvironment) {
-  const auto environment = environment_with({{"FSDP_SHARDING_STRATEGY", "NO_SHARD"}});
+  const auto environment = Environment({{"FSDP_SHARDING_STRATEGY", "NO_SHARD"}});
   EXPECT_EQ(resolved(Fsdp{.reshard_after_forward = ShardingStrategy::kHybridShard}, environment)
                 .sharding_strategy,
             ShardingStrategy::kHybridShard);
@@ -178,7 +177,7 @@ TEST(FsdpPlugin, ASizeOfZeroMakesNoUnits) {
 
 TEST(FsdpPlugin, TakesAPredicateForItsUnits) {
   const Fsdp plugin{.auto_wrap_policy = [](const torch::nn::Module&) { return true; }};
-  EXPECT_EQ(resolved(plugin, environment_with({{"FSDP_AUTO_WRAP_POLICY", "SIZE_BASED_WRAP"}}))
+  EXPECT_EQ(resolved(plugin, Environment({{"FSDP_AUTO_WRAP_POLICY", "SIZE_BASED_WRAP"}}))
                 .auto_wrap_policy,
             plugin.auto_wrap_policy);
 }
@@ -309,7 +308,7 @@ TEST(DeepSpeedPlugin, ReadsAFile) {
 }
 
 TEST(DeepSpeedPlugin, ResolvingTwiceChangesNothing) {
-  const auto environment = environment_with(
+  const auto environment = Environment(
       {{"ACCELERATE_CONFIG_DS_FIELDS", "zero_stage"}, {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"}});
   const auto once = resolved(DeepSpeedPlugin{}, environment);
   EXPECT_EQ(once.zero_stage, 3);
@@ -321,14 +320,13 @@ TEST(DeepSpeedPlugin, TheInitFlagIsForStageThree) {
             detail::Warnings{"zero3_init_flag is set to false: it is for ZeRO stage 3 alone."});
   EXPECT_EQ(resolved(DeepSpeedPlugin{.zero_stage = 3}, kEmpty).zero3_init_flag, true);
   EXPECT_EQ(resolved(DeepSpeedPlugin{.zero_stage = 3},
-                     environment_with({{"ACCELERATE_DEEPSPEED_ZERO3_INIT", "no"}}))
+                     Environment({{"ACCELERATE_DEEPSPEED_ZERO3_INIT", "no"}}))
                 .zero3_init_flag,
             false);
 }
 
 TEST(DeepSpeedPlugin, SavingIn16BitsIsTrueForEveryTruthWordWithAWarning) {
-  const auto environment =
-      environment_with({{"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "yes"}});
+  const auto environment = Environment({{"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "yes"}});
   EXPECT_EQ(resolved(DeepSpeedPlugin{}, environment).zero3_save_16bit_model, true);
   const auto warnings = warnings_of(DeepSpeedPlugin{}, environment);
   ASSERT_EQ(warnings.size(), 1U);
@@ -342,7 +340,7 @@ TEST(DeepSpeedPlugin, MsAmpIsRecordedAndRefusedWhenUsed) {
     validate(DeepSpeedPlugin{.zero_stage = 3, .enable_msamp = true}, e);
   });
   const auto plugin =
-      resolved(DeepSpeedPlugin{}, environment_with({{"ACCELERATE_FP8_BACKEND", "MSAMP"}}));
+      resolved(DeepSpeedPlugin{}, Environment({{"ACCELERATE_FP8_BACKEND", "MSAMP"}}));
   EXPECT_EQ(plugin.enable_msamp, true);
   EXPECT_THROW(detail::require_supported(plugin), UnsupportedError);
   EXPECT_NO_THROW(detail::require_supported(resolved(DeepSpeedPlugin{}, kEmpty)));
@@ -476,9 +474,9 @@ TEST(MegatronLMPlugin, WarnsOfTheContextParallelismNobodyAskedFor) {
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_NE(warnings[0].find("context_parallel_size of MegatronLMPlugin is 2"), std::string::npos);
   EXPECT_EQ(warnings_of(MegatronLMPlugin{.context_parallel_size = 2}), detail::Warnings{});
-  EXPECT_EQ(warnings_of(MegatronLMPlugin{},
-                        environment_with({{"MEGATRON_LM_CONTEXT_PARALLEL_SIZE", "2"}})),
-            detail::Warnings{});
+  EXPECT_EQ(
+      warnings_of(MegatronLMPlugin{}, Environment({{"MEGATRON_LM_CONTEXT_PARALLEL_SIZE", "2"}})),
+      detail::Warnings{});
 }
 
 TEST(MegatronLMPlugin, ValuesThatCannotWorkAreRefused) {

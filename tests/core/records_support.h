@@ -46,12 +46,6 @@ inline Json to_json(const Value& value) {
   return json;
 }
 
-/// `Environment({{"NAME", "value"}})` would be ambiguous.
-inline Environment environment_with(
-    std::initializer_list<std::pair<const std::string, std::string>> variables) {
-  return Environment(std::map<std::string, std::string>(variables));
-}
-
 inline Environment environment_of(const Json& entry) {
   return Environment(entry.at("environment").get<std::map<std::string, std::string>>());
 }

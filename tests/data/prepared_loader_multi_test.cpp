@@ -554,7 +554,7 @@ TEST(GatherForMetrics, CutsOnlyWhatHasOneRowPerSample) {
     std::int64_t names = 0;
     for (auto& batch : loader) {
       const auto [samples, loss] =
-          gather_for_metrics(std::pair{batch, batch.to(torch::kFloat).mean()});
+          gather_for_metrics(std::pair{batch, batch.to(torch::kFloat).mean().reshape({1})});
       EXPECT_EQ(loss.numel(), 2);  // one per process, whole also with the last batch
       rows.push_back(indices(samples));
       std::vector<std::string> mine(static_cast<std::size_t>(batch.numel()), "name");
@@ -566,6 +566,25 @@ TEST(GatherForMetrics, CutsOnlyWhatHasOneRowPerSample) {
       ASSERT_EQ(log.messages().size(), 1U);
       EXPECT_NE(log.messages()[0].find("2 gathered rows whole"), std::string::npos);
     }
+  });
+}
+
+TEST(GatherForMetrics, KeepsTheValueOfEachProcessAlsoWithBatchesOfOne) {
+  on_processes(2, [](PartialState& state) {
+    const CapturedLog log;
+    const auto expect_two = [&](const DataLoader<at::Tensor>& loader) {
+      for (auto& batch : loader) {
+        const auto mine = torch::tensor(static_cast<float>(state.process_index()));
+        for (const bool as_objects : {false, true}) {
+          EXPECT_EQ(indices(gather_for_metrics(mine, {.use_gather_object = as_objects})),
+                    (IndexBatch{0, 1}))
+              << batch;
+        }
+      }
+    };
+    expect_two(prepare_data_loader(indexed(5, {.batch_size = 1})));  // one sample in the last round
+    expect_two(prepare_data_loader(indexed(5, {.batch_size = 2}), dispatching()));
+    EXPECT_TRUE(log.messages().empty()) << log.messages()[0];
   });
 }
 

@@ -10,6 +10,7 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/version.h"
+#include "support/fake_gpu.h"
 #include "support/message_of.h"
 
 namespace accelerate {
@@ -67,6 +68,16 @@ TEST(Availability, OfWhatThisBuildContainsIsTrue) {
   for (const auto* name : {"torch_distributed", "tqdm", "weights_only", "bf16", "fp16"}) {
     EXPECT_TRUE(is_available(name)) << name;
   }
+  EXPECT_TRUE(is_bf16_available());
+}
+
+TEST(Availability, OfBfloat16TakesAGpuThatComputesIt) {
+  {
+    const test::FakeGpu turing({.major = 7, .minor = 5});
+    EXPECT_FALSE(is_bf16_available());
+    EXPECT_FALSE(is_available("bf16"));
+  }
+  const test::FakeGpu ampere({.major = 8, .minor = 0});
   EXPECT_TRUE(is_bf16_available());
 }
 

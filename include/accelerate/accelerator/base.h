@@ -106,9 +106,15 @@ class ACCELERATE_API AcceleratorBase {
   [[nodiscard]] auto on_process(F&& f, int process_index) const {
     return state_.on_process(std::forward<F>(f), process_index);
   }
+  [[nodiscard]] auto on_process(int process_index) const {
+    return state_.on_process(process_index);
+  }
   template <class F>
   [[nodiscard]] auto on_local_process(F&& f, int local_process_index) const {
     return state_.on_local_process(std::forward<F>(f), local_process_index);
+  }
+  [[nodiscard]] auto on_local_process(int local_process_index) const {
+    return state_.on_local_process(local_process_index);
   }
   template <class... Args>
   void print(const Args&... args) const {
@@ -123,6 +129,7 @@ class ACCELERATE_API AcceleratorBase {
 
   // ---- what the run is like ---------------------------------------------------------------------
 
+  [[nodiscard]] AcceleratorState& state() { return state_; }
   [[nodiscard]] const AcceleratorState& state() const { return state_; }
   [[nodiscard]] const GradientState& gradient_state() const { return gradient_state_; }
   [[nodiscard]] c10::Device device() const { return state_.device(); }

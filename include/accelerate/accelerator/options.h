@@ -25,8 +25,9 @@ struct AcceleratorOptions {
   std::optional<bool> split_batches = std::nullopt;
   /// Unset: ACCELERATE_MIXED_PRECISION, else `kNo`. fp16 on the CPU computes in float32.
   std::optional<PrecisionType> mixed_precision = std::nullopt;
+  /// Unset: those of an earlier accelerator of this process, else 1.
   /// ACCELERATE_GRADIENT_ACCUMULATION_STEPS goes before it, unless the plugin is given.
-  std::int64_t gradient_accumulation_steps = 1;
+  std::optional<std::int64_t> gradient_accumulation_steps = std::nullopt;
   /// Stay on the CPU; ACCELERATE_USE_CPU says the same.
   bool cpu = false;
   DataLoaderConfiguration dataloader_config = {};

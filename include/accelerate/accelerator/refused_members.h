@@ -39,18 +39,6 @@ class ACCELERATE_API RefusedMembers {
     detail::accelerator::refuse_member("register_load_state_pre_hook");
   }
   template <class... Ts>
-  [[noreturn]] void init_trackers(const Ts&...) {
-    detail::accelerator::refuse_member("init_trackers");
-  }
-  template <class... Ts>
-  [[noreturn]] void get_tracker(const Ts&...) {
-    detail::accelerator::refuse_member("get_tracker");
-  }
-  template <class... Ts>
-  [[noreturn]] void log(const Ts&...) {
-    detail::accelerator::refuse_member("log");
-  }
-  template <class... Ts>
   [[noreturn]] void profile(const Ts&...) {
     detail::accelerator::refuse_member("profile");
   }
@@ -58,15 +46,7 @@ class ACCELERATE_API RefusedMembers {
   [[noreturn]] void capture(const Ts&...) {
     detail::accelerator::refuse_member("capture");
   }
-  template <class... Ts>
-  [[noreturn]] void maybe_context_parallel(const Ts&...) {
-    detail::accelerator::refuse_member("maybe_context_parallel");
-  }
   [[noreturn]] void lomo_backward(const at::Tensor& loss, double learning_rate);
-  template <class... Ts>
-  [[noreturn]] void deepspeed_ulysses_dl_adapter(const Ts&...) {
-    detail::accelerator::refuse_member("deepspeed_ulysses_dl_adapter");
-  }
 
  protected:
   RefusedMembers() = default;

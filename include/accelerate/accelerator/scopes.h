@@ -4,11 +4,15 @@
 // Part of accelerate/accelerator.h.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <type_traits>
+#include <vector>
 
 #include "accelerate/detail/core/refuse_empty.h"
 #include "accelerate/prepared_model.h"
@@ -41,6 +45,24 @@ class [[nodiscard]] GradientSyncScope {
  private:
   Models models_ = {};
   std::array<bool, N> before_ = {};
+};
+
+/// What `maybe_context_parallel` splits between processes until the scope ends.
+struct ContextParallelOptions {
+  std::vector<at::Tensor> buffers = {};
+  /// The dimension of each buffer that is the sequence.
+  std::vector<std::int64_t> buffer_seq_dims = {};
+  /// Buffers that stay split at the end of the scope.
+  std::vector<at::Tensor> no_restore_buffers = {};
+};
+
+/// What `maybe_context_parallel` returns. Without context parallelism it has no effect.
+class [[nodiscard]] ContextParallelScope {
+ public:
+  ContextParallelScope() = default;
+  ~ContextParallelScope() {}  // NOLINT(modernize-use-equals-default): a variable of it is used
+  ContextParallelScope(const ContextParallelScope&) = delete;
+  ContextParallelScope& operator=(const ContextParallelScope&) = delete;
 };
 
 struct JoinOptions {

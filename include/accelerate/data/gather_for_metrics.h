@@ -87,8 +87,9 @@ T gather_as_objects(const T& x, std::source_location where) {
 /// batches of other lengths: each sample comes once there too, rank by rank.
 ///
 /// Only what has one row, or item, per sample is cut; other results are returned whole, with one
-/// warning. Nothing is cut with drop_last, outside of a loop over a prepared loader, or where the
-/// number of samples is not known.
+/// warning. A tensor without dimensions is a value of the batch and never cut. Nothing is cut with
+/// drop_last, outside of a loop over a prepared loader, or where the number of samples is not
+/// known.
 ///
 ///     auto predictions = gather_for_metrics(model(x).argmax(-1));
 template <class T>

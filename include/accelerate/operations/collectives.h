@@ -10,9 +10,9 @@
 // an explicit one. A single process gets its input back.
 //
 // Before anything is sent each throws `ArgumentError`, with the leaf and a remedy, for tensors that
-// cannot be sent; `CommError` when the others fail or are gone; in debug mode
-// (ACCELERATE_DEBUG_MODE) `DistributedOperationException`, the same on all processes, when the
-// inputs do not fit together.
+// cannot be sent or are not defined; `CommError` when the others fail, are gone or pass another
+// structure, shape or dtype; in debug mode (ACCELERATE_DEBUG_MODE) `DistributedOperationException`,
+// the same on all processes, when the inputs do not fit together.
 #pragma once
 
 #include <c10/core/Scalar.h>
@@ -56,8 +56,8 @@ template <class T>
   });
 }
 
-/// Collective. Writes the tensors of `from_process` into those of all others, in place, also where
-/// they require grad, and returns the same tensors.
+/// Collective. Writes the tensors of `from_process` into those of all others, also where these
+/// require grad: the tensors of `tree` are changed, as in Python. Returns the same tensors.
 template <class T>
 std::remove_cvref_t<T> broadcast(T&& tree, int from_process = 0,
                                  std::source_location where = std::source_location::current()) {

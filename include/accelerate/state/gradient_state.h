@@ -24,8 +24,8 @@ class ACCELERATE_API DataLoaderStateMixin {
 
   /// Whether the batch handed out last is the final one.
   [[nodiscard]] virtual bool end_of_dataloader() const = 0;
-  /// How many samples of the final batches of all processes are genuine, 0 when all are; -1 when
-  /// not known. The others are repeats that even the batches out.
+  /// How many samples of the final batches of all processes are genuine; -1 if unknown. The others
+  /// are repeats. As in Python 0 if all are genuine, but a dispatcher counts them then too.
   [[nodiscard]] virtual std::int64_t remainder() const = 0;
   /// How many samples the final batches of all processes hold, repeats included; -1 when not known.
   [[nodiscard]] virtual std::int64_t padded_size() const { return -1; }

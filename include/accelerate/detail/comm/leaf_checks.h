@@ -27,6 +27,8 @@ struct ACCELERATE_API RefuseLeaf {
   /// A leaf inside of a `Value`.
   [[noreturn]] static void value(std::string_view operation, const std::string& path,
                                  const Value& value, std::string_view expected = "kind tensor");
+  /// A tensor that is not defined.
+  [[noreturn]] static void absent(std::string_view operation, const std::string& path);
 };
 /// The name of a type as written in C++.
 [[nodiscard]] ACCELERATE_API std::string type_name(const std::type_info& type);
@@ -38,10 +40,17 @@ struct ACCELERATE_API BatchSize {
   [[nodiscard]] static std::int64_t of(const at::Tensor& tensor, const TreePath& path);
 };
 
+/// What becomes of tensors that are not defined.
+enum class Undefined { kPassedOver, kRefused };
+
 /// Throws for the first leaf that is not a `Leaf`. None counts as absent.
 template <class Leaf>
 struct RefuseOthers {
   std::string_view operation;
+  Undefined undefined = Undefined::kPassedOver;
+  void absent(const TreePath& path) const {
+    if (undefined == Undefined::kRefused) RefuseLeaf::absent(operation, path.str());
+  }
   template <class L>
   void leaf(const TreePath&, L&) {}
   template <class T>
@@ -64,8 +73,9 @@ struct RefuseOthers {
 };
 
 template <class Leaf, class T>
-void refuse_others(std::string_view operation, const T& tree) {
-  RefuseOthers<Leaf> visitor{operation};
+void refuse_others(std::string_view operation, const T& tree,
+                   Undefined undefined = Undefined::kPassedOver) {
+  RefuseOthers<Leaf> visitor{operation, undefined};
   tree::detail::walk<Leaf>(tree, visitor, TreePath());
 }
 template <class Leaf, class F, class T>

@@ -124,13 +124,18 @@ void walk_mapping(T& node, Visitor& visitor, const TreePath& path);
 
 /// Calls `visitor.leaf(path, leaf)` for every leaf that is there and `visitor.other(path, x)` for
 /// whatever is neither leaf nor node. Entries and members for which `visitor.enters(path)` is false
-/// are left alone. `T` may be const.
+/// are left alone. A visitor may also have `absent(path)`, for tensors that are not defined, and
+/// `alternative(path, index)`, for variants before they are entered. `T` may be const.
 template <class Leaf, class T, class Visitor>
 void walk(T& node, Visitor& visitor, const TreePath& path) {
   using Bare = std::remove_const_t<T>;
   constexpr Node kind = node_of<Bare, Leaf>();
   if constexpr (kind == Node::kLeaf) {
-    if (!is_absent(node)) visitor.leaf(path, node);
+    if (!is_absent(node)) {
+      visitor.leaf(path, node);
+    } else if constexpr (requires { visitor.absent(path); }) {
+      visitor.absent(path);
+    }
   } else if constexpr (kind == Node::kSequence || kIsArray<Bare>) {
     std::int64_t index = 0;
     for (auto& child : node) walk<Leaf>(child, visitor, path.item(index++));
@@ -147,6 +152,9 @@ void walk(T& node, Visitor& visitor, const TreePath& path) {
     if (node) walk<Leaf>(*node, visitor, path);
   } else if constexpr (kind == Node::kVariant) {
     if (!node.valueless_by_exception()) {
+      if constexpr (requires { visitor.alternative(path, node.index()); }) {
+        visitor.alternative(path, node.index());
+      }
       std::visit([&](auto& child) { walk<Leaf>(child, visitor, path); }, node);
     }
   } else if constexpr (kind == Node::kRecord) {
