@@ -1,4 +1,4 @@
-// src/training/optimizer_core.h - the shared part of all handles to a prepared optimizer.
+// src/optim/optimizer_core.h - the shared part of all handles to a prepared optimizer.
 #pragma once
 
 #include <torch/optim/optimizer.h>

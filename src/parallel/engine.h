@@ -1,4 +1,4 @@
-// src/training/engine.h - how the processes of a run train one model together.
+// src/parallel/engine.h - how the processes of a run train one model together.
 //
 // `prepare` gives a model an engine: data parallelism (data_parallel.h) is the first one; sharding,
 // offload and pipelines will be others. Backward, clipping, optimizers, state dictionaries and
