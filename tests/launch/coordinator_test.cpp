@@ -153,8 +153,7 @@ TEST(Coordinator, WaitsForTheCulpritWhenAWorkerHasOnlyLostItsPeers) {
   auto coordinator = running(fixed(2), 2);
   EXPECT_EQ(shown(coordinator.failed(0, failure(0, 70), kStartOfTime)), "");
   EXPECT_EQ(coordinator.next_event(), kStartOfTime + 2s);
-  EXPECT_EQ(shown(coordinator.failed(1, failure(2, 5), kStartOfTime + 1s)),
-            "0 stop, 1 stop");
+  EXPECT_EQ(shown(coordinator.failed(1, failure(2, 5), kStartOfTime + 1s)), "0 stop, 1 stop");
   (void)coordinator.stopped(0, {}, kStartOfTime + 1s);
   EXPECT_EQ(coordinator.stopped(1, {}, kStartOfTime + 1s).front().message.verdict.exit_code, 5);
 }
