@@ -76,6 +76,12 @@ void refuse_empty_model() {
       "This prepared model is empty: it was never assigned, or given back by free_memory.");
 }
 
+void refuse_empty_holder() {
+  throw ArgumentError(
+      "The model is empty: its holder was made with nullptr, or the pointer was never assigned. "
+      "Assign a module first, for example net = torch::nn::Linear(4, 2).");
+}
+
 ForwardScope::ForwardScope(const ModelCore& core) {
   if (core.engine) engine_ = core.engine->enter_forward();
   if (core.cast) autocast_.emplace(core.cast->device_type, core.cast->dtype, core.cast->kwargs);
