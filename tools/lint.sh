@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# tools/lint.sh [check...]: formatting, layers, lengths, type names, Markdown, the code in guides, and clang-tidy on
-# changed files. Without arguments all of them (but see pending_checks). `tools/lint.sh --format` formats instead of complaining.
+# tools/lint.sh [check...]: formatting, layers, lengths, type names, Markdown, the code in guides, the page of options,
+# and clang-tidy on changed files. Without arguments all of them (but see pending_checks). `tools/lint.sh --format` formats instead of complaining.
 # shellcheck disable=SC2317  # checks are called by their names
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all_checks="format layers lengths headers types markdown guides tidy"
+all_checks="format layers lengths headers banners types markdown guides options tidy"
 # Run only if they are named, until the tree passes them.
 pending_checks=""
 clang_format=clang-format-19  # the newest of Debian 12; other versions format differently
@@ -61,6 +61,14 @@ check_headers() {
   [ "$count" -le 50 ] || complain "include/accelerate has $count headers at its top; 50 is the limit: parts belong into folders, internals into detail/"
 }
 
+# The first line of a header is its path, as it is included, and what it is for.
+check_banners() {
+  local file
+  while read -r file; do
+    head -n 1 "$file" | grep -qF "// ${file#include/} - " || complain "$file: the first line must be '// ${file#include/} - ' and what it is for"
+  done < <(sources | grep -E '^(src|include|cuda|cli)/.*\.h$')
+}
+
 check_types() {
   complain_about_each_line < <(sources | grep -E '^(src|include)/' | xargs awk -f tools/check_types.awk)
 }
@@ -92,9 +100,15 @@ check_guides() {
         inside { sub(/^ +/, ""); block = block $0 "\n" }' $programs "$guide")
   done <<'GUIDES'
 docs/data.md examples/data_loading.cpp
+docs/inference.md examples/inference.cpp
 docs/migrating.md examples/migrated.cpp
 docs/training.md examples/basic.cpp examples/complete.cpp examples/migrated.cpp examples/by_feature/*.cpp
 GUIDES
+}
+
+# The tables of docs/options.md are those of the headers.
+check_options() {
+  tools/options.sh --show | cmp -s - docs/options.md || complain "docs/options.md is not what the headers say: tools/options.sh mends it"
 }
 
 check_tidy() { tools/tidy.sh --changed || status=1; }

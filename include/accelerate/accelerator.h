@@ -141,8 +141,9 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
                                     const UnwrapModelOptions& = {}) const {
     return model.holder();
   }
-  template <detail::accelerator::ModelHolder Holder>
+  template <class Holder>
   [[nodiscard]] Holder unwrap_model(const Holder& model, const UnwrapModelOptions& = {}) const {
+    static_assert(detail::accelerator::check_model<Holder>());
     return model;
   }
   /// Collective if parameters are sharded. Whole parameters and buffers by name.
@@ -192,16 +193,19 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   template <class F, class... Models>
     requires(!detail::accelerator::AnyModel<F>)
   decltype(auto) accumulate(F&& f, const Models&... models) {
+    static_assert(std::invocable<F>,
+                  "accelerate: accumulate takes prepared models, or a function without arguments "
+                  "and then the models.");
     const auto scope = accumulate(models...);
     return std::forward<F>(f)();
   }
   /// Gradients of the model stay with the process in every backward of the scope.
-  template <detail::accelerator::AnyModel Model>
+  template <class Model>
   [[nodiscard]] GradientSyncScope<1> no_sync(const Model& model) const {
     return {std::optional(false), {detail::accelerator::core_of(model)}};
   }
   /// Gradients are averaged in every backward of the scope, also within `no_sync` or `accumulate`.
-  template <detail::accelerator::AnyModel Model>
+  template <class Model>
   [[nodiscard]] static GradientSyncScope<1> trigger_sync_in_backward(const Model& model) {
     return {std::optional(true), {detail::accelerator::core_of(model)}};
   }

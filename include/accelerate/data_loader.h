@@ -136,33 +136,40 @@ class DataLoader {
 /// the generator of the batch as well if it takes one; without it see accelerate/data/collate.h.
 ///
 /// Throws `ArgumentError` for options that contradict each other, as Python's `DataLoader` does.
-template <detail::data::Dataset D, class Collate = DefaultCollate>
+template <class D, class Collate = DefaultCollate>
 [[nodiscard]] auto make_data_loader(D dataset, const DataLoaderOptions& options = {},
                                     Collate collate = {}) {
-  auto owned = detail::data::Pointee<D>::own(std::move(dataset));
-  if constexpr (detail::data::IndexedDataset<detail::data::PointeeOf<D>>) {
-    detail::data::validate(options, detail::data::LoaderInput::kSamples);
-    return detail::data::indexed_loader(
-        std::move(owned), options, std::move(collate),
-        [&](const auto& size) { return detail::data::batches_of(options, size); });
-  } else {
-    detail::data::validate(options, detail::data::LoaderInput::kIterable);
-    return detail::data::iterable_loader(std::move(owned), options, std::move(collate));
+  if constexpr (detail::data::check_dataset<detail::data::PointeeOf<D>>()) {
+    auto owned = detail::data::Pointee<D>::own(std::move(dataset));
+    if constexpr (detail::data::IndexedDataset<detail::data::PointeeOf<D>>) {
+      detail::data::validate(options, detail::data::LoaderInput::kSamples);
+      return detail::data::indexed_loader(
+          std::move(owned), options, std::move(collate),
+          [&](const auto& size) { return detail::data::batches_of(options, size); });
+    } else {
+      detail::data::validate(options, detail::data::LoaderInput::kIterable);
+      return detail::data::iterable_loader(std::move(owned), options, std::move(collate));
+    }
   }
 }
 
 /// A loader over the samples that a sampler names: one of accelerate/samplers.h or LibTorch's, one
 /// of your own (accelerate/data/sampler_adaptors.h), or a list of indices. With a batch sampler
 /// `batch_size`, `shuffle` and `drop_last` are left as they are.
-template <detail::data::Dataset D, class S, class Collate = DefaultCollate>
-  requires(SamplerLike<detail::data::PointeeOf<S>> || BatchSamplerLike<detail::data::PointeeOf<S>>)
+template <class D, class S, class Collate = DefaultCollate>
+  requires(!std::convertible_to<S, const DataLoaderOptions&>)
 [[nodiscard]] auto make_data_loader(D dataset, S sampler, const DataLoaderOptions& options = {},
                                     Collate collate = {}) {
+  using Sampler = detail::data::PointeeOf<S>;
   static_assert(detail::data::IndexedDataset<detail::data::PointeeOf<D>>,
-                "accelerate: iterable data come in their own order; a sampler needs a dataset with "
-                "samples by index.");
+                "accelerate: a sampler needs a dataset with samples by index: get(index), or "
+                "tensors, or a range with random access. Iterable data come in their own order.");
+  static_assert(SamplerLike<Sampler> || BatchSamplerLike<Sampler>,
+                "accelerate: the second argument of make_data_loader is neither options nor a "
+                "sampler: one of accelerate/samplers.h, a list of indices, or an object with "
+                "next() that returns an optional index (or list of indices) and begin(epoch).");
   auto owned = detail::data::Pointee<D>::own(std::move(dataset));
-  if constexpr (BatchSamplerLike<detail::data::PointeeOf<S>>) {
+  if constexpr (BatchSamplerLike<Sampler>) {
     detail::data::validate(options, detail::data::LoaderInput::kBatchSampler);
     return detail::data::indexed_loader(
         std::move(owned), options, std::move(collate),

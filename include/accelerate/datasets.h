@@ -33,6 +33,11 @@ namespace accelerate {
 /// A dataset whose sample i is `f(i)`, or `f(i, generator)` with the generator of the batch.
 template <class F>
 class FunctionDataset {
+  static_assert(std::invocable<F&, std::int64_t> ||
+                    std::invocable<F&, std::int64_t, at::Generator&>,
+                "accelerate: the function of a FunctionDataset takes the index of a sample, a "
+                "std::int64_t, and may take an at::Generator& as well.");
+
  public:
   FunctionDataset(std::int64_t size, F f) : size_(size), f_(std::move(f)) {}
 
@@ -83,6 +88,11 @@ concept Subscripts = requires(D& dataset) {
 template <class D>
 concept IndexedDataset = Columns<D> || GetsWithGenerator<D> || GetsBatches<D> || Gets<D> ||
                          RandomAccess<D> || Subscripts<D>;
+
+/// Datasets that may say how many samples they have.
+template <class D>
+concept HasLength = Columns<D> || requires(const D& dataset) { dataset.size(); } ||
+                    std::ranges::sized_range<const D>;
 
 template <class T>
 constexpr bool kIsVector = tree::detail::kIs<T, std::vector>;

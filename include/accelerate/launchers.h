@@ -7,6 +7,7 @@
 // program on several processes from outside, use the command `accelerate launch`.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -100,6 +101,9 @@ struct ACCELERATE_API Launch {
 /// is left behind, also when this one is killed. Throws `StateError` when `kFork` is not possible.
 template <class F, class... Args>
 void debug_launcher(F&& f, const DebugLaunchOptions& options = {}, Args&&... args) {
+  static_assert(std::invocable<F, Args...>,
+                "accelerate: debug_launcher cannot call the function with these arguments, which "
+                "follow the options.");
   detail::state::Launch::debug(
       options, [&] { std::invoke(std::forward<F>(f), std::forward<Args>(args)...); });
 }
@@ -113,6 +117,10 @@ void debug_launcher(F&& f, const DebugLaunchOptions& options = {}, Args&&... arg
 /// throws.
 template <class F, class... Args>
 void notebook_launcher(F&& f, const NotebookLaunchOptions& options, Args&&... args) {
+  static_assert(
+      std::invocable<F, Args...>,
+      "accelerate: notebook_launcher cannot call the function with these arguments, which "
+      "follow the options.");
   detail::state::Launch::notebook(
       options, [&] { std::invoke(std::forward<F>(f), std::forward<Args>(args)...); });
 }
@@ -127,8 +135,14 @@ void notebook_launcher(F&& f, const NotebookLaunchOptions& options, Args&&... ar
 ///     }
 template <class F>
 [[nodiscard]] int record(F&& main) {
+  constexpr bool returns_nothing = requires {
+    { std::invoke(main) } -> std::same_as<void>;
+  };
+  static_assert(std::is_invocable_r_v<int, F&> || returns_nothing,
+                "accelerate: record takes a function without arguments that returns an int or "
+                "nothing.");
   return detail::record_errors([&]() -> int {
-    if constexpr (std::is_void_v<std::invoke_result_t<F&>>) {
+    if constexpr (returns_nothing) {
       std::invoke(main);
       return 0;
     } else {

@@ -11,6 +11,7 @@
 //     });
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <source_location>
@@ -58,10 +59,13 @@ class ACCELERATE_API LocalSGD {
 
 /// Collective at its end. Runs `f` without averaging gradients, then averages parameters once more.
 /// Buffers are not averaged, as in Python. If `f` throws, nothing is sent.
-template <detail::accelerator::AnyModel Model, class F>
+template <class Model, class F>
 void run_local_sgd(const Accelerator& accelerator, const Model& model,
                    const LocalSGDOptions& options, F&& f,
                    std::source_location where = std::source_location::current()) {
+  static_assert(std::invocable<F, LocalSGD&>,
+                "accelerate: the function of run_local_sgd takes a LocalSGD&, whose step() it "
+                "calls after each step of the optimizer.");
   LocalSGD local_sgd(accelerator, detail::accelerator::module_of(model), options);
   if (!local_sgd.enabled()) {
     std::forward<F>(f)(local_sgd);

@@ -1,4 +1,4 @@
-// src/training/backward_plan.h - runs a backward and tells the engines of the models it reaches.
+// src/accelerator/backward_plan.h - runs a backward and tells the engines of the models it reaches.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,4 @@
-// src/accelerator/gradient_watch.h - detects gradients that did not come from
-// `Accelerator::backward`.
+// src/accelerator/gradient_watch.h - detects gradients not made by `Accelerator::backward`.
 //
 // `loss.backward()` synchronizes nothing, and processes that step with such gradients drift apart:
 // step_checks.h refuses that. One parameter of each model is watched. That is enough, since each

@@ -71,6 +71,12 @@ void load_state_dict(torch::nn::Module& module, const StateDict& state, bool str
 
 namespace detail::accelerator {
 
+void refuse_empty_holder() {
+  throw ArgumentError(
+      "The model is empty: its holder was made with nullptr, or the pointer was never assigned. "
+      "Assign a module first, for example net = torch::nn::Linear(4, 2).");
+}
+
 ForwardScope::ForwardScope(const ModelCore& core) {
   if (core.engine) engine_ = core.engine->enter_forward();
   if (core.cast) autocast_.emplace(core.cast->device_type, core.cast->dtype, core.cast->kwargs);

@@ -1,4 +1,4 @@
-// src/training/model_registry.h - all models of the process that have an engine.
+// src/accelerator/model_registry.h - all models of the process that have an engine.
 //
 // Whether a loss reaches a model does not depend on the accelerator that runs backward: another
 // accelerator may have prepared it, or one that was told to forget its models while the program

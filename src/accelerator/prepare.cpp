@@ -119,7 +119,6 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
                                            std::optional<bool> placement,
                                            bool evaluation_mode) const {
   const auto& core = core_;
-  if (!module) throw ArgumentError("There is no model to prepare: the holder is empty.");
   const bool shared =
       core.state.use_distributed() && !evaluation_mode && has_trained_parameter(*module);
   for (const auto& known : core.registry.models) {

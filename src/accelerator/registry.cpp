@@ -72,6 +72,11 @@ std::string numbered(std::string_view name, std::size_t index) {
 
 }  // namespace
 
+void refuse_empty_pointer() {
+  throw ArgumentError(
+      "register_for_checkpointing: the pointer is empty. Make the object before it is registered.");
+}
+
 std::shared_ptr<Stateful> stateful_module(std::shared_ptr<torch::nn::Module> module) {
   return std::make_shared<ModelState<torch::nn::Module>>(std::move(module));
 }

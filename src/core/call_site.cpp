@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "accelerate/logging/name_collectives.h"
 
@@ -20,6 +21,14 @@ const char* without_folders(const char* path) {
   return slash != nullptr ? slash + 1 : path;
 }
 
+// True for a source file of this library, whose lines say nothing to a user.
+bool is_ours(std::string_view path) {
+  constexpr std::string_view kThis = std::source_location::current().file_name();
+  constexpr auto kFolder = kThis.substr(0, kThis.rfind("core/call_site.cpp"));
+  static_assert(kFolder.size() < kThis.size());
+  return path.starts_with(kFolder);
+}
+
 }  // namespace
 
 CallSite current_call_site() noexcept {
@@ -32,8 +41,11 @@ CallSite current_call_site() noexcept {
 
 AtCallSite::AtCallSite(const std::source_location& where) noexcept : outermost_(!is_here) {
   if (!outermost_) return;
-  here = {.file = without_folders(where.file_name()), .line = where.line()};
   is_here = true;
+  here = {};
+  // What the library calls under a name of its own is known by that name.
+  if (scope_name != nullptr && is_ours(where.file_name())) return;
+  here = {.file = without_folders(where.file_name()), .line = where.line()};
 }
 
 AtCallSite::~AtCallSite() {

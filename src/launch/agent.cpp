@@ -282,6 +282,7 @@ class Agent {
     }
     terminated_.clear();
     failed_ = false;
+    reported_end_ = false;
     done_since_.reset();
     doing_ = Doing::kRuns;
     workers_->start(message.round, store);
@@ -293,12 +294,11 @@ class Agent {
       (failure.terminated_by_launcher ? terminated_ : message.failures).push_back(failure);
       failed_ = true;
     }
-    if (!message.failures.empty()) {
-      message.all_ended = !workers_->running();
-      link_->send(message);
-    }
-    // After a failure the coordinator decides about the other workers.
-    if (doing_ != Doing::kRuns || workers_->running() || failed_ || done_since_) return;
+    message.all_ended = doing_ == Doing::kRuns && !workers_->running() && !reported_end_;
+    if (!message.failures.empty() || (message.all_ended && failed_)) link_->send(message);
+    if (!message.all_ended) return;
+    reported_end_ = true;
+    if (failed_) return;  // the coordinator decides about the other workers
     done_since_ = Clock::now();
     link_->send({.kind = Kind::kSucceeded});
   }
@@ -451,6 +451,7 @@ class Agent {
   std::optional<Workers> workers_;
   std::vector<WorkerFailure> terminated_;
   bool failed_ = false;
+  bool reported_end_ = false;  // that no worker of the round runs any more
   std::optional<Clock::time_point> kill_at_;
   std::optional<Clock::time_point> done_since_;
   std::optional<Clock::time_point> notice_at_;

@@ -233,11 +233,8 @@ bool Coordinator::more_to_learn() const {
   });
 }
 
-Orders Coordinator::failed(Id id, const WorkerFailure& failure, bool all_ended,
-                           Clock::time_point now) {
-  const auto node = nodes_.find(id);
-  if (node == nodes_.end()) return {};
-  node->second.all_ended = all_ended;
+Orders Coordinator::failed(Id id, const WorkerFailure& failure, Clock::time_point now) {
+  if (!nodes_.contains(id)) return {};
   if (phase_ == Phase::kStopping && verdict_) {
     verdict_->failures.push_back(failure);
     return {};
@@ -247,9 +244,20 @@ Orders Coordinator::failed(Id id, const WorkerFailure& failure, bool all_ended,
   auto time = now;
   if (failure.is_consequence()) time += kRootCauseDelay;
   if (failure.status.signal != 0) time += kSurvivorDelay;
-  if (!more_to_learn()) time = now;
   decide_at_ = decide_at_ ? std::min(*decide_at_, time) : time;
-  return now >= *decide_at_ ? decide_about_failures(now) : Orders{};
+  return decide_if_due(now);
+}
+
+Orders Coordinator::all_ended(Id id, Clock::time_point now) {
+  const auto node = nodes_.find(id);
+  if (node == nodes_.end()) return {};
+  node->second.all_ended = true;
+  return decide_if_due(now);
+}
+
+Orders Coordinator::decide_if_due(Clock::time_point now) {
+  if (phase_ != Phase::kRunning || !decide_at_) return {};
+  return now >= *decide_at_ || !more_to_learn() ? decide_about_failures(now) : Orders{};
 }
 
 Orders Coordinator::decide_about_failures(Clock::time_point now) {
@@ -258,11 +266,11 @@ Orders Coordinator::decide_about_failures(Clock::time_point now) {
   return fail_or_restart(std::move(verdict), now);
 }
 
-Orders Coordinator::succeeded(Id id, Clock::time_point /*now*/) {
+Orders Coordinator::succeeded(Id id, Clock::time_point now) {
   const auto node = nodes_.find(id);
   if (node == nodes_.end() || phase_ != Phase::kRunning) return {};
   node->second.doing = Doing::kSucceeded;
-  return end_if_all_succeeded();
+  return failures_.empty() ? end_if_all_succeeded() : decide_if_due(now);
 }
 
 Orders Coordinator::stopped(Id id, const std::vector<WorkerFailure>& terminated,
@@ -321,10 +329,7 @@ std::string Coordinator::missing() const {
 }
 
 Orders Coordinator::tick(Clock::time_point now) {
-  if (phase_ == Phase::kRunning && decide_at_ && now >= *decide_at_) {
-    return decide_about_failures(now);
-  }
-  if (!gathering()) return {};
+  if (!gathering()) return decide_if_due(now);
   if (last_call_until_ && now >= *last_call_until_) return start_if_complete(now);
   if (now < gather_until_ || enough()) return {};
   return end({.exit_code = kFailure,

@@ -48,9 +48,10 @@ class Coordinator {
 
   // Events. Each returns the orders that follow from it.
   [[nodiscard]] std::vector<Order> join(Id id, const Member& member, Clock::time_point now);
-  /// `all_ended`: no worker of the machine runs any more.
-  [[nodiscard]] std::vector<Order> failed(Id id, const WorkerFailure& failure, bool all_ended,
+  [[nodiscard]] std::vector<Order> failed(Id id, const WorkerFailure& failure,
                                           Clock::time_point now);
+  /// No worker of the machine runs any more; some of them failed.
+  [[nodiscard]] std::vector<Order> all_ended(Id id, Clock::time_point now);
   [[nodiscard]] std::vector<Order> succeeded(Id id, Clock::time_point now);
   [[nodiscard]] std::vector<Order> stopped(Id id, const std::vector<WorkerFailure>& terminated,
                                            Clock::time_point now);
@@ -91,6 +92,8 @@ class Coordinator {
   void announce(const std::string& text, std::vector<Order>& orders) const;
   [[nodiscard]] std::vector<Order> fail_or_restart(Verdict verdict, Clock::time_point now);
   [[nodiscard]] bool more_to_learn() const;
+  /// Decides about the failures if the time has come or no more is to be learnt.
+  [[nodiscard]] std::vector<Order> decide_if_due(Clock::time_point now);
   [[nodiscard]] std::vector<Order> decide_about_failures(Clock::time_point now);
 
   CoordinatorRules rules_;

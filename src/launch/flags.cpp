@@ -147,7 +147,8 @@ constexpr auto kGeneralFlags = std::to_array<Flag>({
      .agent = kOnly, .help = "The name of the workers in the prefix of their lines."},
     {.name = "log_line_prefix_template", .group = kOutput, .variable = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
      .value_name = "TEMPLATE", .agent = kOnly,
-     .help = "The prefix of lines, with ${role_name}, ${rank}, ${local_rank}."},
+     .help = "The prefix of lines, of rank 0 too, with ${role_name}, ${rank}, ${local_rank}. Without "
+             "it rank 0 has none, the others have [${role_name}${local_rank}]:"},
     {.name = "local_ranks_filter", .group = kOutput, .variable = "PET_LOCAL_RANKS_FILTER", .value_name = "RANKS",
      .agent = kDemand, .help = "Show these local ranks only, e.g. 0,1."},
 

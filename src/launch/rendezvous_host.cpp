@@ -102,9 +102,9 @@ void RendezvousHost::handle(int id, const AgentMessage& message, Clock::time_poi
   switch (message.kind) {
     case Kind::kFailed:
       for (const auto& failure : message.failures) {
-        const bool last = &failure == &message.failures.back();
-        carry_out(coordinator_.failed(id, failure, message.all_ended && last, now));
+        carry_out(coordinator_.failed(id, failure, now));
       }
+      if (message.all_ended) carry_out(coordinator_.all_ended(id, now));
       return;
     case Kind::kSucceeded:
       return carry_out(coordinator_.succeeded(id, now));

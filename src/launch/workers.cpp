@@ -121,7 +121,10 @@ void Workers::route(SpawnOptions& options, const LaunchRound& round, Place& plac
     target = StreamTarget::kPipe;
     route.shown = shown;
     if (contains(tee, stream)) route.file = file;
-    if (place.rank != 0 || contains(tee, stream)) {
+    // A template that the user gives is for all ranks; without one rank 0 is shown as it is.
+    const bool with_prefix =
+        place.rank != 0 || plan_.agent.log_line_prefix_template || contains(tee, stream);
+    if (with_prefix) {
       route.prefix = prefix(place.rank, place.local_rank);
     } else if (shown && console_.terminal(stream)) {
       target = StreamTarget::kTerminal;

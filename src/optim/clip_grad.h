@@ -1,4 +1,4 @@
-// src/training/clip_grad.h - gradient clipping with PyTorch's numbers, without waiting for a GPU.
+// src/optim/clip_grad.h - gradient clipping with PyTorch's numbers, without waiting for a GPU.
 //
 // Used by `Accelerator::clip_grad_norm_` and `clip_grad_value_`, which unscale float16 gradients
 // first.

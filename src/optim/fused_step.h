@@ -1,4 +1,4 @@
-// src/training/fused_step.h - a step of any optimizer with fused kernels.
+// src/optim/fused_step.h - a step of any optimizer with fused kernels.
 #pragma once
 
 #include <torch/optim/optimizer.h>

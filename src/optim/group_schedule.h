@@ -1,4 +1,4 @@
-// src/training/group_schedule.h - the numbers that schedulers keep with a parameter group.
+// src/optim/group_schedule.h - the numbers that schedulers keep with a parameter group.
 //
 // Python keeps them in the group itself ('initial_lr', 'max_lr'), where all schedulers of an
 // optimizer share them. Our own options have a member for them (`ParamGroupOptions::_schedule`),

@@ -1,4 +1,4 @@
-// src/training/optimizer_options.h - options of a parameter group by name, ours and LibTorch's.
+// src/optim/optimizer_options.h - options of a parameter group by name, ours and LibTorch's.
 //
 // For the optimizers of accelerate/optim.h and optim/torch_optimizers.h. Options of any other
 // optimizer have no names and no momentum.

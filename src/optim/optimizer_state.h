@@ -1,4 +1,4 @@
-// src/training/optimizer_state.h - the state of one parameter in any optimizer, by Python's names.
+// src/optim/optimizer_state.h - the state of one parameter in any optimizer, by Python's names.
 //
 //     for (const auto& [name, tensor] : optimizer_state_of(adamw, weight)) ...  // step, exp_avg,
 //     ...

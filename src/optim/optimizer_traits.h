@@ -1,4 +1,4 @@
-// src/training/optimizer_traits.h - names, state tensors and Python's keys of each optimizer.
+// src/optim/optimizer_traits.h - names, state tensors and Python's keys of each optimizer.
 //
 // The options are listed by `value_fields` in accelerate/optim/options.h, the formulas are in
 // optim/update_rules.h.

@@ -1,4 +1,4 @@
-// src/training/scheduler_core.h - the shared part of all handles to a prepared scheduler.
+// src/optim/scheduler_core.h - the shared part of all handles to a prepared scheduler.
 #pragma once
 
 #include <functional>

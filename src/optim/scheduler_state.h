@@ -1,4 +1,4 @@
-// src/training/scheduler_state.h - the state of a scheduler, written and read by a list of fields.
+// src/optim/scheduler_state.h - the state of a scheduler, written and read by a list of fields.
 #pragma once
 
 #include <tuple>

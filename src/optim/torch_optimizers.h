@@ -1,4 +1,4 @@
-// src/training/torch_optimizers.h - the optimizers of LibTorch that this library knows.
+// src/optim/torch_optimizers.h - the optimizers of LibTorch that this library knows.
 //
 // One adapter per class: its options and state by Python's names, and the optimizer of
 // accelerate/optim.h with the same formula. Steps, states, state dicts and cyclic schedules use it.

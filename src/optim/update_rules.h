@@ -1,4 +1,4 @@
-// src/training/update_rules.h - one optimizer step on lists of tensors.
+// src/optim/update_rules.h - one optimizer step on lists of tensors.
 //
 // The formulas are PyTorch's. They run fused kernels where the device has them and `_foreach_`
 // kernels otherwise, for our own optimizers and for the user's torch::optim objects.

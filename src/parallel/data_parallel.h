@@ -1,4 +1,4 @@
-// src/training/data_parallel.h - a module whose gradients are averaged over processes in backward.
+// src/parallel/data_parallel.h - a module whose gradients are averaged over processes in backward.
 //
 // Python's `DistributedDataParallel`, with one difference: whether gradients are averaged is
 // decided where backward is called, not where forward was.

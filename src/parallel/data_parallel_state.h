@@ -1,4 +1,4 @@
-// src/training/data_parallel_state.h - the state of a DataParallel.
+// src/parallel/data_parallel_state.h - the state of a DataParallel.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// src/training/gradient_hooks.h - how gradients travel: in full, in 16 bits, or compressed.
+// src/parallel/gradient_hooks.h - how gradients travel: in full, in 16 bits, or compressed.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// src/training/in_place_average.h - averages gradients in place, after backward.
+// src/parallel/in_place_average.h - averages gradients in place, after backward.
 //
 // c10d::Reducer copies each gradient into a bucket and back, and sends buckets during backward. On
 // one host a message through shared memory takes less time than these copies, and less than a

@@ -1,4 +1,4 @@
-// src/training/join.h - processes that run out of data before others do.
+// src/parallel/join.h - processes that run out of data before others do.
 //
 // The work of `join_uneven_inputs`. While a scope lives, a process that begins a backward in which
 // gradients are synchronized announces it. A process without data answers with zeros:

@@ -1,4 +1,4 @@
-// src/training/own_backward.h - tells the library's own backward passes from those of the program.
+// src/parallel/own_backward.h - tells the library's own backward passes from those of the program.
 #pragma once
 
 namespace accelerate::detail::parallel {

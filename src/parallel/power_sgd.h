@@ -1,4 +1,4 @@
-// src/training/power_sgd.h - gradients that travel as products of thin matrices.
+// src/parallel/power_sgd.h - gradients that travel as products of thin matrices.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// src/training/reached_leaves.h - the parameters that a backward from some tensor comes to.
+// src/parallel/reached_leaves.h - the parameters that a backward from some tensor comes to.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// src/training/sparse_average.h - means of sparse gradients, which no bucket can hold.
+// src/parallel/sparse_average.h - means of sparse gradients, which no bucket can hold.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -6,35 +6,15 @@
 #include <c10/util/Exception.h>
 #include <malloc.h>
 
-#include <algorithm>
 #include <new>
 #include <stdexcept>
 
 #include "accelerate/detail/state/reused_memory.h"
 #include "core/bytes.h"
+#include "core/exception_text.h"
 #include "state/accelerator_backend.h"
 
 namespace accelerate {
-namespace {
-
-// Python's list, then the messages of the driver and of cuBLAS, which bypass the caching allocator.
-constexpr std::string_view kOutOfMemoryTexts[] = {
-    " out of memory.",  // CUDA, HIP, XPU
-    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
-    "DefaultCPUAllocator: can't allocate memory",
-    "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed",  // HPU
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "DefaultCPUAllocator: not enough memory",
-};
-
-bool tells_of_memory(std::string_view message) {
-  return std::ranges::any_of(kOutOfMemoryTexts, [&](std::string_view text) {
-    return message.find(text) != std::string_view::npos;
-  });
-}
-
-}  // namespace
 
 void clear_device_cache(bool garbage_collection) {
   if (garbage_collection) detail::state::ReusedMemory::of_results().release();
@@ -54,10 +34,10 @@ bool should_reduce_batch_size(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
   if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error)) {
-    return tells_of_memory(torch_error->what_without_backtrace());
+    return detail::tells_of_memory(torch_error->what_without_backtrace());
   }
   if (dynamic_cast<const std::runtime_error*>(&error) != nullptr) {
-    return tells_of_memory(error.what());
+    return detail::tells_of_memory(error.what());
   }
   return false;
 }

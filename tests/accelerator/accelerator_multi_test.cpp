@@ -516,6 +516,21 @@ TEST(AcceleratorOnProcesses, NamesWhatIsAnotherModelElsewhere) {
   });
 }
 
+TEST(AcceleratorOnProcesses, NamesPrepareWithoutALineOfThisLibraryWhenARankStrays) {
+  on_processes(2, [](PartialState& state) {
+    Accelerator accelerator(anew());
+    const auto message = message_of<CommError>([&] {
+      if (state.process_index() == 0) {
+        (void)accelerator.prepare(Mlp());
+      } else {
+        accelerator.wait_for_everyone();
+      }
+    });
+    EXPECT_NE(message.find("gather_object named 'prepare'\n"), std::string::npos) << message;
+    EXPECT_NE(message.find("barrier at accelerator_multi_test.cpp:"), std::string::npos) << message;
+  });
+}
+
 TEST(AcceleratorOnProcesses, TakesTheObjectsInAnyOrder) {
   on_processes(2, [](PartialState& state) {
     Accelerator accelerator(anew());

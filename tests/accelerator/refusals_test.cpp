@@ -84,6 +84,34 @@ TEST_F(RefusalsTest, RefusesHandlesThatAreEmpty) {
   EXPECT_FALSE(accelerator.sync_gradients()) << "a call that was refused counts no batch";
 }
 
+TEST_F(RefusalsTest, RefusesHoldersAndPointersThatAreEmpty) {
+  Accelerator accelerator(anew());
+  const Line holder{nullptr};
+  std::shared_ptr<LineImpl> module;
+  std::shared_ptr<AdamW> optimizer;
+  std::shared_ptr<StepLR> scheduler;
+  const auto entries = accelerator._state_entries().size();
+  const std::vector<std::function<void()>> calls{
+      [&] { (void)accelerator.prepare(holder); },
+      [&] { (void)accelerator.prepare(module); },
+      [&] { (void)accelerator.prepare_model(holder); },
+      [&] { (void)accelerator.prepare(optimizer); },
+      [&] { (void)accelerator.prepare(scheduler); },
+      [&] { (void)accelerator.get_state_dict(holder); },
+      [&] { accelerator.register_for_checkpointing(holder); },
+      [&] { accelerator.register_for_checkpointing(module); },
+      [&] { accelerator.register_for_checkpointing(scheduler); },
+  };
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const auto message = message_of<ArgumentError>(calls[i]);
+    EXPECT_NE(message.find("is empty"), std::string::npos) << i << ": " << message;
+  }
+  EXPECT_EQ(message_of<ArgumentError>(calls[0]),
+            "The model is empty: its holder was made with nullptr, or the pointer was never "
+            "assigned. Assign a module first, for example net = torch::nn::Linear(4, 2).");
+  EXPECT_EQ(accelerator._state_entries().size(), entries) << "something of it was registered";
+}
+
 /// An optimizer that is told when training goes on.
 struct ScheduleFree : torch::optim::SGD {
   using SGD::SGD;

@@ -72,6 +72,25 @@ TEST_F(ConfigFile, WrittenByPythonIsWrittenAgainByteForByte) {
   EXPECT_GE(count, 30);
 }
 
+TEST_F(ConfigFile, InTheDocumentsHasEveryKeyAndNoOther) {
+  const CapturedLog log;
+  const auto path = reference_path("../../docs/accelerate_config.yaml");
+  const auto config = std::get<ClusterConfig>(load_config_from_file(path));
+  EXPECT_EQ(log.messages(), std::vector<std::string>{}) << "a section has keys that are not known";
+  const auto text = read_file(path);
+  const auto expect_key = [&](const std::string& key) {
+    EXPECT_NE(text.find(key), std::string::npos) << key;
+  };
+  const auto expect_field = [&](const auto& field) {
+    expect_key("\n" + std::string(field.name) + ":");
+    for (const auto& key : detail::known_section_keys(field.name)) expect_key(" " + key);
+  };
+  std::apply([&](const auto&... fields) { (expect_field(fields), ...); },
+             value_fields(std::type_identity<ClusterConfig>{}));
+  EXPECT_EQ(config.distributed_type, DistributedType::kMultiCpu);
+  EXPECT_EQ(config.num_processes, 2);
+}
+
 TEST_F(ConfigFile, OfAnOlderVersionBecomesWhatPythonMakesOfIt) {
   int count = 0;
   for (const auto& entry : fs::directory_iterator(reference_path("config/legacy"))) {

@@ -58,6 +58,21 @@ std::string fnv(std::string_view text) {
   return out.str();
 }
 
+testing::AssertionResult is_entry(const std::string& grid, std::int64_t length,
+                                  const GridSetting& setting, const std::string& text,
+                                  const std::string& entry) {
+  if (fnv(text) == entry) return testing::AssertionSuccess();
+  const auto name = grid.substr(0, grid.find('.'));
+  std::ostringstream arguments;
+  arguments << name << " " << length << " " << setting.batch_size << " " << setting.num_processes
+            << " " << setting.drop_last << " " << setting.split_batches;
+  if (name == "shard") arguments << " " << setting.even_batches;
+  return testing::AssertionFailure()
+         << to_text(length, setting) << "\n  came:     " << text
+         << "\n  expected: a text with the hash " << entry << ", which this command shows:\n"
+         << "    python tests/reference/data/write_reference.py --show " << arguments.str();
+}
+
 IndexBatch iota(std::int64_t size) {
   IndexBatch numbers(static_cast<std::size_t>(size));
   std::iota(numbers.begin(), numbers.end(), 0);

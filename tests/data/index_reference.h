@@ -2,6 +2,8 @@
 // tests/reference/data/write_reference.py.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -39,6 +41,12 @@ enum class EvenColumn : std::uint8_t { kNo, kYes };
 [[nodiscard]] std::string indices_text(const IndexBatch& indices);
 /// FNV-1a, 64 bits, as 16 digits.
 [[nodiscard]] std::string fnv(std::string_view text);
+
+/// Whether `entry` is the hash of `text`. Otherwise the message has the text, and the command that
+/// shows Python's text of this case of `grid`, e.g. "shard.txt".
+[[nodiscard]] testing::AssertionResult is_entry(const std::string& grid, std::int64_t length,
+                                                const GridSetting& setting, const std::string& text,
+                                                const std::string& entry);
 
 /// 0, 1, ..., size - 1.
 [[nodiscard]] IndexBatch iota(std::int64_t size);

@@ -136,7 +136,7 @@ TEST(Coordinator, SaysHowLongItWaitedToTheFraction) {
 
 TEST(Coordinator, StopsAllAndPassesOnTheCodeOfTheWorkerThatFailed) {
   auto coordinator = running(fixed(2), 2);
-  EXPECT_EQ(shown(coordinator.failed(1, failure(3, 9), false, kStartOfTime)), "0 stop, 1 stop");
+  EXPECT_EQ(shown(coordinator.failed(1, failure(3, 9), kStartOfTime)), "0 stop, 1 stop");
   auto ended_by_us = failure(0, 0);
   ended_by_us.status = {.code = -1, .signal = 15};
   ended_by_us.terminated_by_launcher = true;
@@ -151,52 +151,62 @@ TEST(Coordinator, StopsAllAndPassesOnTheCodeOfTheWorkerThatFailed) {
 
 TEST(Coordinator, WaitsForTheCulpritWhenAWorkerHasOnlyLostItsPeers) {
   auto coordinator = running(fixed(2), 2);
-  EXPECT_EQ(shown(coordinator.failed(0, failure(0, 70), false, kStartOfTime)), "");
+  EXPECT_EQ(shown(coordinator.failed(0, failure(0, 70), kStartOfTime)), "");
   EXPECT_EQ(coordinator.next_event(), kStartOfTime + 2s);
-  EXPECT_EQ(shown(coordinator.failed(1, failure(2, 5), false, kStartOfTime + 1s)),
-            "0 stop, 1 stop");
+  EXPECT_EQ(shown(coordinator.failed(1, failure(2, 5), kStartOfTime + 1s)), "0 stop, 1 stop");
   (void)coordinator.stopped(0, {}, kStartOfTime + 1s);
   EXPECT_EQ(coordinator.stopped(1, {}, kStartOfTime + 1s).front().message.verdict.exit_code, 5);
 }
 
 TEST(Coordinator, BlamesTheOneThatLostItsPeersWhenNobodyElseFails) {
   auto coordinator = running(fixed(2), 2);
-  (void)coordinator.failed(0, failure(0, 70), false, kStartOfTime);
+  (void)coordinator.failed(0, failure(0, 70), kStartOfTime);
   EXPECT_EQ(shown(coordinator.tick(kStartOfTime + 2s)), "0 stop, 1 stop");
 }
 
 TEST(Coordinator, WaitsForNobodyWhenAllWorkersHaveEnded) {
   auto coordinator = running(fixed(2), 2);
-  EXPECT_EQ(shown(coordinator.failed(0, failure(0, 70), false, kStartOfTime)), "");
-  EXPECT_EQ(shown(coordinator.failed(0, failure(1, 70), true, kStartOfTime)), "");
-  EXPECT_EQ(shown(coordinator.failed(1, failure(2, 70), true, kStartOfTime)), "0 stop, 1 stop");
+  EXPECT_EQ(shown(coordinator.failed(0, failure(0, 70), kStartOfTime)), "");
+  EXPECT_EQ(shown(coordinator.failed(0, failure(1, 70), kStartOfTime)), "");
+  EXPECT_EQ(shown(coordinator.all_ended(0, kStartOfTime)), "");
+  EXPECT_EQ(shown(coordinator.failed(1, failure(2, 70), kStartOfTime)), "");
+  // Rank 3 ended with 0.
+  EXPECT_EQ(shown(coordinator.all_ended(1, kStartOfTime)), "0 stop, 1 stop");
+}
+
+TEST(Coordinator, WaitsForNobodyWhenTheOtherMachinesHaveSucceeded) {
+  auto coordinator = running(fixed(2), 2);
+  EXPECT_EQ(shown(coordinator.failed(0, failure(0, 70), kStartOfTime)), "");
+  EXPECT_EQ(shown(coordinator.all_ended(0, kStartOfTime)), "");
+  EXPECT_EQ(shown(coordinator.succeeded(1, kStartOfTime)), "0 stop, 1 stop");
 }
 
 TEST(Coordinator, GivesSurvivorsHalfASecondToTellWhereAWorkerWasKilled) {
   auto killed = failure(0, 0);
   killed.status = {.code = -1, .signal = 9};
   auto silent = running(fixed(2), 2);
-  EXPECT_EQ(shown(silent.failed(0, killed, false, kStartOfTime)), "");
+  EXPECT_EQ(shown(silent.failed(0, killed, kStartOfTime)), "");
   EXPECT_EQ(silent.next_event(), kStartOfTime + 500ms);
   EXPECT_EQ(shown(silent.tick(kStartOfTime + 500ms)), "0 stop, 1 stop");
   auto told = running(fixed(2), 2);
-  EXPECT_EQ(shown(told.failed(0, killed, false, kStartOfTime)), "");
-  EXPECT_EQ(shown(told.failed(1, failure(2, 70), false, kStartOfTime + 10ms)), "0 stop, 1 stop");
+  EXPECT_EQ(shown(told.failed(0, killed, kStartOfTime)), "");
+  EXPECT_EQ(shown(told.failed(1, failure(2, 70), kStartOfTime + 10ms)), "0 stop, 1 stop");
   (void)told.stopped(0, {}, kStartOfTime + 10ms);
   EXPECT_EQ(told.stopped(1, {}, kStartOfTime + 10ms).front().message.verdict.exit_code, 137);
   auto alone = running(fixed(1), 1);
-  EXPECT_EQ(shown(alone.failed(0, killed, true, kStartOfTime)), "0 stop");
+  EXPECT_EQ(shown(alone.failed(0, killed, kStartOfTime)), "");
+  EXPECT_EQ(shown(alone.all_ended(0, kStartOfTime)), "0 stop");
 }
 
 TEST(Coordinator, RestartsTheWholeGroupAsOftenAsAllowed) {
   auto coordinator = running(fixed(2, 1), 2);
-  EXPECT_EQ(shown(coordinator.failed(0, failure(0, 1), false, kStartOfTime)), "0 stop, 1 stop");
+  EXPECT_EQ(shown(coordinator.failed(0, failure(0, 1), kStartOfTime)), "0 stop, 1 stop");
   (void)coordinator.stopped(0, {}, kStartOfTime);
   const auto again = coordinator.stopped(1, {}, kStartOfTime);
   ASSERT_EQ(shown(again), "0 start, 1 start");
   EXPECT_EQ(again[0].message.round.restart_count, 1);
   EXPECT_EQ(again[0].message.round.number, 1);
-  (void)coordinator.failed(0, failure(0, 4), false, kStartOfTime);
+  (void)coordinator.failed(0, failure(0, 4), kStartOfTime);
   (void)coordinator.stopped(0, {}, kStartOfTime);
   const auto end = coordinator.stopped(1, {}, kStartOfTime);
   ASSERT_EQ(shown(end), "0 end, 1 end");
@@ -206,7 +216,7 @@ TEST(Coordinator, RestartsTheWholeGroupAsOftenAsAllowed) {
 
 TEST(Coordinator, EndsTheJobWhenAFixedMachineIsGone) {
   auto coordinator = running(fixed(2), 2);
-  (void)coordinator.failed(0, failure(0, 70), false, kStartOfTime);  // its workers noticed first
+  (void)coordinator.failed(0, failure(0, 70), kStartOfTime);  // its workers noticed first
   EXPECT_EQ(shown(coordinator.lost(1, "is gone", kStartOfTime)), "0 stop");
   const auto orders = coordinator.stopped(0, {}, kStartOfTime);
   ASSERT_EQ(shown(orders), "0 end");
@@ -274,7 +284,7 @@ TEST(ElasticCoordinator, BeginsANewRoundWhenAMachineLeavesOrJoinsWithoutUsingARe
 
 TEST(ElasticCoordinator, TakesLostPeersForTheConsequenceOfAMachineThatLeft) {
   auto coordinator = running(elastic(1, 2), 2);
-  (void)coordinator.failed(0, failure(0, 70), false, kStartOfTime);
+  (void)coordinator.failed(0, failure(0, 70), kStartOfTime);
   EXPECT_EQ(shown(coordinator.lost(1, "is gone", kStartOfTime + 1s)), "0 stop");
   EXPECT_FALSE(coordinator.ended());
   (void)coordinator.stopped(0, {}, kStartOfTime + 1s);

@@ -379,6 +379,14 @@ TEST(LaunchFailure, NamesTheRankThatAllBlameAndWaitsForNobodyElse) {
   EXPECT_EQ(count_of(outcome.error, ", because of rank 2\n"), 2) << outcome.text();
 }
 
+TEST(LaunchFailure, WaitsForNobodyWhenTheLastRankEndsWellAfterAFailure) {
+  const auto outcome = run(launch(
+      2, {},
+      probe({"1:err=accelerate: rank 0 is in another collective", "1:exit=70", "sleep=0.3"})));
+  expect_clean_end(outcome, 70);
+  EXPECT_LT(outcome.seconds, 1.5) << outcome.text();
+}
+
 TEST(LaunchFailure, ShowsWhereAKilledRankWasAsAnotherTells) {
   const auto outcome =
       run(launch(2, {},

@@ -195,16 +195,16 @@ TEST(LaunchInput, GoesToTheFirstRankFromAPipe) {
             (Words{"[default1]:rank 1 read ''", "rank 0 read 'hello'"}));
 }
 
-TEST(LaunchOutput, TakesTheNameOfTheRoleAndATemplateForThePrefix) {
+TEST(LaunchOutput, TakesTheNameOfTheRoleAndATemplateForThePrefixOfAllRanks) {
   const auto outcome = run(launch(
       2,
       {"--role", "trainer", "--log_line_prefix_template", "<${role_name} ${rank}/${local_rank}> "},
       probe({"say=hello"})));
   expect_clean_end(outcome, 0);
-  EXPECT_EQ(sorted_lines(outcome.output), (Words{"<trainer 1/1> hello", "hello"}));
+  EXPECT_EQ(sorted_lines(outcome.output), (Words{"<trainer 0/0> hello", "<trainer 1/1> hello"}));
   auto options = launch(2, {}, probe({"say=hello"}));
   options.environment = {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "<${rank}>"}};
-  EXPECT_EQ(sorted_lines(run(options).output), (Words{"<1>hello", "hello"}));
+  EXPECT_EQ(sorted_lines(run(options).output), (Words{"<0>hello", "<1>hello"}));
 }
 
 TEST(LaunchOutput, IsLimitedToTheRanksOfTheFilter) {

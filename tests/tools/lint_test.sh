@@ -5,7 +5,7 @@ repository=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/tools"
-cp "$repository"/tools/{lint.sh,tidy.sh,check_layers.awk,check_types.awk} "$work/tools"
+cp "$repository"/tools/{lint.sh,tidy.sh,options.sh,options.awk,check_layers.awk,check_types.awk} "$work/tools"
 cd "$work"
 git init -q .
 
@@ -153,6 +153,36 @@ complains headers "include/accelerate/a.h has 251 lines; 250 is the limit"
 grep -q accelerator.h out && wrong "does not give accelerator.h its 350 lines"
 for i in {1..51}; do file "include/accelerate/$i.h" <<<'#pragma once'; file "include/accelerate/detail/core/$i.h" <<<'#pragma once'; done
 complains headers "include/accelerate has 53 headers at its top; 50 is the limit"
+
+case_of "a header begins with its path"
+file include/accelerate/a.h <<<'// accelerate/a.h - the letter.'
+file src/core/b.h <<<'// src/core/b.h - the next one.'
+passes banners
+file src/core/c.h <<<'// src/old/c.h - the third.'
+complains banners "src/core/c.h: the first line must be '// src/core/c.h - ' and what it is for"
+
+case_of "the page of options has what the headers say"
+file include/accelerate/a.h <<'END'
+enum class Colour { kRed, kBlue };
+/// How to paint.
+struct PaintOptions {
+  /// Unset: red.
+  std::optional<Colour> colour = std::nullopt;
+  std::int64_t layers = 2;
+
+  [[nodiscard]] bool thick() const { return layers > 2; }
+};
+END
+file docs/options.md <<<$'# Options\n'
+tools/options.sh
+passes options
+for row in "### PaintOptions" "How to paint." "| \`colour\` | \`std::optional<Colour>\` |  | Unset: red. |" \
+  "| \`layers\` | \`int64_t\` | \`2\` |  |" "| \`Colour\` | \`kRed\`, \`kBlue\` |  |"; do
+  grep -qxF -- "$row" docs/options.md || wrong "the page has no '$row'"
+done
+grep -q thick docs/options.md && wrong "a function is no option"
+sed -i 's/layers = 2/layers = 3/' include/accelerate/a.h
+complains options "docs/options.md is not what the headers say: tools/options.sh mends it"
 
 case_of "a check that there is not"
 lint layer

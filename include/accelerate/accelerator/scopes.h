@@ -80,9 +80,19 @@ inline constexpr bool kIsPreparedModel<PreparedModel<Holder>> = true;
 template <class T>
 concept AnyModel = kIsPreparedModel<std::remove_cvref_t<T>> || ModelHolder<std::remove_cvref_t<T>>;
 
+/// True; a compile error says what is taken instead of another type.
+template <class Model>
+consteval bool check_model() {
+  static_assert(AnyModel<Model>,
+                "accelerate: this is no model: give a prepared model, a module holder "
+                "(TORCH_MODULE) or a std::shared_ptr to a module.");
+  return true;
+}
+
 /// Throws `StateError` for a prepared model that is empty.
-template <AnyModel Model>
+template <class Model>
 std::shared_ptr<ModelCore> core_of(const Model& model) {
+  static_assert(check_model<Model>());
   if constexpr (kIsPreparedModel<Model>) {
     if (!model) refuse_empty("model");
     return model._core();
@@ -91,13 +101,17 @@ std::shared_ptr<ModelCore> core_of(const Model& model) {
   }
 }
 
-template <AnyModel Model>
+/// Throws `StateError` for a prepared model that is empty, `ArgumentError` for an empty holder.
+template <class Model>
 std::shared_ptr<torch::nn::Module> module_of(const Model& model) {
+  static_assert(check_model<Model>());
   if constexpr (kIsPreparedModel<Model>) {
     if (!model) refuse_empty("model");
     return model._core()->module;
   } else {
-    return ModuleOf<Model>::pointer(model);
+    std::shared_ptr<torch::nn::Module> module = ModuleOf<Model>::pointer(model);
+    if (!module) refuse_empty_holder();
+    return module;
   }
 }
 

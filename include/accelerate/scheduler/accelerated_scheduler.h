@@ -88,6 +88,7 @@ concept AnyScheduler = std::derived_from<T, LRScheduler> || LibTorchScheduler<T>
 template <AnyScheduler S>
 SchedulerParts scheduler_parts(std::shared_ptr<S> scheduler) {
   SchedulerParts parts;
+  if (!scheduler) return parts;
   S* const it = scheduler.get();
   parts.keeper = std::move(scheduler);
   if constexpr (std::derived_from<S, LRScheduler>) parts.ours = it;

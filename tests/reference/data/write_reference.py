@@ -12,12 +12,15 @@ dispatcher.txt  DataLoaderDispatcher, each process in turn: what process 0 broad
 remainder.txt   no hashes: the remainder that process 0 sees with its last batch
 texts.txt       the texts themselves for some settings
 samplers.json   what the samplers draw; above 64 indices the hash of their text
+
+--show shard 7 2 3 0 0 1 writes nothing and prints the text of one case: the name of its grid, a length, a setting.
 """
 
 import copy
 import itertools
 import json
 import pathlib
+import sys
 from types import SimpleNamespace
 
 import accelerate.data_loader as data_loader
@@ -168,6 +171,14 @@ without_even = list(itertools.product(BATCH_SIZES, PROCESSES, NO_YES, NO_YES))
 
 PartialState(cpu=True)  # prepare_data_loader wants one, though it is told the number of processes
 send, send_objects = data_loader.broadcast, data_loader.broadcast_object_list
+
+if sys.argv[1:2] == ["--show"]:
+    name, length, *setting = sys.argv[2:3] + [int(number) for number in sys.argv[3:]]
+    function = {"shard": shard_text, "iterable": iterable_text, "dispatcher": dispatcher_text}[name]
+    setting = [*setting[:2], *map(bool, setting[2:])]
+    print(attempt(function, torch.arange(length).tolist() if name == "dispatcher" else length, *setting))
+    sys.exit()
+
 write_grid("shard.txt", with_even, lambda *case: fnv(shard_text(*case)))
 write_grid("remainder.txt", with_even, remainder)
 write_grid("iterable.txt", without_even, lambda *case: fnv(iterable_text(*case)))

@@ -106,14 +106,16 @@ class ACCELERATE_API ForwardScope {
   std::optional<AutocastScope> autocast_ = std::nullopt;
 };
 
-/// The module that a holder or a smart pointer leads to.
+/// The module that a holder or a smart pointer leads to; null if it is empty.
 template <class Holder>
 struct ModuleOf;
 template <class Holder>
   requires torch::detail::is_module_holder<Holder>::value
 struct ModuleOf<Holder> {
   using type = typename Holder::ContainedType;
-  static const std::shared_ptr<type>& pointer(const Holder& holder) { return holder.ptr(); }
+  static std::shared_ptr<type> pointer(const Holder& holder) {
+    return holder.is_empty() ? nullptr : holder.ptr();
+  }
 };
 template <std::derived_from<torch::nn::Module> M>
 struct ModuleOf<std::shared_ptr<M>> {
@@ -123,6 +125,9 @@ struct ModuleOf<std::shared_ptr<M>> {
 
 template <class T>
 concept ModelHolder = requires { typename ModuleOf<T>::type; };
+
+/// Throws `ArgumentError`.
+[[noreturn]] ACCELERATE_API void refuse_empty_holder();
 
 }  // namespace detail::accelerator
 

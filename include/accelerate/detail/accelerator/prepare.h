@@ -75,19 +75,31 @@ class ACCELERATE_API Preparer {
 [[nodiscard]] ACCELERATE_API std::shared_ptr<Stateful> stateful_module(
     std::shared_ptr<torch::nn::Module> module);
 
+/// Throws `ArgumentError` for an empty pointer that `register_for_checkpointing` was given.
+[[noreturn]] ACCELERATE_API void refuse_empty_pointer();
+
+/// True; a compile error says what is taken instead of another type.
+template <class T>
+consteval bool check_stateful() {
+  static_assert(HasStateDict<T>,
+                "accelerate: register_for_checkpointing takes objects with state_dict() and "
+                "load_state_dict(const accelerate::Value&), and modules.");
+  return true;
+}
+
 /// What `register_for_checkpointing` makes of an object.
 template <class Arg>
 std::shared_ptr<Stateful> stateful_of(Arg&& object) {
   using T = std::remove_cvref_t<Arg>;
   if constexpr (ModelHolder<T>) {
-    return stateful_module(ModuleOf<T>::pointer(object));
+    return stateful_module(module_of(object));
   } else if constexpr (!std::same_as<typename Target<T>::type, T>) {
+    static_assert(check_stateful<typename Target<T>::type>());
+    if (!object) refuse_empty_pointer();
     return state::make_stateful(
         std::shared_ptr<typename Target<T>::type>(std::forward<Arg>(object)));
   } else {
-    static_assert(HasStateDict<std::remove_reference_t<Arg>>,
-                  "accelerate: register_for_checkpointing takes objects with state_dict() and "
-                  "load_state_dict(const accelerate::Value&), and modules.");
+    static_assert(check_stateful<std::remove_reference_t<Arg>>());
     static_assert(std::is_lvalue_reference_v<Arg>,
                   "accelerate: register_for_checkpointing refers to an object, which must outlive "
                   "the accelerator: give it by name, or as a std::shared_ptr.");
@@ -98,16 +110,14 @@ std::shared_ptr<Stateful> stateful_of(Arg&& object) {
 template <class Model>
 auto prepare_model(const Preparer& preparer, const Model& model, std::optional<bool> placement,
                    bool evaluation_mode) {
-  static_assert(AnyModel<Model>,
-                "accelerate: prepare_model takes a module holder (TORCH_MODULE) "
-                "or a std::shared_ptr to a module.");
+  static_assert(check_model<Model>());
   if constexpr (kIsPreparedModel<Model>) {
     if (!model) refuse_empty("model");
     preparer.add(model._core());
     return model;
   } else {
-    const auto& module = ModuleOf<Model>::pointer(model);
-    return PreparedModel<Model>(model, preparer.model(module, placement, evaluation_mode));
+    return PreparedModel<Model>(model,
+                                preparer.model(module_of(model), placement, evaluation_mode));
   }
 }
 

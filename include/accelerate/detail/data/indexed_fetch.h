@@ -136,6 +136,9 @@ template <class Collate, class Sample>
 struct Batching {
   static constexpr bool kDefault = std::same_as<Collate, DefaultCollate>;
   static constexpr bool kJoins = kDefault || Collates<Collate, std::vector<Sample>>;
+  static_assert(kJoins || Collates<Collate, Sample>,
+                "accelerate: the collate function cannot be called with a std::vector of the "
+                "samples of this dataset, nor with a single sample (for batch_size = nullopt).");
 
   static auto batch_type() {
     if constexpr (kJoins) {

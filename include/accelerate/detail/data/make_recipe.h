@@ -50,8 +50,23 @@ struct Pointee<std::shared_ptr<T>> {
 template <class T>
 using PointeeOf = typename Pointee<T>::type;
 
+/// True if a loader without a sampler can load from a `D`; a compile error says what is missing.
 template <class D>
-concept Dataset = IndexedDataset<PointeeOf<D>> || IterableDataset<PointeeOf<D>>;
+[[nodiscard]] constexpr bool check_dataset() {
+  constexpr bool known = IndexedDataset<D> || IterableDataset<D>;
+  constexpr bool counted = !IndexedDataset<D> || HasLength<D>;
+  static_assert(known || !HasLength<D>,
+                "accelerate: this dataset has size(), but no get(index). Write get(std::size_t "
+                "index), which returns a sample; accelerate/datasets.h lists what else fits.");
+  static_assert(known || HasLength<D>,
+                "accelerate: this is no dataset. Write size() and get(std::size_t index), or for "
+                "iterable data next(), which returns an optional; accelerate/datasets.h lists what "
+                "else fits.");
+  static_assert(counted,
+                "accelerate: this dataset has get(index), but no size(). Write size(), or name the "
+                "samples with a sampler or a list of indices.");
+  return known && counted;
+}
 
 /// A loader over indexed data; `batches(dataset_size)` returns the batch sampler.
 template <IndexedDataset D, class Collate, class Batches>
