@@ -75,8 +75,8 @@ void check_rows(const at::Tensor& tensor, const IndexBatch& rows) {
 
 }  // namespace
 
-at::Tensor gather_rows(const at::Tensor& tensor, const IndexBatch& rows,
-                       const LoadContext& context) {
+at::Tensor BatchTensors::rows(const at::Tensor& tensor, const IndexBatch& rows,
+                              const LoadContext& context) {
   check_rows(tensor, rows);
   const auto count = static_cast<std::int64_t>(rows.size());
   if (!is_plain(tensor)) {
@@ -101,7 +101,8 @@ at::Tensor gather_rows(const at::Tensor& tensor, const IndexBatch& rows,
   return result;
 }
 
-at::Tensor copy_row(const at::Tensor& tensor, std::int64_t row, const LoadContext& context) {
+at::Tensor BatchTensors::row(const at::Tensor& tensor, std::int64_t row,
+                             const LoadContext& context) {
   check_rows(tensor, {row});
   return pin(tensor.select(0, row).clone(at::MemoryFormat::Contiguous), context);
 }
@@ -142,8 +143,8 @@ at::Tensor RowsInPlace::whole(const std::vector<at::Tensor*>& samples) const {
   return {};
 }
 
-at::Tensor stack_samples(const std::vector<at::Tensor*>& samples, const TreePath& path,
-                         const LoadContext& context) {
+at::Tensor BatchTensors::stack(const std::vector<at::Tensor*>& samples, const TreePath& path,
+                               const LoadContext& context) {
   if (context.in_place != nullptr) {
     if (auto whole = context.in_place->whole(samples); whole.defined()) return whole;
   }
@@ -180,12 +181,13 @@ at::Tensor stack_samples(const std::vector<at::Tensor*>& samples, const TreePath
   return result;
 }
 
-at::Tensor empty_column(std::size_t size, at::ScalarType type, const LoadContext& context) {
+at::Tensor BatchTensors::empty_column(std::size_t size, at::ScalarType type,
+                                      const LoadContext& context) {
   return at::empty({static_cast<std::int64_t>(size)},
                    at::TensorOptions().dtype(type).device(at::kCPU).pinned_memory(context.pinned));
 }
 
-at::Tensor pin(const at::Tensor& tensor, const LoadContext& context) {
+at::Tensor BatchTensors::pin(const at::Tensor& tensor, const LoadContext& context) {
   const bool can_be = context.pinned && tensor.defined() && tensor.device().is_cpu() &&
                       tensor.layout() == at::kStrided;
   return can_be && !tensor.is_pinned() ? tensor.pin_memory() : tensor;

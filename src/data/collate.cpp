@@ -14,7 +14,8 @@ std::string place(const TreePath& path) {
 /// The contents of values that are all of one kind, as pointers that typed rules take.
 template <class T, class Get>
 at::Tensor collate_as(const std::vector<Value*>& samples, const LoadContext& context, Get get) {
-  auto column = empty_column(samples.size(), c10::CppTypeToScalarType<T>::value, context);
+  auto column =
+      BatchTensors::empty_column(samples.size(), c10::CppTypeToScalarType<T>::value, context);
   auto* out = column.template mutable_data_ptr<T>();
   for (const Value* sample : samples) *out++ = get(*sample);
   return column;
@@ -66,7 +67,7 @@ Value collate_values(const std::vector<Value*>& samples, const TreePath& path,
       std::vector<at::Tensor*> pointers;
       for (const Value* sample : samples) tensors.push_back(sample->as_tensor());
       for (auto& tensor : tensors) pointers.push_back(&tensor);
-      return Value(stack_samples(pointers, path, context));
+      return Value(BatchTensors::stack(pointers, path, context));
     }
     case Value::Kind::kBool:
       return Value(collate_as<bool>(samples, context, [](const Value& x) { return x.as_bool(); }));

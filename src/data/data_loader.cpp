@@ -95,8 +95,9 @@ void validate(const DataLoaderOptions& options, LoaderInput input) {
   }
 }
 
-void check_batching(const std::optional<std::int64_t>& batch_size, bool joins, bool passes) {
-  if (batch_size && !joins) throw_cannot_join();
+void SampleChecks::batching(const std::optional<std::int64_t>& batch_size, bool joins,
+                            bool passes) {
+  if (batch_size && !joins) refuse_joining();
   if (!batch_size && !passes) {
     throw ArgumentError(
         "batch_size is not set, so each sample of the dataset is to be a batch, but what is set to "
@@ -105,20 +106,16 @@ void check_batching(const std::optional<std::int64_t>& batch_size, bool joins, b
   }
 }
 
-void throw_cannot_join() {
+void SampleChecks::refuse_joining() {
   throw ArgumentError(
       "The collate function takes one sample, but batch_size is set. Pass one that takes a "
       "std::vector of samples, or set batch_size to std::nullopt.");
 }
 
-void check_index(std::int64_t index, std::int64_t size) {
+void SampleChecks::index(std::int64_t index, std::int64_t size) {
   if (index >= 0 && index < size) return;
   throw ArgumentError(
       str("Sample ", index, " was asked for, but the dataset has ", size, " samples."));
-}
-
-void throw_no_dataset() {
-  throw ArgumentError("The dataset is a null pointer. Pass one that points to a dataset.");
 }
 
 std::shared_ptr<BatchIndexSampler> batches_of(const DataLoaderOptions& options,

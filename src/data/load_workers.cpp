@@ -74,7 +74,7 @@ CancelScope::CancelScope(const std::atomic<bool>& cancelled) noexcept
 
 CancelScope::~CancelScope() { cancel_flag = outer_; }
 
-void stop_if_cancelled() {
+void SampleChecks::stop_if_cancelled() {
   if (cancel_flag != nullptr && cancel_flag->load(std::memory_order_relaxed)) throw LoadCancelled();
 }
 
@@ -303,7 +303,7 @@ void LoadWindow::cancel() {
   ready_.clear();
 }
 
-void note_failed_sample(std::int64_t index) noexcept { failed_sample = index; }
+void SampleChecks::note_failed(std::int64_t index) noexcept { failed_sample = index; }
 
 std::exception_ptr load_failure(std::int64_t sequence, const IndexBatch& indices) {
   auto sample = std::exchange(failed_sample, std::nullopt);

@@ -326,7 +326,7 @@ StreamCut shard_cut(const IterableDatasetShardOptions& options) {
           false};
 }
 
-std::uint64_t fingerprint_rows(const std::vector<at::Tensor>& tensors) {
+std::uint64_t BatchTensors::fingerprint(const std::vector<at::Tensor>& tensors) {
   std::uint64_t hash = 0xCBF29CE484222325;  // FNV-1a
   for (const auto& tensor : tensors) {
     const auto rows = tensor.dim() == 0 ? 0 : tensor.size(0);

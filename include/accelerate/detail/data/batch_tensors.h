@@ -71,38 +71,38 @@ class ACCELERATE_API RowsInPlace {
   std::vector<at::Tensor> tensors_;  // undefined where samples cannot be moved in
 };
 
-/// Rows of a tensor, in the order of `rows`. Throws `ArgumentError` for a row that is not there.
-[[nodiscard]] ACCELERATE_API at::Tensor gather_rows(const at::Tensor& tensor,
-                                                    const IndexBatch& rows,
-                                                    const LoadContext& context);
-/// One row, without the dimension of the rows.
-[[nodiscard]] ACCELERATE_API at::Tensor copy_row(const at::Tensor& tensor, std::int64_t row,
-                                                 const LoadContext& context);
-/// The tensors behind one another along a new dimension 0. Throws `ArgumentError` with the path and
-/// both shapes where they differ.
-[[nodiscard]] ACCELERATE_API at::Tensor stack_samples(const std::vector<at::Tensor*>& samples,
-                                                      const TreePath& path,
-                                                      const LoadContext& context);
-/// [size], to be filled in.
-[[nodiscard]] ACCELERATE_API at::Tensor empty_column(std::size_t size, at::ScalarType type,
-                                                     const LoadContext& context);
-/// The tensor in page-locked memory, where that is asked for and it is not there already.
-[[nodiscard]] ACCELERATE_API at::Tensor pin(const at::Tensor& tensor, const LoadContext& context);
+/// The tensors of batches, made where `context` wants them.
+struct ACCELERATE_API BatchTensors {
+  /// Rows of a tensor, in the order of `rows`. Throws `ArgumentError` for a row that is not there.
+  [[nodiscard]] static at::Tensor rows(const at::Tensor& tensor, const IndexBatch& rows,
+                                       const LoadContext& context);
+  /// One row, without the dimension of the rows.
+  [[nodiscard]] static at::Tensor row(const at::Tensor& tensor, std::int64_t row,
+                                      const LoadContext& context);
+  /// The tensors behind one another along a new dimension 0. Throws `ArgumentError` with the path
+  /// and both shapes where they differ.
+  [[nodiscard]] static at::Tensor stack(const std::vector<at::Tensor*>& samples,
+                                        const TreePath& path, const LoadContext& context);
+  /// [size], to be filled in.
+  [[nodiscard]] static at::Tensor empty_column(std::size_t size, at::ScalarType type,
+                                               const LoadContext& context);
+  /// The tensor in page-locked memory, where that is asked for and it is not there already.
+  [[nodiscard]] static at::Tensor pin(const at::Tensor& tensor, const LoadContext& context);
+  /// A number made of the first and the last row of each tensor.
+  [[nodiscard]] static std::uint64_t fingerprint(const std::vector<at::Tensor>& tensors);
+};
 
 /// The batch with its tensors in page-locked memory, where that is asked for.
 template <class Batch>
 [[nodiscard]] Batch pinned(Batch batch, const LoadContext& context) {
   if constexpr (TensorTree<Batch>) {
     if (context.pinned) {
-      return tree::map([&](const at::Tensor& leaf) { return pin(leaf, context); },
+      return tree::map([&](const at::Tensor& leaf) { return BatchTensors::pin(leaf, context); },
                        std::move(batch));
     }
   }
   return batch;
 }
-
-/// A number made of the first and the last row of each tensor.
-[[nodiscard]] ACCELERATE_API std::uint64_t fingerprint_rows(const std::vector<at::Tensor>& tensors);
 
 /// The common length of a dataset's tensors. Throws `ArgumentError` where they differ, or there is
 /// none.

@@ -50,7 +50,8 @@ using Collated =
 template <NumericSample T>
 at::Tensor collate_numbers(const std::vector<T*>& samples, const LoadContext& context) {
   using Column = ColumnType<T>;
-  auto column = empty_column(samples.size(), c10::CppTypeToScalarType<Column>::value, context);
+  auto column =
+      BatchTensors::empty_column(samples.size(), c10::CppTypeToScalarType<Column>::value, context);
   auto* out = column.template mutable_data_ptr<Column>();
   for (const T* sample : samples) *out++ = static_cast<Column>(*sample);
   return column;
@@ -205,7 +206,7 @@ auto collate_node(const std::vector<T*>& samples, const TreePath& path,
   using tree::Node;
   constexpr Node kind = tree::detail::node_of<T, at::Tensor>();
   if constexpr (kind == Node::kLeaf) {
-    return stack_samples(samples, path, context);
+    return BatchTensors::stack(samples, path, context);
   } else if constexpr (NumericSample<T>) {
     return collate_numbers(samples, context);
   } else if constexpr (TextSample<T>) {

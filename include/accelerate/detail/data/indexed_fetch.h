@@ -28,22 +28,32 @@
 
 namespace accelerate::detail::data {
 
-/// Throws `ArgumentError` for an index that a range of `size` items does not have.
-ACCELERATE_API void check_index(std::int64_t index, std::int64_t size);
+struct ACCELERATE_API SampleChecks {
+  /// Throws `ArgumentError` for an index that a range of `size` items does not have.
+  static void index(std::int64_t index, std::int64_t size);
+  /// Remembers which sample this thread could not read, for the error that names it.
+  static void note_failed(std::int64_t index) noexcept;
+  /// Throws in a worker whose pass was left: the batch that it loads will not be taken.
+  static void stop_if_cancelled();
+  /// Throws `ArgumentError` where the types are not made for the batch size: batches need a collate
+  /// function that joins samples, and an unset size one that takes them singly, or none at all.
+  static void batching(const std::optional<std::int64_t>& batch_size, bool joins, bool passes);
+  [[noreturn]] static void refuse_joining();
+};
 
 /// One sample by its index.
 template <IndexedDataset D>
 auto read_sample(D& dataset, std::int64_t index) {
   const auto at = static_cast<std::size_t>(index);
   if constexpr (Columns<D>) {
-    return tree::map([index](const at::Tensor& t) { return copy_row(t, index, {}); },
+    return tree::map([index](const at::Tensor& t) { return BatchTensors::row(t, index, {}); },
                      std::as_const(dataset));
   } else if constexpr (GetsWithGenerator<D>) {
     return dataset.get(at, worker_generator());
   } else if constexpr (Gets<D>) {
     return dataset.get(at);
   } else if constexpr (RandomAccess<D>) {
-    check_index(index, static_cast<std::int64_t>(std::ranges::size(dataset)));
+    SampleChecks::index(index, static_cast<std::int64_t>(std::ranges::size(dataset)));
     return std::ranges::range_value_t<D>(
         std::ranges::begin(dataset)[static_cast<std::ranges::range_difference_t<D>>(index)]);
   } else {
@@ -51,19 +61,13 @@ auto read_sample(D& dataset, std::int64_t index) {
   }
 }
 
-/// Remembers which sample this thread could not read, for the error that names it.
-ACCELERATE_API void note_failed_sample(std::int64_t index) noexcept;
-
-/// Throws in a worker whose pass was left: the batch that it loads will not be taken.
-ACCELERATE_API void stop_if_cancelled();
-
 template <IndexedDataset D>
 auto read_noted(D& dataset, std::int64_t index) {
-  stop_if_cancelled();
+  SampleChecks::stop_if_cancelled();
   try {
     return read_sample(dataset, index);
   } catch (...) {
-    note_failed_sample(index);
+    SampleChecks::note_failed(index);
     throw;
   }
 }
@@ -124,12 +128,6 @@ auto make_batch(Collate& collate, Samples samples, const LoadContext& context) {
   }
 }
 
-/// Throws `ArgumentError` where the types are not made for the batch size: batches need a collate
-/// function that joins samples, and an unset size one that takes them singly, or none at all.
-ACCELERATE_API void check_batching(const std::optional<std::int64_t>& batch_size, bool joins,
-                                   bool passes);
-[[noreturn]] ACCELERATE_API void throw_cannot_join();
-
 /// How samples of one type become batches: joined, or each by itself where the dataset yields
 /// batches (`batch_size` unset).
 template <class Collate, class Sample>
@@ -167,7 +165,7 @@ struct Batching {
     if constexpr (kJoins) {
       return make_batch(collate, std::move(samples), context);
     } else {
-      throw_cannot_join();
+      SampleChecks::refuse_joining();
     }
   }
 };
@@ -199,15 +197,15 @@ class IndexedFetch {
         unbatched_(!batch_size) {
     if constexpr (!kGathers && kIsVector<Samples>) {
       using Rule = Batching<Collate, typename Samples::value_type>;
-      check_batching(batch_size, Rule::kJoins, Rule::kPasses);
+      SampleChecks::batching(batch_size, Rule::kJoins, Rule::kPasses);
     }
   }
 
   Batch operator()(const IndexBatch& indices, const LoadContext& context) const {
     if constexpr (kGathers) {
       const auto gather = [&](const at::Tensor& tensor) {
-        return unbatched_ ? copy_row(tensor, indices.front(), context)
-                          : gather_rows(tensor, indices, context);
+        return unbatched_ ? BatchTensors::row(tensor, indices.front(), context)
+                          : BatchTensors::rows(tensor, indices, context);
       };
       return tree::map(gather, std::as_const(*dataset_));
     } else if constexpr (kIsVector<Samples>) {

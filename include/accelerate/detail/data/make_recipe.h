@@ -16,6 +16,7 @@
 #include "accelerate/detail/data/loader_core.h"
 #include "accelerate/detail/data/loader_recipe.h"
 #include "accelerate/detail/data/sample_stream.h"
+#include "accelerate/errors.h"
 #include "accelerate/samplers.h"
 
 namespace accelerate {
@@ -31,9 +32,6 @@ namespace detail::data {
 [[nodiscard]] ACCELERATE_API std::shared_ptr<BatchIndexSampler> batches_of(
     const DataLoaderOptions& options, std::shared_ptr<Sampler> sampler);
 
-/// Throws `ArgumentError`: the dataset is a null pointer.
-[[noreturn]] ACCELERATE_API void throw_no_dataset();
-
 template <class T>
 struct Pointee {
   using type = T;
@@ -43,7 +41,9 @@ template <class T>
 struct Pointee<std::shared_ptr<T>> {
   using type = T;
   static std::shared_ptr<T> own(std::shared_ptr<T> dataset) {
-    if (!dataset) throw_no_dataset();
+    if (!dataset) {
+      throw ArgumentError("The dataset is a null pointer. Pass one that points to a dataset.");
+    }
     return dataset;
   }
 };
@@ -87,7 +87,7 @@ auto indexed_loader(std::shared_ptr<D> dataset, DataLoaderOptions options, Colla
     recipe.set_epoch = [dataset](std::int64_t epoch) { dataset->set_epoch(epoch); };
   }
   if constexpr (Columns<D>) {
-    recipe.fingerprint = [dataset] { return fingerprint_rows(tree::leaves(*dataset)); };
+    recipe.fingerprint = [dataset] { return BatchTensors::fingerprint(tree::leaves(*dataset)); };
   }
   return DataLoader<Batch>(std::make_shared<LoaderCore>(std::move(recipe)));
 }

@@ -110,7 +110,7 @@ class SampleStream final : public LoadSource {
   }
 
   std::optional<Item> read() {
-    stop_if_cancelled();
+    SampleChecks::stop_if_cancelled();
     std::optional<Item> item = reader_->next();
     if (!item) return item;
     ++position_;
@@ -199,7 +199,7 @@ class IterableSource final : public StreamFactory {
       : dataset_(std::move(dataset)), collate_(std::move(collate)), options_(std::move(options)) {
     if constexpr (!yields_whole_batches<D>()) {
       using Rule = Batching<Collate, ItemOf<D>>;
-      check_batching(options_.batch_size, Rule::kJoins, Rule::kPasses);
+      SampleChecks::batching(options_.batch_size, Rule::kJoins, Rule::kPasses);
     }
   }
 
