@@ -90,9 +90,9 @@ class ACCELERATE_API PartialState {
   /// Makes `device()` the current device of this thread.
   void set_device();
   /// Ends `group`, or the default group when none is given, and the groups that were split off it,
-  /// for example those of a `DeviceMesh`: their calls throw `StateError` afterwards. Does nothing in
-  /// a process that a launcher function of this library made (it ends the group itself), unless a
-  /// group is given. A group that the host program lent us is let go, not ended.
+  /// for example those of a `DeviceMesh`: their calls throw `StateError` afterwards. Does nothing
+  /// in a process that a launcher function of this library made (it ends the group itself), unless
+  /// a group is given. A group that the host program lent us is let go, not ended.
   void destroy_process_group(const Lent<c10d::ProcessGroup>& group = {});
 
   /// This process's part of `inputs`: earlier processes get one item more when it does not divide.
