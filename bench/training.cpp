@@ -131,7 +131,7 @@ void measure_overhead(Accelerator& accelerator) {
 int main() {
   Accelerator accelerator({.cpu = true});
   at::set_num_threads(1);
-  accelerate::set_seed(0);
+  accelerate::set_seed(accelerator.process_index());  // data of its own for each process
   if (accelerator.use_distributed()) bench::settle();
   if (accelerator.num_processes() == 1) measure_overhead(accelerator);
   if (accelerator.use_distributed()) measure_drift_check(accelerator);

@@ -136,7 +136,7 @@ TEST(DriftWatch, NamesTheParameterTheRankAndTheBackward) {
         4, {.environment = {{"ACCELERATE_HOST_BACKEND", backend}}}, [](PartialState& state) {
           for (const char* name :
                {"scalar", "wide", "twofold", "half", "brain", "imaginary", "turned", "frozen"}) {
-            const auto [message, backward] = train_with_drift(name, 2, 1.0, 57);
+            const auto [message, backward] = train_with_drift(name, 2, 10.0, 57);
             EXPECT_GE(backward, 7) << name;
             EXPECT_LE(backward - 7, 50) << name;
             EXPECT_TRUE(contains(message, std::string("the parameter '") + name + "'")) << message;
@@ -239,11 +239,11 @@ TEST(DriftWatch, IsSwitchedByTheOptionAndTheVariable) {
     EXPECT_TRUE(contains(message_of<ConfigError>([&] { (void)drifts({.drift_check = -1}); }),
                          "drift_check is -1"));
     const int rank = PartialState().process_index();
-    EXPECT_TRUE(contains(message_of<CommError>([&] {
-                           Accelerator accelerator(anew({.drift_check = 1 + rank}));
-                           (void)accelerator.prepare(Mlp());
-                         }),
-                         "drift_check is 1 on rank 0 and 2 on rank 1"));
+    const auto message = message_of<CommError>([&] {
+      Accelerator accelerator(anew({.drift_check = 1 + rank}));
+      (void)accelerator.prepare(Mlp());
+    });
+    EXPECT_TRUE(contains(message, "drift_check is 1 on rank 0 and 2 on rank 1")) << message;
   });
   on_processes(2, {.environment = {{"ACCELERATE_DRIFT_CHECK", "0"}}},
                [&](PartialState&) { EXPECT_EQ(drifts({}), silence); });
@@ -319,9 +319,10 @@ TEST(DriftWatch, IsSilentForTwoModelsWithTwoOptimizersAndSeveralBackwards) {
     auto [g, d, g_optimizer, d_optimizer] = accelerator.prepare(
         generator, critic, sgd(generator->parameters()), sgd(critic->parameters()));
     for (int step = 0; step < 120; ++step) {
+      // Inputs stay small: the loss of a saturated net would be the same on all processes.
       const auto accumulating = accelerator.accumulate(g, d);
-      const auto fake = g(input_of(rank, step));
-      accelerator.backward(d(input_of(rank, step)).mean());
+      const auto fake = g(input_of(rank, step % 5));
+      accelerator.backward(d(input_of(rank, step % 5)).mean());
       accelerator.backward(-d(fake.detach()).mean());
       d_optimizer.step();
       d_optimizer.zero_grad();
