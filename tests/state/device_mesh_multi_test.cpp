@@ -130,6 +130,7 @@ TEST_P(MeshOver, AProcessThatDiesIsNamedByItsRankInTheRun) {
   const auto outcomes = run_processes(4, through(GetParam()), [](PartialState& state) {
     const auto mesh = ParallelismConfig{.dp_shard_size = 2, .tp_size = 2}.build_device_mesh("cpu");
     const auto group = mesh->get_group("dp_shard");  // {0, 2} and {1, 3}
+    state.wait_for_everyone();                       // all have connected
     if (state.process_index() == 3) ::_exit(0);
     if (state.process_index() != 1) return (void)reduce(torch::ones({3}), group);
     try {

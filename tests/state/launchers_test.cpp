@@ -71,7 +71,8 @@ TEST(Record, GivesEachKindOfErrorItsExitCode) {
 TEST(Record, PrintsTheMessageOnStderr) {
   EXPECT_EQ(recorded([] { throw ConfigError("num_processes is -1."); }).error_output,
             "accelerate: num_processes is -1.\n");
-  EXPECT_EQ(recorded([] { throw 3; }).error_output, "accelerate: int\n");
+  EXPECT_TRUE(
+      recorded([] { throw 3; }).error_output.starts_with("accelerate: The program threw 3."));
 }
 
 TEST(Record, WritesTheErrorFileThatLaunchersRead) {
