@@ -1,0 +1,164 @@
+// Saving and loading a model of 1 GB (BENCH_FILES_MB: another size), and opening 100,000 tensors;
+// files.py does the same with Python's safetensors. Beside them the rates of disk and memory.
+#include <accelerate/accelerate.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace st = accelerate::safetensors;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kRounds = 5;
+
+double seconds(const std::function<void()>& f) {
+  const auto start = Clock::now();
+  f();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+/// Median seconds, after one call that is not counted.
+double median_seconds(const std::function<void()>& f) {
+  f();
+  std::vector<double> times;
+  for (int i = 0; i < kRounds; ++i) times.push_back(seconds(f));
+  return median(times);
+}
+
+void report(const std::string& name, double value, const char* unit) {
+  std::cout << name << '\t' << value << '\t' << unit << std::endl;
+}
+
+std::int64_t megabytes() {
+  const char* text = std::getenv("BENCH_FILES_MB");
+  return text != nullptr ? std::atoll(text) : 1000;
+}
+
+// Layers of a transformer in bfloat16: matrices of 32 MB and vectors of 8 KB.
+accelerate::StateDict make_model() {
+  accelerate::StateDict model;
+  const auto layers = std::max<std::int64_t>(1, megabytes() / 32);
+  for (std::int64_t i = 0; i < layers; ++i) {
+    const auto name = "model.layers." + std::to_string(i);
+    model.insert(name + ".weight", torch::ones({4096, 4096}, torch::kBFloat16));
+    model.insert(name + ".norm", torch::ones({4096}, torch::kBFloat16));
+  }
+  return model;
+}
+
+// What dd with conv=fsync does, from memory that is warm.
+void write_plain(const std::filesystem::path& path, std::int64_t bytes) {
+  const std::vector<char> block(8 << 20, 'x');
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  for (std::int64_t at = 0; at < bytes; at += static_cast<std::int64_t>(block.size())) {
+    const auto count = std::min<std::int64_t>(bytes - at, static_cast<std::int64_t>(block.size()));
+    if (::write(fd, block.data(), static_cast<std::size_t>(count)) != count) std::abort();
+  }
+  if (::fsync(fd) != 0) std::abort();
+  ::close(fd);
+}
+
+// The first large write of a process also pays for the page cache that makes room for it, and a
+// writer must not pay for what the one before it left to be flushed. So there is a write that is
+// not counted, and the two take turns at going first.
+void compare_with_disk(const accelerate::StateDict& model, const std::filesystem::path& path,
+                       std::int64_t bytes) {
+  const auto other = path.parent_path() / "plain";
+  std::vector<double> disk;
+  std::vector<double> save;
+  const auto time = [](std::vector<double>& times, const std::filesystem::path& file,
+                       const std::function<void()>& f) {
+    std::filesystem::remove(file);
+    ::sync();
+    times.push_back(seconds(f));
+  };
+  write_plain(other, bytes);
+  for (int i = 0; i < kRounds; ++i) {
+    for (const bool ours : {i % 2 == 0, i % 2 != 0}) {
+      if (ours) {
+        time(save, path, [&] { st::save_file(model, path); });
+      } else {
+        time(disk, other, [&] { write_plain(other, bytes); });
+      }
+    }
+  }
+  std::filesystem::remove(other);
+  const double mb = static_cast<double>(bytes) / 1e6;
+  report("disk: write and fsync", mb / median(disk), "MB/s");
+  report("save, with fsync", mb / median(save), "MB/s");
+}
+
+void save_and_load(const std::filesystem::path& folder) {
+  const auto model = make_model();
+  const auto path = folder / "model.safetensors";
+  std::int64_t bytes = 0;
+  for (const auto& item : model) bytes += static_cast<std::int64_t>(item.value().nbytes());
+  const double mb = static_cast<double>(bytes) / 1e6;
+  compare_with_disk(model, path, bytes);
+
+  const std::vector<char> from(256 << 20, 'x');
+  std::vector<char> to(from.size());
+  const auto copy = median_seconds([&] { std::memcpy(to.data(), from.data(), from.size()); });
+  report("memory: copy", static_cast<double>(from.size()) / 1e6 / copy, "MB/s");
+  std::int64_t sum = 0;
+  const auto read_all = [&](const accelerate::StateDict& tensors) {
+    for (const auto& item : tensors) {
+      sum += item.value().view(torch::kLong).sum().item<std::int64_t>();
+    }
+  };
+  report("memory: every byte read once", mb / median_seconds([&] { read_all(model); }), "MB/s");
+  report("load, mapped, no byte touched", 1e6 * median_seconds([&] { (void)st::load_file(path); }),
+         "us");
+  report("load, mapped, every byte read once",
+         mb / median_seconds([&] { read_all(st::load_file(path)); }), "MB/s");
+  report("load into memory",
+         mb / median_seconds([&] { (void)st::File::open(path, {.mapped = false}).get_tensors(); }),
+         "MB/s");
+  if (torch::cuda::is_available()) {
+    report("load to the GPU", mb / median_seconds([&] {
+                                const auto tensors = st::load_file(path, torch::kCUDA);
+                                torch::cuda::synchronize();
+                              }),
+           "MB/s");
+  }
+  if (sum == 0) std::abort();
+}
+
+void open_many(const std::filesystem::path& folder) {
+  accelerate::StateDict tensors;
+  const auto all = torch::zeros({200'000});
+  for (std::int64_t i = 0; i < 100'000; ++i) {
+    tensors.insert("model.layers." + std::to_string(i) + ".mlp.weight",
+                   all.slice(0, 2 * i, 2 * i + 2));
+  }
+  st::save_file(tensors, folder / "many.safetensors");
+  report("open, 100,000 tensors",
+         1e3 * median_seconds([&] { (void)st::File::open(folder / "many.safetensors").keys(); }),
+         "ms");
+}
+
+}  // namespace
+
+int main() {
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("bench_files." + std::to_string(::getpid()));
+  std::filesystem::create_directories(folder);
+  save_and_load(folder);
+  open_many(folder);
+  std::filesystem::remove_all(folder);
+}
