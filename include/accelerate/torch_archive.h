@@ -36,8 +36,8 @@ struct TorchLoadOptions {
 /// tensors that require gradients, arrays of numpy become tensors and its scalars numbers. Objects
 /// of other classes stay opaque.
 ///
-/// Throws `CheckpointError` if the file cannot be read, and `FormatError` with the byte offset if it
-/// is no file of torch.save: TorchScript and bare pickles are refused by name. Files from before
+/// Throws `CheckpointError` if the file cannot be read, and `FormatError` with the byte offset if
+/// it is no file of torch.save: TorchScript and bare pickles are refused by name. Files from before
 /// Torch 1.6, which are no archives yet, are read too.
 [[nodiscard]] ACCELERATE_API Value torch_load(const std::filesystem::path& path,
                                               const TorchLoadOptions& options = {});

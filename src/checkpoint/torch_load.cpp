@@ -1,8 +1,12 @@
 #include <ATen/ATen.h>
 
+#include <cstring>
+#include <functional>
 #include <unordered_map>
+#include <vector>
 
 #include "accelerate/torch_archive.h"
+#include "checkpoint/parallel_chunks.h"
 #include "checkpoint/torch_dtype.h"
 #include "core/text.h"
 #include "formats/archive.h"
@@ -15,6 +19,21 @@ namespace {
 using formats::PickleArray;
 using formats::PickleTensor;
 
+/// The largest element's.
+constexpr std::int64_t kAlignment = 16;
+
+void for_each_leaf(Value& value, const std::function<void(Value&)>& visit) {
+  if (value.is_list()) {
+    for (auto& item : value.as_list()) for_each_leaf(item, visit);
+  } else if (value.is_tuple()) {
+    for (auto& item : value.as_tuple()) for_each_leaf(item, visit);
+  } else if (value.is_dict()) {
+    for (auto& entry : value.as_dict()) for_each_leaf(entry.value(), visit);
+  } else if (value.leaf() != nullptr) {
+    visit(value);
+  }
+}
+
 /// Makes tensors of an archive's descriptions.
 class TensorLoader {
  public:
@@ -24,32 +43,33 @@ class TensorLoader {
 
   /// Replaces the stored tensors and arrays in `value`.
   void load(Value& value) {
-    if (value.is_list()) {
-      for (auto& item : value.as_list()) load(item);
-    } else if (value.is_tuple()) {
-      for (auto& item : value.as_tuple()) load(item);
-    } else if (value.is_dict()) {
-      for (auto& entry : value.as_dict()) load(entry.value());
-    } else if (const auto* tensor = formats::leaf_as<PickleTensor>(value)) {
-      value = shared(*tensor);
-    } else if (const auto* array = formats::leaf_as<PickleArray>(value)) {
-      value = Value(tensor_of(*array));
-    }
+    for_each_leaf(value, [&](Value& leaf) {
+      if (const auto* tensor = formats::leaf_as<PickleTensor>(leaf)) open_storage(*tensor->storage);
+    });
+    transfer_in_parallel(
+        pieces_, [&](const FilePiece& piece) { file_.file()->read(piece.offset, piece.memory); });
+    for_each_leaf(value, [&](Value& leaf) {
+      if (const auto* tensor = formats::leaf_as<PickleTensor>(leaf)) {
+        leaf = Value(shared(*tensor));
+      } else if (const auto* array = formats::leaf_as<PickleArray>(leaf)) {
+        leaf = Value(tensor_of(*array));
+      }
+    });
   }
 
  private:
   /// One tensor for one object of the file.
-  const Value& shared(const PickleTensor& stored) {
-    const auto [found, is_new] = tensors_.try_emplace(&stored);
-    if (is_new) found->second = Value(tensor_of(stored));
-    return found->second;
+  const at::Tensor& shared(const PickleTensor& stored) {
+    auto& tensor = tensors_[&stored];
+    if (!tensor.defined()) tensor = tensor_of(stored);
+    return tensor;
   }
 
   [[nodiscard]] at::ScalarType dtype(std::string_view name) const {
     if (const auto known = dtype_of(name)) return *known;
-    throw formats::format_error(file_.name(), 0,
-                                str("a tensor is of dtype torch.", name,
-                                    ", which this version of LibTorch does not have"));
+    throw formats::format_error(
+        file_.name(), 0,
+        str("a tensor is of dtype torch.", name, ", which this version of LibTorch does not have"));
   }
 
   at::Tensor tensor_of(const PickleTensor& stored) {
@@ -67,15 +87,30 @@ class TensorLoader {
     return tensor.to(device());
   }
 
-  const at::Storage& storage(const formats::PickleStorage& stored) {
+  /// Allocates or maps the bytes of a storage.
+  void open_storage(const formats::PickleStorage& stored) {
     const auto& entry = archive_.entry(stored);
     const auto [found, is_new] = storages_.try_emplace(stored.key);
-    if (is_new) {
-      auto bytes = at::empty({static_cast<std::int64_t>(entry.size)}, at::kByte);
-      file_.read(entry.offset, {static_cast<char*>(bytes.mutable_data_ptr()), entry.size});
-      found->second = bytes.to(device()).storage();
+    if (!is_new) return;
+    const auto offset = static_cast<std::int64_t>(entry.offset);
+    const auto size = static_cast<std::int64_t>(entry.size);
+    // Foreign writers may not align what they write.
+    if (options_.mmap && offset % kAlignment == 0) {
+      found->second = at::from_blob(
+          file_.file()->bytes().data() + offset, {size}, [file = file_.file()](void*) {},
+          at::kByte);
+      return;
     }
-    return found->second;
+    found->second = at::empty({size}, at::kByte);
+    pieces_.push_back({.offset = offset,
+                       .memory = {static_cast<std::byte*>(found->second.mutable_data_ptr()),
+                                  static_cast<std::size_t>(size)}});
+  }
+
+  at::Storage storage(const formats::PickleStorage& stored) {
+    auto& bytes = storages_.at(stored.key);
+    if (bytes.device() != device()) bytes = bytes.to(device());
+    return bytes.storage();
   }
 
   [[nodiscard]] c10::Device device() const {
@@ -85,8 +120,9 @@ class TensorLoader {
   const formats::FileBytes& file_;
   const formats::ArchiveReader& archive_;
   const TorchLoadOptions& options_;
-  std::unordered_map<const PickleTensor*, Value> tensors_;
-  std::unordered_map<std::string, at::Storage> storages_;
+  std::unordered_map<const PickleTensor*, at::Tensor> tensors_;
+  std::unordered_map<std::string, at::Tensor> storages_;  // their bytes, by key
+  std::vector<FilePiece> pieces_;                         // to be read
 };
 
 }  // namespace

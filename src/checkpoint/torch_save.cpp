@@ -66,9 +66,9 @@ class TensorSaver {
         !tensor.has_storage() || tensor.is_meta()) {
       throw ArgumentError(
           detail::str("A tensor to be saved has layout ", tensor.layout(),
-              tensor.is_quantized() ? " and is quantized" : "",
-              tensor.is_meta() ? " and no data (meta device)" : "",
-              ". Only dense tensors with data can be saved; convert it first."));
+                      tensor.is_quantized() ? " and is quantized" : "",
+                      tensor.is_meta() ? " and no data (meta device)" : "",
+                      ". Only dense tensors with data can be saved; convert it first."));
     }
     // A conjugated view is a flag of the tensor, which its storage does not have.
     const auto plain = tensor.detach().resolve_conj().resolve_neg();
@@ -95,7 +95,8 @@ class TensorSaver {
     const auto [found, is_new] =
         keys_.try_emplace(storage.unsafeGetStorageImpl(), std::to_string(keys_.size()));
     if (is_new) {
-      bytes_.push_back(at::empty({0}, tensor.options().dtype(at::kByte)).set_(storage, 0, {size}, {1}));
+      bytes_.push_back(
+          at::empty({0}, tensor.options().dtype(at::kByte)).set_(storage, 0, {size}, {1}));
     }
     auto described = std::make_shared<PickleStorage>();
     described->key = found->second;

@@ -25,14 +25,16 @@ constexpr std::string_view kSaveAgain =
   const std::string_view head = begin;
   if (head.empty()) refuse(source, 0, "the file is empty");
   if (head.size() > kTarMagicAt + 5 && head.substr(kTarMagicAt, 5) == "ustar") {
-    refuse(source, 0, str("the file is a tar archive of torch.save before version 0.1.10", kSaveAgain));
+    refuse(source, 0,
+           str("the file is a tar archive of torch.save before version 0.1.10", kSaveAgain));
   }
   if (head[0] == '\x80') {
     refuse(source, 0, str("the file is a bare pickle and no archive of torch.save", kSaveAgain));
   }
   if (head.size() > 8 && head[8] == '{') {
-    refuse(source, 0, "the file looks like safetensors. Open it with accelerate::safetensors::File, "
-                      "or give it the ending .safetensors");
+    refuse(source, 0,
+           "the file looks like safetensors. Open it with accelerate::safetensors::File, "
+           "or give it the ending .safetensors");
   }
   refuse(source, 0, "the file is no archive of torch.save: it does not begin as a zip file");
 }
@@ -40,33 +42,40 @@ constexpr std::string_view kSaveAgain =
 }  // namespace
 
 ArchiveReader::ArchiveReader(const ByteSource& source) : source_(source) {
-  if (is_zip(source)) return read();
+  if (is_zip(source)) {
+    read_archive();
+    return;
+  }
   if (!is_legacy_archive(source)) refuse_file(source);
   auto legacy = read_legacy_archive(source);
   value_ = std::move(legacy.value);
   directory_ = ZipDirectory(std::move(legacy.storages));
 }
 
-void ArchiveReader::read() {
+void ArchiveReader::read_archive() {
   const auto& source = source_;
   directory_ = read_zip(source);
   if (directory_.entries().empty()) refuse(source, 0, "the archive has no entries");
   const auto& first = directory_.entries().front().name;
   folder_ = first.substr(0, first.find('/') + 1);
   if (find("constants.pkl") != nullptr) {
-    refuse(source, 0, "the archive is a TorchScript program, not data. Load it with "
-                      "torch::jit::load, or save its state_dict() with torch.save");
+    refuse(source, 0,
+           "the archive is a TorchScript program, not data. Load it with "
+           "torch::jit::load, or save its state_dict() with torch.save");
   }
   if (const auto* order = find("byteorder")) {
     const auto text = source.read(order->offset, std::min<std::uint64_t>(order->size, 16));
     if (text != "little") {
-      refuse(source, order->offset, str("the byte order of the archive is ", python_repr(std::string_view(text)),
-                                        "; only 'little' is read"));
+      refuse(source, order->offset,
+             str("the byte order of the archive is ", python_repr(std::string_view(text)),
+                 "; only 'little' is read"));
     }
   }
   const auto* pickle = find("data.pkl");
   if (pickle == nullptr) {
-    refuse(source, 0, str("the zip archive has no entry '", folder_, "data.pkl', so it was not written by torch.save"));
+    refuse(source, 0,
+           str("the zip archive has no entry '", folder_,
+               "data.pkl', so it was not written by torch.save"));
   }
   PickleSource from{.name = source.name(), .origin = source.origin() + pickle->offset};
   if (pickle->size > from.max_bytes) {
@@ -83,12 +92,14 @@ const ZipEntry* ArchiveReader::find(std::string_view name) const {
 const ZipEntry& ArchiveReader::entry(const PickleStorage& storage) const {
   const auto* found = find("data/" + storage.key);
   if (found == nullptr) {
-    refuse(source_, 0, str("the archive has no entry for the storage ",
-                           python_repr(std::string_view(storage.key))));
+    refuse(source_, 0,
+           str("the archive has no entry for the storage ",
+               python_repr(std::string_view(storage.key))));
   }
   if (found->size != storage.bytes) {
-    refuse(source_, found->offset, str("the storage ", python_repr(std::string_view(storage.key)), " has ",
-                                       found->size, " bytes; its tensors need ", storage.bytes));
+    refuse(source_, found->offset,
+           str("the storage ", python_repr(std::string_view(storage.key)), " has ", found->size,
+               " bytes; its tensors need ", storage.bytes));
   }
   return *found;
 }

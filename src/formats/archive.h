@@ -16,9 +16,9 @@ namespace accelerate::detail::formats {
 class ArchiveReader {
  public:
   /// Reads the pickle, with the tensors as `PickleTensor`, of a zip archive or of a file as it was
-  /// before Torch 1.6. `source` must outlive this object. Throws `FormatError` for files that are no
-  /// torch archive, naming what they are if it is known, and for those that break the rules of the
-  /// format.
+  /// before Torch 1.6. `source` must outlive this object. Throws `FormatError` for files that are
+  /// no torch archive, naming what they are if it is known, and for those that break the rules of
+  /// the format.
   explicit ArchiveReader(const ByteSource& source);
 
   [[nodiscard]] const Value& value() const { return value_; }
@@ -29,7 +29,7 @@ class ArchiveReader {
   [[nodiscard]] const ZipDirectory& directory() const { return directory_; }
 
  private:
-  void read();
+  void read_archive();
   [[nodiscard]] const ZipEntry* find(std::string_view name) const;
 
   const ByteSource& source_;

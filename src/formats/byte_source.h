@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
-#include "core/descriptor.h"
+#include "formats/mapped_file.h"
 
 namespace accelerate::detail::formats {
 
@@ -28,21 +30,25 @@ class ByteSource {
   [[nodiscard]] std::string read(std::uint64_t offset, std::uint64_t size) const;
 };
 
-/// A regular file, read with pread: a file that shrinks meanwhile is an error, not a signal.
+/// A file of a checkpoint. Reading never touches its mapping: a file that shrinks meanwhile is an
+/// error, not a signal.
 class FileBytes final : public ByteSource {
  public:
   /// Throws `CheckpointError` if the file cannot be opened or is no regular file.
   explicit FileBytes(const std::filesystem::path& path);
 
   [[nodiscard]] const std::string& name() const override { return name_; }
-  [[nodiscard]] std::uint64_t size() const override { return size_; }
+  [[nodiscard]] std::uint64_t size() const override {
+    return static_cast<std::uint64_t>(file_->size());
+  }
   void read(std::uint64_t offset, std::span<char> out) const override;
   using ByteSource::read;
 
+  [[nodiscard]] const std::shared_ptr<const MappedFile>& file() const { return file_; }
+
  private:
+  std::shared_ptr<const MappedFile> file_;
   std::string name_;
-  Descriptor fd_;
-  std::uint64_t size_ = 0;
 };
 
 /// Memory that must outlive this object.

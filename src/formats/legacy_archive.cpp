@@ -82,7 +82,8 @@ LegacyArchive read_legacy_archive(const ByteSource& source) {
   for (const auto& key : keys.as_list()) {
     const auto found = key.is_string() ? storages.find(key.as_string()) : storages.end();
     if (found == storages.end()) {
-      refuse(source, at, str("the storage ", key.repr(), " belongs to no tensor, so that its size is unknown"));
+      refuse(source, at,
+             str("the storage ", key.repr(), " belongs to no tensor, so that its size is unknown"));
     }
     const auto bytes = found->second->bytes;
     if (source.size() - at < 8 || source.size() - at - 8 < bytes) {
@@ -91,8 +92,9 @@ LegacyArchive read_legacy_archive(const ByteSource& source) {
     // The number of elements precedes them; the pickle has it, too.
     const auto count = read_little<std::uint64_t>(source.read(at, 8), 0);
     if (count != found->second->elements()) {
-      refuse(source, at, str("the storage ", key.repr(), " has ", count, " elements; its tensors need ",
-                             found->second->elements()));
+      refuse(source, at,
+             str("the storage ", key.repr(), " has ", count, " elements; its tensors need ",
+                 found->second->elements()));
     }
     archive.storages.push_back(
         {.name = "data/" + key.as_string(), .offset = at + 8, .size = bytes, .crc = 0});

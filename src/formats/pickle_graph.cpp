@@ -23,8 +23,7 @@ class Machine {
  public:
   Machine(std::string_view input, const PickleSource& source) : source_(source) {
     graph_.input = input;
-    for (const auto kind :
-         {NodeKind::kNone, NodeKind::kTrue, NodeKind::kFalse, NodeKind::kTuple}) {
+    for (const auto kind : {NodeKind::kNone, NodeKind::kTrue, NodeKind::kFalse, NodeKind::kTuple}) {
       add(kind);
     }
   }
@@ -394,8 +393,9 @@ PickleGraph read_pickle_graph(std::string_view input, const PickleSource& source
   // Offsets are kept in 32 bits.
   const auto limit = std::min<std::uint64_t>(source.max_bytes, 0xFFFFFFFE);
   if (input.size() > limit) {
-    throw format_error(source.name, source.origin,
-                       str("pickle: it has ", input.size(), " bytes; at most ", limit, " are read"));
+    throw format_error(
+        source.name, source.origin,
+        str("pickle: it has ", input.size(), " bytes; at most ", limit, " are read"));
   }
   return Machine(input, source).run();
 }

@@ -1,4 +1,5 @@
-// src/formats/pickle_graph.h - the objects of a pickle and their references, before they are values.
+// src/formats/pickle_graph.h - the objects of a pickle and their references, before they are
+// values.
 //
 // Opcodes refer to objects that are still being filled, and to one object several times. So they
 // build a graph of small nodes; its memory is bounded by the length of the pickle.
@@ -53,7 +54,7 @@ struct PickleGraph {
     NodeId state = kNoNode;
     std::vector<NodeId> items = {};
     std::vector<NodeId> entries = {};  // key, value, key, value
-    std::uint64_t offset = 0;     // of the opcode
+    std::uint64_t offset = 0;          // of the opcode
   };
 
   std::string_view input;

@@ -101,8 +101,8 @@ void check_layout(const PickleTensor& tensor, std::int64_t item_bytes, const Ref
                      " strides"));
   }
   if (tensor.sizes.size() > kMaxRank) {
-    fail(refuse, str("a tensor has ", tensor.sizes.size(), " dimensions; at most ", kMaxRank,
-                     " are read"));
+    fail(refuse,
+         str("a tensor has ", tensor.sizes.size(), " dimensions; at most ", kMaxRank, " are read"));
   }
   if (tensor.offset < 0) fail(refuse, str("a tensor has the offset ", tensor.offset));
   bool empty = false;
@@ -136,7 +136,8 @@ std::shared_ptr<const PickleStorage> storage_of(const Value& value) {
   return storage != nullptr ? std::make_shared<PickleStorage>(*storage) : nullptr;
 }
 
-/// _rebuild_tensor(storage, offset, size, stride), _v2 with (..., requires_grad, hooks) and _v3 with
+/// _rebuild_tensor(storage, offset, size, stride), _v2 with (..., requires_grad, hooks) and _v3
+/// with
 /// (..., requires_grad, hooks, dtype).
 Value rebuilt_tensor(const PickleCall& call, bool with_dtype, const RefuseCall& refuse) {
   const auto& args = call.args;
@@ -144,11 +145,11 @@ Value rebuilt_tensor(const PickleCall& call, bool with_dtype, const RefuseCall& 
   tensor->storage = args.size() < 4 ? nullptr : storage_of(args[0]);
   auto sizes = args.size() < 4 ? std::nullopt : integers(args[2]);
   auto strides = args.size() < 4 ? std::nullopt : integers(args[3]);
-  if (!tensor->storage || !args[1].is_int() || !sizes || !strides || (with_dtype && args.size() < 7)) {
+  if (!tensor->storage || !args[1].is_int() || !sizes || !strides ||
+      (with_dtype && args.size() < 7)) {
     fail(refuse, str("the arguments of ", call.function(), " are not those of a tensor"));
   }
-  const auto* dtype =
-      with_dtype ? dtype_of(args[6]) : find_torch_dtype(tensor->storage->dtype);
+  const auto* dtype = with_dtype ? dtype_of(args[6]) : find_torch_dtype(tensor->storage->dtype);
   if (dtype == nullptr) {
     fail(refuse, str("the dtype of a tensor is ", with_dtype ? args[6].repr() : "unknown",
                      ", which is not one of Torch"));
@@ -183,10 +184,21 @@ const TorchDtype* numpy_dtype(const Value& value) {
     if (state.size() < 2 || !state[1].is_string()) return nullptr;
     if (state[1].as_string() == ">") return nullptr;
   }
-  static constexpr auto kNames = std::to_array<std::pair<std::string_view, std::string_view>>(
-      {{"b1", "bool"}, {"u1", "uint8"}, {"u2", "uint16"}, {"u4", "uint32"}, {"u8", "uint64"},
-       {"i1", "int8"}, {"i2", "int16"}, {"i4", "int32"}, {"i8", "int64"}, {"f2", "float16"},
-       {"f4", "float32"}, {"f8", "float64"}, {"c8", "complex64"}, {"c16", "complex128"}});
+  static constexpr auto kNames =
+      std::to_array<std::pair<std::string_view, std::string_view>>({{"b1", "bool"},
+                                                                    {"u1", "uint8"},
+                                                                    {"u2", "uint16"},
+                                                                    {"u4", "uint32"},
+                                                                    {"u8", "uint64"},
+                                                                    {"i1", "int8"},
+                                                                    {"i2", "int16"},
+                                                                    {"i4", "int32"},
+                                                                    {"i8", "int64"},
+                                                                    {"f2", "float16"},
+                                                                    {"f4", "float32"},
+                                                                    {"f8", "float64"},
+                                                                    {"c8", "complex64"},
+                                                                    {"c16", "complex128"}});
   for (const auto& [numpy, torch] : kNames) {
     if (call->args[0].as_string() == numpy) return find_torch_dtype(torch);
   }
@@ -199,7 +211,8 @@ std::optional<Value> numpy_array(const PickleCall& call) {
   const auto state = call.state.items();
   auto sizes = integers(state[1]);
   const auto* dtype = numpy_dtype(state[2]);
-  if (!sizes || dtype == nullptr || !state[3].is_bool() || !state[4].is_bytes()) return std::nullopt;
+  if (!sizes || dtype == nullptr || !state[3].is_bool() || !state[4].is_bytes())
+    return std::nullopt;
   if (state[3].as_bool() && sizes->size() > 1) return std::nullopt;
   std::int64_t bytes = dtype->bytes;
   for (const auto size : *sizes) {

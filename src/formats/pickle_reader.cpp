@@ -143,7 +143,8 @@ class TreeBuilder {
 
   void insert(Value::Dict& dict, const Value& key, Value value) {
     const auto set = [&](const ValueKeyView& view) {
-      if (dict.contains(view)) refuse(graph_.end, str("a dict has the key ", view.repr(), " twice"));
+      if (dict.contains(view))
+        refuse(graph_.end, str("a dict has the key ", view.repr(), " twice"));
       dict.set(view, std::move(value));
     };
     if (key.is_string()) return set(key.as_string());
@@ -160,8 +161,7 @@ class TreeBuilder {
     if (node.state != kNoNode) call->state = build(node.state, depth);
     call->items = list(node.items, depth);
     call->entries = entries(node.entries, depth);
-    auto value =
-        resolve_call(*call, [&](std::string_view why) { refuse(node.offset, why); });
+    auto value = resolve_call(*call, [&](std::string_view why) { refuse(node.offset, why); });
     if (!value) return Value(Value::Leaf(std::move(call)));
     // Tensors stay one object wherever they occur, all else is copied.
     if (leaf_as<PickleTensor>(*value) != nullptr) shared_[id] = *value;

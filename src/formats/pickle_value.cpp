@@ -23,8 +23,8 @@ bool PickleGlobal::equals(const ValueLeaf& other) const {
 
 bool PickleCall::equals(const ValueLeaf& other) const {
   const auto* call = dynamic_cast<const PickleCall*>(&other);
-  return call != nullptr && call->module == module && call->name == name &&
-         call->args == args && call->kwargs == kwargs && call->state == state && call->items == items &&
+  return call != nullptr && call->module == module && call->name == name && call->args == args &&
+         call->kwargs == kwargs && call->state == state && call->items == items &&
          call->entries == entries;
 }
 

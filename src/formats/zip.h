@@ -48,8 +48,8 @@ class ZipDirectory {
 /// Throws `FormatError` if the bytes of `entry` have another checksum than the directory says.
 void check_crc(const ByteSource& source, const ZipEntry& entry);
 
-/// Writes a zip file entry by entry, in one pass: each entry begins at a multiple of 64 bytes and is
-/// followed by its checksum, as in the files of torch.save.
+/// Writes a zip file entry by entry, in one pass: each entry begins at a multiple of 64 bytes and
+/// is followed by its checksum, as in the files of torch.save.
 class ZipWriter {
  public:
   using Write = std::function<void(std::string_view bytes)>;

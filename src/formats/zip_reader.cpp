@@ -58,7 +58,8 @@ End read_end(const ByteSource& source, std::uint64_t& directory_end) {
   const auto record = source.read(at, zip::kEndSize);
   if (read_little<std::uint32_t>(record, 0) != zip::kEndSignature ||
       read_little<std::uint16_t>(record, 20) != 0) {
-    refuse(source, at, "the end of the zip archive is missing; the file is cut off or was appended to");
+    refuse(source, at,
+           "the end of the zip archive is missing; the file is cut off or was appended to");
   }
   End end{.count = read_little<std::uint16_t>(record, 10),
           .size = read_little<std::uint32_t>(record, 12),
@@ -77,32 +78,35 @@ End read_end(const ByteSource& source, std::uint64_t& directory_end) {
     directory_end = at - zip::kLocatorSize - zip::kEnd64Size;
   }
   if (end.count > kMaxEntries) {
-    refuse(source, at, str("the archive has ", end.count, " entries; at most ", kMaxEntries, " are read"));
+    refuse(source, at,
+           str("the archive has ", end.count, " entries; at most ", kMaxEntries, " are read"));
   }
   if (end.size > directory_end || end.offset != directory_end - end.size ||
       end.size < end.count * zip::kCentralSize) {
-    refuse(source, at, str("the directory of ", end.count, " entries at byte ", end.offset, " with ",
-                           end.size, " bytes does not fit into the file"));
+    refuse(source, at,
+           str("the directory of ", end.count, " entries at byte ", end.offset, " with ", end.size,
+               " bytes does not fit into the file"));
   }
   return end;
 }
 
-std::string quoted(std::string_view name) { return python_repr(name); }
+std::string shown(std::string_view name) { return python_repr(name); }
 
 /// Throws unless the name could be unpacked safely: relative, inside its folder, plain text.
 void check_name(const ByteSource& source, std::uint64_t at, std::string_view name) {
   if (name.empty() || name.size() > kMaxName) {
-    refuse(source, at, str("an entry has a name of ", name.size(), " bytes; 1 to ", kMaxName, " are allowed"));
+    refuse(source, at,
+           str("an entry has a name of ", name.size(), " bytes; 1 to ", kMaxName, " are allowed"));
   }
   if (!is_utf8(name) || name.find('\0') != name.npos) {
-    refuse(source, at, str("the entry ", quoted(name), " has a name that is not UTF-8 text"));
+    refuse(source, at, str("the entry ", shown(name), " has a name that is not UTF-8 text"));
   }
   const bool drive = name.size() >= 2 && name[1] == ':';
   if (name.front() == '/' || drive || name.find('\\') != name.npos) {
-    refuse(source, at, str("the entry ", quoted(name), " has an absolute name"));
+    refuse(source, at, str("the entry ", shown(name), " has an absolute name"));
   }
   for (const auto& part : split(name, '/')) {
-    if (part == "..") refuse(source, at, str("the entry ", quoted(name), " leaves its folder"));
+    if (part == "..") refuse(source, at, str("the entry ", shown(name), " leaves its folder"));
   }
 }
 
@@ -168,13 +172,14 @@ Record read_record(const ByteSource& source, std::string_view directory, std::ui
   apply_zip64(source, where, directory.substr(at + zip::kCentralSize + name_size, extra_size),
               numbers);
   if ((read_little<std::uint16_t>(directory, at + 8) & zip::kEncrypted) != 0) {
-    refuse(source, where, str("the entry ", quoted(record.entry.name), " is encrypted"));
+    refuse(source, where, str("the entry ", shown(record.entry.name), " is encrypted"));
   }
   if (record.method != zip::kStored || numbers.size != numbers.stored) {
-    refuse(source, where,
-           str("the entry ", quoted(record.entry.name), " is compressed (method ", record.method,
-               "); torch.save stores entries as they are. Unpack the archive and save it again with "
-               "torch.save"));
+    refuse(
+        source, where,
+        str("the entry ", shown(record.entry.name), " is compressed (method ", record.method,
+            "); torch.save stores entries as they are. Unpack the archive and save it again with "
+            "torch.save"));
   }
   record.entry.size = numbers.size;
   record.header = numbers.header;
@@ -188,24 +193,26 @@ void read_local(const ByteSource& source, Record& record, std::uint64_t director
   const auto at = record.header;
   const auto room = zip::kLocalSize + name.size();
   if (at > directory || directory - at < room) {
-    refuse(source, directory, str("the entry ", quoted(name), " lies outside the file"));
+    refuse(source, directory, str("the entry ", shown(name), " lies outside the file"));
   }
   const auto header = source.read(at, room);
   if (read_little<std::uint32_t>(header, 0) != zip::kLocalSignature) {
-    refuse(source, at, str("the entry ", quoted(name), " has no header"));
+    refuse(source, at, str("the entry ", shown(name), " has no header"));
   }
   if (read_little<std::uint16_t>(header, 26) != name.size() ||
       std::string_view(header).substr(zip::kLocalSize) != name) {
-    refuse(source, at, str("the entry ", quoted(name), " has another name in its own header"));
+    refuse(source, at, str("the entry ", shown(name), " has another name in its own header"));
   }
   if (read_little<std::uint16_t>(header, 8) != record.method) {
-    refuse(source, at, str("the entry ", quoted(name), " is compressed according to its own header"));
+    refuse(source, at,
+           str("the entry ", shown(name), " is compressed according to its own header"));
   }
   const std::uint64_t extra_size = read_little<std::uint16_t>(header, 28);
   const auto data = at + room + extra_size;
   if (data > directory || directory - data < record.entry.size) {
-    refuse(source, at, str("the entry ", quoted(name), " of ", record.entry.size,
-                           " bytes reaches beyond the data of the file"));
+    refuse(source, at,
+           str("the entry ", shown(name), " of ", record.entry.size,
+               " bytes reaches beyond the data of the file"));
   }
   const auto flags = read_little<std::uint16_t>(header, 6);
   if ((flags & zip::kHasDescriptor) == 0) {
@@ -215,7 +222,7 @@ void read_local(const ByteSource& source, Record& record, std::uint64_t director
     if (numbers.size != record.entry.size || numbers.stored != record.entry.size ||
         read_little<std::uint32_t>(header, 14) != record.entry.crc) {
       refuse(source, at,
-             str("the entry ", quoted(name), " has another size or checksum in its own header"));
+             str("the entry ", shown(name), " has another size or checksum in its own header"));
     }
   }
   record.entry.offset = data;
@@ -229,8 +236,9 @@ void check_overlaps(const ByteSource& source, const std::vector<Record>& records
   for (std::size_t i = 1; i < order.size(); ++i) {
     const auto& before = order[i - 1]->entry;
     if (order[i]->header >= before.offset + before.size) continue;
-    refuse(source, order[i]->header,
-           str("the entries ", quoted(before.name), " and ", quoted(order[i]->entry.name), " overlap"));
+    refuse(
+        source, order[i]->header,
+        str("the entries ", shown(before.name), " and ", shown(order[i]->entry.name), " overlap"));
   }
 }
 
@@ -272,7 +280,7 @@ ZipDirectory read_zip(const ByteSource& source) {
   for (std::size_t i = 0; i < result.entries().size(); ++i) {
     const auto& entry = result.entries()[i];
     if (result.find(entry.name) == &entry) continue;
-    refuse(source, end.offset, str("the entry ", quoted(entry.name), " is there twice"));
+    refuse(source, end.offset, str("the entry ", shown(entry.name), " is there twice"));
   }
   return result;
 }
@@ -287,8 +295,8 @@ void check_crc(const ByteSource& source, const ZipEntry& entry) {
     crc = crc32(piece, crc);
   }
   if (crc == entry.crc) return;
-  refuse(source, entry.offset, str("the checksum of the entry ", quoted(entry.name),
-                                   " is wrong: the file was damaged"));
+  refuse(source, entry.offset,
+         str("the checksum of the entry ", shown(entry.name), " is wrong: the file was damaged"));
 }
 
 }  // namespace accelerate::detail::formats

@@ -128,7 +128,7 @@ void ZipWriter::finish() {
     append_little(record, low(entry.size));
     append_little(record, static_cast<std::uint16_t>(entry.name.size()));
     append_little(record, static_cast<std::uint16_t>(extra.size()));
-    record.append(12, '\0');  // comment, disk, attributes
+    record.append(10, '\0');  // comment, disk, attributes
     append_little(record, low(entry.header));
     put(record + entry.name + extra);
   }
