@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::array<Subcommand, 11> kSubcommands{{
     {"launch", "Start a program on one or more accelerators, CPUs and machines."},
+    {"checkpoint", "Show the tensors of a file: names, dtypes, shapes, sizes, checksums."},
     {"completion", "Print the completion script for bash, zsh or fish."},
     {"merge-weights", "Merge the shards of a checkpoint into one file."},
     {"config", "Ask for the settings of this machine and write them to a file.",
@@ -22,7 +23,6 @@ constexpr std::array<Subcommand, 11> kSubcommands{{
      "`accelerate launch` any program of your own."},
     {"to-fsdp2", "Convert a configuration from FSDP 1 to 2.", "Python's accelerate has it."},
     {"tpu-config", "Run commands on the machines of a TPU pod.", "Python's accelerate has it."},
-    {"checkpoint", "Look into checkpoints.", "There is no replacement."},
     {"monitor", "Watch a running job.",
      "--tee and --log_dir of `accelerate launch` keep its output."},
 }};
