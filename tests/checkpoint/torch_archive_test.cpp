@@ -181,7 +181,7 @@ TEST(TorchLoad, NamesFilesThatAreNoArchives) {
                 "', byte 0: the file is a bare pickle and no archive of torch.save. Load it in "
                 "Python and save its weights again with torch.save, or as safetensors.");
   EXPECT_EQ(message_of<CheckpointError>([] { (void)torch_load("nowhere.pt"); }),
-            "'nowhere.pt' cannot be read: No such file or directory.");
+            "Cannot read 'nowhere.pt': No such file or directory.");
 }
 
 }  // namespace
