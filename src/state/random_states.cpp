@@ -67,15 +67,15 @@ at::Generator generator_of(const AcceleratorBackend& backend, int index) {
 Value RandomStates::state_dict() {
   Value::Dict state;
   state.set("step", Value(step_));
-  state.set("random_state", Value::tuple({Value(kVersion), Value::tuple(numbers_of(host_rng())),
-                                          host_gauss_}));
+  state.set("random_state",
+            Value::tuple({Value(kVersion), Value::tuple(numbers_of(host_rng())), host_gauss_}));
   // A list of words, where numpy has an array: it takes both, and the name of the array's class
   // depends on the version of numpy.
   auto words = numbers_of(numpy_rng());
   const Value place = words.back();
   words.pop_back();
-  state.set("numpy_random_seed", Value::tuple({"MT19937", std::move(words), place,
-                                               numpy_has_gauss_, numpy_gauss_}));
+  state.set("numpy_random_seed",
+            Value::tuple({"MT19937", std::move(words), place, numpy_has_gauss_, numpy_gauss_}));
   state.set("torch_manual_seed", Value(get_rng_state(RNGType::kTorch)));
   if (const auto* backend = accelerator_backend()) {
     Value::List devices;
