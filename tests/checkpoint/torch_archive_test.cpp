@@ -4,6 +4,8 @@
 #include <torch/torch.h>
 
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "accelerate/errors.h"
@@ -172,6 +174,19 @@ TEST(TorchSave, RefusesWhatIsNoStridedData) {
 TEST(TorchSave, WritesConjugatedViewsAsTheirValues) {
   const auto tensor = torch::complex(torch::ones(2), torch::ones(2)).conj();
   EXPECT_TRUE(stored(Value(tensor)).as_tensor().equal(tensor));
+}
+
+TEST(TorchLoad, IgnoresTheGradientFlagOfIntegers) {
+  const test::Folder folder;
+  torch_save(Value(torch::arange(3)), folder / "a.pt");
+  std::fstream file(folder / "a.pt", std::ios::in | std::ios::out | std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  file.seekp(
+      static_cast<std::streamoff>(bytes.find("\x89"
+                                             "ccollections")));
+  file.put('\x88');  // True
+  file.close();
+  EXPECT_TRUE(torch_load(folder / "a.pt").as_tensor().equal(torch::arange(3)));
 }
 
 TEST(TorchLoad, NamesFilesThatAreNoArchives) {
