@@ -15,10 +15,8 @@ namespace accelerate::detail::inline core {
 [[nodiscard]] std::string read_whole_file(const std::filesystem::path& path,
                                           std::size_t max_bytes = std::size_t{64} << 20);
 
-/// Replaces a file by one with this content, or creates it: written under another name in the same
-/// folder, flushed to disk and renamed, so that a reader (or a crash) meets the old file or the new
-/// one. A symbolic link stays and its target is replaced; permissions of an old file are kept.
-/// Throws `ConfigError` with the path and the reason.
+/// Replaces a file by one with this content, or creates it, through an `OutputFile`. Throws
+/// `ConfigError` with the path and the reason.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
 /// "~" and "~/x" with the home of this user: HOME of `environment`, else the password file's.

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "accelerate/errors.h"
 #include "core/text.h"
@@ -82,11 +83,6 @@ bool bind_to(int fd, int family, int port, bool loopback_only, int ipv6_only = 0
 }
 
 }  // namespace
-
-void Descriptor::reset() noexcept {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-}
 
 LineChannel::LineChannel(Descriptor socket, Clock::time_point now)
     : socket_(std::move(socket)), last_heard_(now), last_said_(now) {

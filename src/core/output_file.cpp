@@ -1,0 +1,98 @@
+#include "core/output_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include "accelerate/errors.h"
+#include "core/text.h"
+
+namespace accelerate::detail::inline core {
+namespace {
+
+namespace fs = std::filesystem;
+
+// So that the new name survives a crash too. Some file systems cannot: then it is not an error.
+void sync_folder(const fs::path& folder) {
+  const Descriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd) ::fsync(fd.get());
+}
+
+}  // namespace
+
+OutputFile::OutputFile(fs::path path) : path_(std::move(path)), target_(path_) {
+  std::error_code error;
+  if (fs::is_symlink(path_, error)) target_ = fs::weakly_canonical(path_, error);
+  if (error && error != std::errc::no_such_file_or_directory) refuse(error.value());
+  struct stat old{};
+  const bool exists = ::stat(target_.c_str(), &old) == 0;
+  if (exists && S_ISDIR(old.st_mode)) refuse(EISDIR);
+  if (exists && !S_ISREG(old.st_mode)) {
+    // Renaming would replace a device or pipe by a file.
+    throw CheckpointError(str("Cannot write '", path_.string(),
+                              "': it is a device, pipe or socket. Name a regular file."),
+                          path_);
+  }
+
+  std::random_device random;
+  int failed = EEXIST;
+  for (int attempt = 0; attempt < 100 && failed == EEXIST; ++attempt) {
+    fs::path temporary = target_;
+    temporary += str(".", ::getpid(), ".", random(), ".tmp");
+    fd_ = Descriptor(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    failed = fd_ ? 0 : errno;
+    if (fd_) temporary_ = std::move(temporary);
+  }
+  if (failed != 0) refuse(failed);
+  if (exists) ::fchmod(fd_.get(), old.st_mode & 07777);
+}
+
+OutputFile::~OutputFile() {
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void OutputFile::refuse(int error) const {
+  throw CheckpointError(
+      str("Cannot write '", path_.string(), "': ", std::generic_category().message(error), "."),
+      path_);
+}
+
+void OutputFile::write(std::string_view bytes) {
+  write_at(position_, std::as_bytes(std::span(bytes)));
+  position_ += static_cast<std::int64_t>(bytes.size());
+}
+
+void OutputFile::write_at(std::int64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto written = ::pwrite(fd_.get(), bytes.data(), bytes.size(), offset);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) refuse(errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    offset += written;
+  }
+}
+
+void OutputFile::reserve(std::int64_t bytes) {
+  if (bytes <= 0) return;
+  // KEEP_SIZE: the size of the file is what was written.
+  while (::fallocate(fd_.get(), FALLOC_FL_KEEP_SIZE, 0, bytes) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == EOPNOTSUPP || errno == ENOSYS) return;
+    refuse(errno);
+  }
+}
+
+void OutputFile::publish() {
+  if (::fsync(fd_.get()) != 0) refuse(errno);
+  if (const int failed = fd_.reset(); failed != 0) refuse(failed);
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) refuse(errno);
+  temporary_.clear();
+  sync_folder(target_.has_parent_path() ? target_.parent_path() : fs::path("."));
+}
+
+}  // namespace accelerate::detail::inline core

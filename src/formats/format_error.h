@@ -1,0 +1,16 @@
+// src/formats/format_error.h - errors of files that break the rules of their format.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "accelerate/errors.h"
+
+namespace accelerate::detail::formats {
+
+/// "'model.safetensors', byte 8: the header is not JSON." with the path `source`. The offset counts
+/// from the start of the file. `reason` has no full stop, remedies may follow it as sentences.
+[[nodiscard]] FormatError format_error(std::string_view source, std::uint64_t offset,
+                                       std::string_view reason);
+
+}  // namespace accelerate::detail::formats
