@@ -9,7 +9,9 @@
 namespace accelerate::cli {
 
 int launch(std::span<const std::string> words);
+int checkpoint(std::span<const std::string> words);
 int completion(std::span<const std::string> words);
+int merge_weights(std::span<const std::string> words);
 
 /// Prints results to stdout.
 void print(std::string_view text);

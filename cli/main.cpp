@@ -49,6 +49,8 @@ void open_closed_streams() {
 int dispatch(const std::string& name, std::span<const std::string> words) {
   if (name == "launch") return launch(words);
   if (name == "completion") return completion(words);
+  if (name == "checkpoint") return checkpoint(words);
+  if (name == "merge-weights") return merge_weights(words);
   refuse_command(name);
 }
 

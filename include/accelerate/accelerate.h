@@ -32,6 +32,7 @@
 #include "accelerate/safetensors.h"
 #include "accelerate/scheduler.h"
 #include "accelerate/state.h"
+#include "accelerate/torch_archive.h"
 #include "accelerate/tree.h"
 #include "accelerate/value.h"
 #include "accelerate/version.h"

@@ -315,7 +315,7 @@ std::int64_t header_length(std::string_view prefix, std::int64_t file_size,
   if (length > kLongestHeader) {
     throw format_error(source, 0,
                        str("the header would have ", length, " bytes, more than the ",
-                           kLongestHeader, " that are allowed. Is this a safetensors file"));
+                           kLongestHeader, " that are allowed. It may be no safetensors file"));
   }
   const auto rest = static_cast<std::uint64_t>(file_size) - kPrefix;
   if (length > rest) {

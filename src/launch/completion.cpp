@@ -62,6 +62,13 @@ _accelerate() {
   fi
   case $command in
     launch) ;;
+    checkpoint)
+      if (( COMP_CWORD == 2 )); then
+        COMPREPLY=($(compgen -W show -- "$cur"))
+      elif [[ $cur == -* ]]; then
+        COMPREPLY=($(compgen -W '--json --help' -- "$cur"))
+      fi
+      return ;;
     completion) COMPREPLY=($(compgen -W 'bash zsh fish' -- "$cur")); return ;;
     *) return ;;
   esac
@@ -138,6 +145,9 @@ _accelerate() {
     (( CURRENT-- ))
     case $words[1] in
       launch) _accelerate_launch ;;
+      checkpoint)
+        if (( CURRENT == 2 )); then compadd -- show
+        else _arguments '--json[one JSON object]' '--help[how to use it]' '*:file:_files'; fi ;;
       completion) compadd -- bash zsh fish ;;
     esac
   fi
@@ -160,7 +170,10 @@ std::string fish_script() {
                without(command.help, "'\\"), "'\n");
   }
   out +=
-      "complete -c accelerate -f -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'\n";
+      "complete -c accelerate -f -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'\n"
+      "complete -c accelerate -n '__fish_seen_subcommand_from checkpoint; and not "
+      "__fish_seen_subcommand_from show' -f -a show\n"
+      "complete -c accelerate -n '__fish_seen_subcommand_from show' -l json -d 'one JSON object'\n";
   for (const auto* who :
        {"accelerate -n '__fish_seen_subcommand_from launch'", "accelerate-launch"}) {
     for_each_shown_flag([&](const Flag& flag) {

@@ -11,19 +11,18 @@ namespace {
 
 constexpr std::array<Subcommand, 11> kSubcommands{{
     {"launch", "Start a program on one or more accelerators, CPUs and machines."},
+    {"checkpoint", "Show the tensors of a file: names, dtypes, shapes, sizes, checksums."},
     {"completion", "Print the completion script for bash, zsh or fish."},
+    {"merge-weights", "Merge the shards of a checkpoint into one file."},
     {"config", "Ask for the settings of this machine and write them to a file.",
      "Write the file by hand, with `write_basic_config` of the library, or with Python's "
      "accelerate."},
     {"env", "Show what a report of a problem should contain.", "Python's accelerate has it."},
     {"estimate-memory", "Estimate the memory that a model needs.", "Python's accelerate has it."},
-    {"merge-weights", "Merge the shards of a checkpoint into one file.",
-     "Python's accelerate has it."},
     {"test", "Run the self-test under the configured launch.",
      "`accelerate launch` any program of your own."},
     {"to-fsdp2", "Convert a configuration from FSDP 1 to 2.", "Python's accelerate has it."},
     {"tpu-config", "Run commands on the machines of a TPU pod.", "Python's accelerate has it."},
-    {"checkpoint", "Look into checkpoints.", "There is no replacement."},
     {"monitor", "Watch a running job.",
      "--tee and --log_dir of `accelerate launch` keep its output."},
 }};

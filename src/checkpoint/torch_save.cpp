@@ -1,0 +1,154 @@
+#include <ATen/ATen.h>
+
+#include <unordered_map>
+
+#include "accelerate/errors.h"
+#include "accelerate/torch_archive.h"
+#include "checkpoint/torch_dtype.h"
+#include "core/output_file.h"
+#include "core/text.h"
+#include "formats/archive.h"
+#include "formats/pickle.h"
+#include "formats/torch_dtypes.h"
+
+namespace accelerate {
+namespace detail::checkpoint {
+namespace {
+
+using formats::PickleCall;
+using formats::PickleStorage;
+using formats::PickleTensor;
+
+/// Turns values with tensors into values with descriptions of them, and collects the storages.
+class TensorSaver {
+ public:
+  Value describe(const Value& value) {
+    switch (value.kind()) {
+      case Value::Kind::kList:
+        return Value(items(value));
+      case Value::Kind::kTuple:
+        return Value::tuple(items(value));
+      case Value::Kind::kDict: {
+        Value::Dict dict;
+        for (const auto& [key, item] : value.as_dict()) dict.set(key, describe(item));
+        return Value(std::move(dict));
+      }
+      case Value::Kind::kTensor:
+        return describe(value.as_tensor());
+      default:
+        return value;
+    }
+  }
+
+  Value describe(const at::Tensor& tensor) {
+    if (!tensor.defined()) return {};
+    const auto [found, is_new] = tensors_.try_emplace(tensor.unsafeGetTensorImpl());
+    if (is_new) {
+      kept_.push_back(tensor);  // so that no other tensor gets its address
+      found->second = described(tensor);
+    }
+    return found->second;
+  }
+
+  /// The bytes of all storages, in the order of their keys.
+  [[nodiscard]] const std::vector<at::Tensor>& storages() const { return bytes_; }
+
+ private:
+  Value::List items(const Value& value) {
+    Value::List result;
+    result.reserve(value.items().size());
+    for (const auto& item : value.items()) result.push_back(describe(item));
+    return result;
+  }
+
+  Value described(const at::Tensor& tensor) {
+    if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_nested() ||
+        !tensor.has_storage() || tensor.is_meta()) {
+      throw ArgumentError(
+          detail::str("A tensor to be saved has layout ", tensor.layout(),
+                      tensor.is_quantized() ? " and is quantized" : "",
+                      tensor.is_meta() ? " and no data (meta device)" : "",
+                      ". Only dense tensors with data can be saved; convert it first."));
+    }
+    // A conjugated view is a flag of the tensor, which its storage does not have.
+    const auto plain = tensor.detach().resolve_conj().resolve_neg();
+    const auto dtype = name_of(plain.scalar_type());
+    const auto* known = formats::find_torch_dtype(dtype);
+    if (known == nullptr) {
+      throw ArgumentError(str("A tensor to be saved is of dtype torch.", dtype,
+                              ", which archives cannot have. Convert it first."));
+    }
+    auto described = std::make_shared<PickleTensor>();
+    described->storage = storage_of(plain, *known);
+    described->dtype = dtype;
+    described->offset = plain.storage_offset();
+    described->sizes = plain.sizes().vec();
+    described->strides = plain.strides().vec();
+    described->requires_grad = tensor.requires_grad();
+    return Value(Value::Leaf(std::move(described)));
+  }
+
+  std::shared_ptr<const PickleStorage> storage_of(const at::Tensor& tensor,
+                                                  const formats::TorchDtype& dtype) {
+    const auto& storage = tensor.storage();
+    const auto size = static_cast<std::int64_t>(storage.nbytes());
+    const auto [found, is_new] =
+        keys_.try_emplace(storage.unsafeGetStorageImpl(), std::to_string(keys_.size()));
+    if (is_new) {
+      bytes_.push_back(
+          at::empty({0}, tensor.options().dtype(at::kByte)).set_(storage, 0, {size}, {1}));
+    }
+    auto described = std::make_shared<PickleStorage>();
+    described->key = found->second;
+    // Python reads the number of elements; bytes that are no whole element have no typed storage.
+    described->dtype = size % dtype.bytes == 0 && !dtype.storage.empty() ? dtype.name : "";
+    described->location = "cpu";  // Python moves them; a device may be missing where it is read
+    described->bytes = storage.nbytes();
+    return described;
+  }
+
+  std::unordered_map<const at::TensorImpl*, Value> tensors_;
+  std::unordered_map<const at::StorageImpl*, std::string> keys_;
+  std::vector<at::Tensor> kept_;
+  std::vector<at::Tensor> bytes_;
+};
+
+void write_archive(const Value& described, const std::vector<at::Tensor>& storages,
+                   const std::filesystem::path& path) {
+  OutputFile file(path);
+  formats::ArchiveWriter archive([&](std::string_view bytes) { file.write(bytes); },
+                                 formats::archive_name(path), formats::pickle_dumps(described));
+  for (std::size_t i = 0; i < storages.size(); ++i) {
+    const auto bytes = storages[i].cpu();
+    archive.begin_storage(std::to_string(i), static_cast<std::uint64_t>(bytes.numel()));
+    archive.append({static_cast<const char*>(bytes.const_data_ptr()),
+                    static_cast<std::size_t>(bytes.numel())});
+    archive.end_storage();
+  }
+  archive.finish();
+  file.publish();
+}
+
+}  // namespace
+}  // namespace detail::checkpoint
+
+void torch_save(const Value& value, const std::filesystem::path& path) {
+  using namespace detail::checkpoint;
+  TensorSaver saver;
+  const Value described = saver.describe(value);
+  write_archive(described, saver.storages(), path);
+}
+
+void torch_save(const StateDict& state, const std::filesystem::path& path) {
+  using namespace detail::checkpoint;
+  TensorSaver saver;
+  auto ordered = std::make_shared<PickleCall>();
+  ordered->module = "collections";
+  ordered->name = "OrderedDict";
+  for (const auto& entry : state) {
+    ordered->entries.emplace_back(entry.key(), saver.describe(entry.value().detach()));
+  }
+  write_archive(Value(Value::Leaf(std::move(ordered))), saver.storages(), path);
+}
+
+}  // namespace accelerate

@@ -1,0 +1,110 @@
+#include "formats/legacy_archive.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/python_text.h"
+#include "core/text.h"
+#include "formats/format_error.h"
+#include "formats/little_endian.h"
+#include "formats/pickle.h"
+#include "formats/pickle_value.h"
+
+namespace accelerate::detail::formats {
+namespace {
+
+// The pickle of 0x1950a86a20f9469cfc6c, the first of five: this number, the version of the format,
+// facts of the machine, the value, and the keys of the storages.
+constexpr std::string_view kMagic("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15);
+constexpr std::int64_t kVersion = 1001;
+
+[[noreturn]] void refuse(const ByteSource& source, std::uint64_t offset, std::string_view reason) {
+  throw format_error(source.name(), source.origin() + offset, reason);
+}
+
+using Storages = std::map<std::string, const PickleStorage*, std::less<>>;
+
+/// The storages of all tensors in `value`.
+void collect(const Value& value, Storages& storages) {
+  if (value.is_list() || value.is_tuple()) {
+    for (const auto& item : value.items()) collect(item, storages);
+  } else if (value.is_dict()) {
+    for (const auto& [key, item] : value.as_dict()) collect(item, storages);
+  } else if (const auto* tensor = leaf_as<PickleTensor>(value)) {
+    storages.emplace(tensor->storage->key, tensor->storage.get());
+  }
+}
+
+/// Reads the pickles at the start of a file, one after the other.
+class Pickles {
+ public:
+  explicit Pickles(const ByteSource& source)
+      : source_(source),
+        bytes_(source.read(0, std::min(source.size(), PickleSource().max_bytes))),
+        rest_(bytes_) {}
+
+  [[nodiscard]] std::uint64_t position() const { return bytes_.size() - rest_.size(); }
+  Value next() {
+    return pickle_load_first(rest_,
+                             {.name = source_.name(), .origin = source_.origin() + position()});
+  }
+
+ private:
+  const ByteSource& source_;
+  std::string bytes_;
+  std::string_view rest_;
+};
+
+}  // namespace
+
+bool is_legacy_archive(const ByteSource& source) {
+  return source.size() >= kMagic.size() && source.read(0, kMagic.size()) == kMagic;
+}
+
+LegacyArchive read_legacy_archive(const ByteSource& source) {
+  Pickles pickles(source);
+  (void)pickles.next();
+  if (pickles.next() != Value(kVersion)) {
+    refuse(source, kMagic.size(), str("the version of the format is not ", kVersion));
+  }
+  const Value machine = pickles.next();
+  const auto* little = machine.is_dict() ? machine.as_dict().get("little_endian") : nullptr;
+  if (little == nullptr || *little != Value(true)) {
+    refuse(source, pickles.position(), "the file was not written on a little-endian machine");
+  }
+  LegacyArchive archive{.value = pickles.next(), .storages = {}};
+  const Value keys = pickles.next();
+  if (!keys.is_list()) refuse(source, pickles.position(), "the keys of the storages are no list");
+
+  Storages storages;
+  collect(archive.value, storages);
+  auto at = pickles.position();
+  for (const auto& key : keys.as_list()) {
+    const auto found = key.is_string() ? storages.find(key.as_string()) : storages.end();
+    if (found == storages.end()) {
+      refuse(source, at,
+             str("the storage ", key.repr(), " belongs to no tensor, so that its size is unknown"));
+    }
+    const auto bytes = found->second->bytes;
+    if (source.size() - at < 8 || source.size() - at - 8 < bytes) {
+      refuse(source, at, str("the storage ", key.repr(), " reaches beyond the end of the file"));
+    }
+    // The number of elements precedes them; the pickle has it, too.
+    const auto count = read_little<std::uint64_t>(source.read(at, 8), 0);
+    if (count != found->second->elements()) {
+      refuse(source, at,
+             str("the storage ", key.repr(), " has ", count, " elements; its tensors need ",
+                 found->second->elements()));
+    }
+    archive.storages.push_back(
+        {.name = "data/" + key.as_string(), .offset = at + 8, .size = bytes, .crc = 0});
+    at += 8 + bytes;
+    storages.erase(found);
+  }
+  if (at != source.size()) {
+    refuse(source, at, str(source.size() - at, " bytes follow the last storage"));
+  }
+  return archive;
+}
+
+}  // namespace accelerate::detail::formats

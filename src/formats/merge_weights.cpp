@@ -1,0 +1,209 @@
+#include "formats/merge_weights.h"
+
+#include <algorithm>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "accelerate/constants.h"
+#include "accelerate/errors.h"
+#include "core/output_file.h"
+#include "core/text.h"
+#include "formats/archive.h"
+#include "formats/dcp.h"
+#include "formats/format_error.h"
+#include "formats/pickle.h"
+#include "formats/safetensors_header.h"
+
+namespace accelerate::detail::formats {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Counts what was written, for the caller's bar.
+class Progress {
+ public:
+  Progress(const std::vector<DcpEntry>& entries, const MergeOptions& options) : options_(options) {
+    for (const auto& entry : entries) all_ += entry.dtype != nullptr ? entry.bytes() : 0;
+  }
+  void add(std::uint64_t bytes) {
+    done_ += bytes;
+    if (options_.progress) options_.progress(done_, all_);
+  }
+
+ private:
+  const MergeOptions& options_;
+  std::uint64_t done_ = 0;
+  std::uint64_t all_ = 0;
+};
+
+/// True if all paths begin with the same key and go on behind it.
+bool has_one_root(const std::vector<DcpEntry>& entries) {
+  return !entries.empty() && std::ranges::all_of(entries, [&](const DcpEntry& entry) {
+    return entry.path.size() > 1 && entry.path[0] == entries[0].path[0];
+  });
+}
+
+std::span<const Value> path_below(const DcpEntry& entry, bool one_root) {
+  return std::span(entry.path).subspan(one_root ? 1 : 0);
+}
+
+// safetensors
+
+/// The entry in the header. Throws if the format cannot hold the value.
+TensorEntry header_entry(const DcpEntry& entry, bool one_root) {
+  const auto path = path_below(entry, one_root);
+  if (entry.dtype == nullptr || path.size() != 1 || !path[0].is_string()) {
+    throw ArgumentError(
+        str("'", entry.name, "' is ", entry.dtype == nullptr ? "no tensor" : "nested deeper",
+            ", and safetensors files hold tensors by name only. Merge the checkpoint with "
+            "--unsafe_serialization (safe_serialization = false), which writes ",
+            kWeightsName, "."));
+  }
+  const auto dtype = find_dtype(entry.dtype->safetensors);
+  if (!dtype) {
+    throw ArgumentError(str("'", entry.name, "' is of dtype torch.", entry.dtype->name,
+                            ", which safetensors does not have. Merge the checkpoint with "
+                            "--unsafe_serialization (safe_serialization = false)."));
+  }
+  TensorEntry tensor{.name = path[0].as_string(), .dtype = *dtype, .shape = entry.sizes};
+  // Two numbers of 4 bits in an element.
+  if (*dtype == Dtype::kF4 && !tensor.shape.empty()) tensor.shape.back() *= 2;
+  return tensor;
+}
+
+void write_safetensors(DcpReader& reader, const fs::path& path, const MergeOptions& options) {
+  const auto& entries = reader.entries();
+  const bool one_root = has_one_root(entries);
+  std::vector<TensorEntry> tensors;
+  std::map<std::string, const DcpEntry*> sources;
+  for (const auto& entry : entries) {
+    tensors.push_back(header_entry(entry, one_root));
+    sources.emplace(tensors.back().name, &entry);
+  }
+  const auto header = plan_safetensors(std::move(tensors), {{"format", "pt"}});
+  const auto head = safetensors_header_bytes(header);
+  Progress progress(entries, options);
+  OutputFile file(path);
+  file.reserve(static_cast<std::int64_t>(head.size()) +
+               (header.tensors.empty() ? 0 : header.tensors.back().end));
+  file.write(head);
+  for (const auto& tensor : header.tensors) {
+    file.write(reader.read_tensor(*sources.at(tensor.name)));
+    progress.add(static_cast<std::uint64_t>(tensor.bytes()));
+  }
+  file.publish();
+}
+
+// torch.save
+
+/// Puts `value` at `path`; lists grow as positions come.
+void set_at(Value& root, std::span<const Value> path, Value value, const DcpEntry& entry,
+            std::size_t longest_list) {
+  Value* at = &root;
+  for (const auto& step : path) {
+    if (step.is_string()) {
+      if (at->is_none()) *at = Value(Value::Dict());
+      if (at->is_dict()) {
+        at = &at->as_dict()[step.as_string()];
+        continue;
+      }
+    } else {
+      if (at->is_none()) *at = Value(Value::List());
+      const auto position = step.as_int();
+      if (at->is_list() && position >= 0 && static_cast<std::size_t>(position) < longest_list) {
+        auto& list = at->as_list();
+        if (list.size() <= static_cast<std::size_t>(position)) {
+          list.resize(static_cast<std::size_t>(position) + 1);
+        }
+        at = &list[static_cast<std::size_t>(position)];
+        continue;
+      }
+    }
+    throw CheckpointError(str("The path of '", entry.name, "' in the checkpoint, ",
+                              Value(entry.path).repr(), ", does not fit the other paths."));
+  }
+  *at = std::move(value);
+}
+
+Value described_tensor(const DcpEntry& entry, std::size_t key) {
+  auto storage = std::make_shared<PickleStorage>();
+  storage->key = std::to_string(key);
+  storage->dtype = entry.dtype->storage.empty() ? "" : entry.dtype->name;
+  storage->location = "cpu";
+  storage->bytes = entry.bytes();
+  auto tensor = std::make_shared<PickleTensor>();
+  tensor->storage = std::move(storage);
+  tensor->dtype = entry.dtype->name;
+  tensor->sizes = entry.sizes;
+  tensor->strides.resize(entry.sizes.size());
+  std::int64_t stride = 1;
+  for (std::size_t i = entry.sizes.size(); i > 0; --i) {
+    tensor->strides[i - 1] = stride;
+    stride *= std::max<std::int64_t>(entry.sizes[i - 1], 1);
+  }
+  return Value(Value::Leaf(std::move(tensor)));
+}
+
+void write_archive(DcpReader& reader, const fs::path& path, const MergeOptions& options) {
+  const auto& entries = reader.entries();
+  const bool one_root = has_one_root(entries);
+  Value root = Value(Value::Dict());
+  std::vector<const DcpEntry*> tensors;
+  for (const auto& entry : entries) {
+    Value value;
+    if (entry.dtype != nullptr) {
+      value = described_tensor(entry, tensors.size());
+      tensors.push_back(&entry);
+    } else {
+      value = reader.read_value(entry);
+      if (leaf_as<PickleTensor>(value) != nullptr) {
+        throw CheckpointError(
+            str("'", entry.name, "' is a tensor in its file and none in the metadata."));
+      }
+    }
+    set_at(root, path_below(entry, one_root), std::move(value), entry, entries.size());
+  }
+  Progress progress(entries, options);
+  OutputFile file(path);
+  ArchiveWriter archive([&](std::string_view bytes) { file.write(bytes); }, archive_name(path),
+                        pickle_dumps(root));
+  for (std::size_t key = 0; key < tensors.size(); ++key) {
+    const auto bytes = reader.read_tensor(*tensors[key]);
+    archive.begin_storage(std::to_string(key), bytes.size());
+    archive.append(bytes);
+    archive.end_storage();
+    progress.add(bytes.size());
+  }
+  archive.finish();
+  file.publish();
+}
+
+}  // namespace
+
+fs::path merge_weights(const fs::path& folder, const fs::path& output,
+                       const MergeOptions& options) {
+  DcpReader reader(folder);
+  std::error_code error;
+  fs::create_directories(output, error);
+  if (error) {
+    throw CheckpointError(
+        str("The folder '", output.string(), "' cannot be created: ", error.message(), "."),
+        output);
+  }
+  const auto path = output / (options.safe_serialization ? kSafeWeightsName : kWeightsName);
+  if (options.safe_serialization) {
+    write_safetensors(reader, path, options);
+  } else {
+    write_archive(reader, path, options);
+  }
+  if (options.remove_checkpoint_dir) fs::remove_all(folder, error);
+  if (error) {
+    throw CheckpointError(str("The merged weights are in '", path.string(), "', but the folder '",
+                              folder.string(), "' cannot be removed: ", error.message(), "."),
+                          folder);
+  }
+  return path;
+}
+
+}  // namespace accelerate::detail::formats

@@ -1,0 +1,29 @@
+// src/formats/merge_weights.h - the shards of a distributed checkpoint as one file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+
+namespace accelerate::detail::formats {
+
+struct MergeOptions {
+  /// model.safetensors, else pytorch_model.bin.
+  bool safe_serialization = true;
+  /// Delete the folder of the checkpoint after success.
+  bool remove_checkpoint_dir = false;
+  /// Called after each tensor with the bytes written so far and those of all tensors.
+  std::function<void(std::uint64_t done, std::uint64_t all)> progress = nullptr;
+};
+
+/// Merges the checkpoint in `folder` into a file in `output`, which is created if needed, tensor by
+/// tensor: memory holds one of them. If the state dict has one key at the top, as FSDP's {"model":
+/// ...}, the file has what is below it. Returns the path of the file.
+///
+/// Throws `CheckpointError` if `folder` is no such checkpoint, `FormatError` if it is damaged, and
+/// `ArgumentError` if it has values that safetensors cannot hold.
+std::filesystem::path merge_weights(const std::filesystem::path& folder,
+                                    const std::filesystem::path& output,
+                                    const MergeOptions& options);
+
+}  // namespace accelerate::detail::formats

@@ -1,0 +1,160 @@
+#include <algorithm>
+#include <initializer_list>
+
+#include "accelerate/errors.h"
+#include "formats/crc32.h"
+#include "formats/little_endian.h"
+#include "formats/zip.h"
+#include "formats/zip_layout.h"
+
+namespace accelerate::detail::formats {
+namespace {
+
+constexpr std::uint64_t kAlignment = 64;
+// Checksum and size follow the data; names are UTF-8.
+constexpr std::uint16_t kFlags = zip::kHasDescriptor | 0x0800;
+
+std::uint32_t low(std::uint64_t number) {
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(number, zip::kMax32));
+}
+
+void append_zip64(std::string& out, std::initializer_list<std::uint64_t> numbers) {
+  append_little(out, zip::kZip64Extra);
+  append_little(out, static_cast<std::uint16_t>(8 * numbers.size()));
+  for (const auto number : numbers) append_little(out, number);
+}
+
+// The extra field that moves the data to a multiple of 64: id "FB", filled with Z.
+void append_padding(std::string& out, std::uint64_t data_at) {
+  const std::uint64_t begin = data_at + 4;
+  const auto fill = static_cast<std::uint16_t>((kAlignment - begin % kAlignment) % kAlignment);
+  out.append("FB");
+  append_little(out, fill);
+  out.append(fill, 'Z');
+}
+
+}  // namespace
+
+void ZipWriter::put(std::string_view bytes) {
+  write_(bytes);
+  position_ += bytes.size();
+}
+
+void ZipWriter::add(std::string_view name, std::string_view bytes) {
+  begin(name, bytes.size());
+  append(bytes);
+  end();
+}
+
+void ZipWriter::begin(std::string_view name, std::uint64_t size) {
+  std::string extra;
+  const bool large = size >= zip::kMax32;
+  if (large) append_zip64(extra, {size, size});
+  append_padding(extra, position_ + zip::kLocalSize + name.size() + extra.size());
+
+  std::string header;
+  append_little(header, zip::kLocalSignature);
+  append_little(header, std::uint16_t{large ? zip::kVersion64 : zip::kVersion});
+  append_little(header, kFlags);
+  append_little(header, zip::kStored);
+  append_little(header, std::uint32_t{0});  // time and date
+  append_little(header, std::uint32_t{0});  // the checksum follows the data
+  append_little(header, large ? zip::kMax32 : 0U);
+  append_little(header, large ? zip::kMax32 : 0U);
+  append_little(header, static_cast<std::uint16_t>(name.size()));
+  append_little(header, static_cast<std::uint16_t>(extra.size()));
+  header += name;
+  header += extra;
+  written_.push_back({.name = std::string(name), .header = position_, .size = size});
+  left_ = size;
+  put(header);
+}
+
+void ZipWriter::append(std::string_view bytes) {
+  if (bytes.size() > left_) throw StateError("A zip entry got more bytes than were announced.");
+  auto& entry = written_.back();
+  entry.crc = crc32(bytes, entry.crc);
+  left_ -= bytes.size();
+  put(bytes);
+}
+
+void ZipWriter::end() {
+  if (left_ > 0) throw StateError("A zip entry got fewer bytes than were announced.");
+  const auto& entry = written_.back();
+  std::string descriptor;
+  append_little(descriptor, zip::kDescriptorSignature);
+  append_little(descriptor, entry.crc);
+  if (entry.size >= zip::kMax32) {
+    append_little(descriptor, entry.size);
+    append_little(descriptor, entry.size);
+  } else {
+    append_little(descriptor, low(entry.size));
+    append_little(descriptor, low(entry.size));
+  }
+  put(descriptor);
+}
+
+std::uint64_t ZipWriter::fingerprint() const {
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  const auto mix = [&hash](std::uint64_t number) { hash = (hash ^ number) * 0x100000001b3; };
+  for (const auto& entry : written_) {
+    for (const char letter : entry.name) mix(static_cast<unsigned char>(letter));
+    mix(entry.crc);
+  }
+  return hash;
+}
+
+void ZipWriter::finish() {
+  const std::uint64_t directory = position_;
+  for (const auto& entry : written_) {
+    const bool large = entry.size >= zip::kMax32 || entry.header >= zip::kMax32;
+    std::string extra;
+    if (entry.size >= zip::kMax32 && entry.header >= zip::kMax32) {
+      append_zip64(extra, {entry.size, entry.size, entry.header});
+    } else if (entry.size >= zip::kMax32) {
+      append_zip64(extra, {entry.size, entry.size});
+    } else if (entry.header >= zip::kMax32) {
+      append_zip64(extra, {entry.header});
+    }
+    std::string record;
+    append_little(record, zip::kCentralSignature);
+    append_little(record, std::uint16_t{0});  // made by
+    append_little(record, std::uint16_t{large ? zip::kVersion64 : zip::kVersion});
+    append_little(record, kFlags);
+    append_little(record, zip::kStored);
+    append_little(record, std::uint32_t{0});  // time and date
+    append_little(record, entry.crc);
+    append_little(record, low(entry.size));
+    append_little(record, low(entry.size));
+    append_little(record, static_cast<std::uint16_t>(entry.name.size()));
+    append_little(record, static_cast<std::uint16_t>(extra.size()));
+    record.append(10, '\0');  // comment, disk, attributes
+    append_little(record, low(entry.header));
+    put(record + entry.name + extra);
+  }
+  const std::uint64_t size = position_ - directory;
+  const std::uint64_t count = written_.size();
+  const std::uint64_t end = position_;
+  std::string record;
+  append_little(record, zip::kEnd64Signature);
+  append_little(record, std::uint64_t{zip::kEnd64Size - 12});
+  append_little(record, zip::kVersion64);
+  append_little(record, zip::kVersion64);
+  record.append(8, '\0');  // disks
+  for (const auto number : {count, count, size, directory}) append_little(record, number);
+  append_little(record, zip::kLocatorSignature);
+  append_little(record, std::uint32_t{0});
+  append_little(record, end);
+  append_little(record, std::uint32_t{1});
+  append_little(record, zip::kEndSignature);
+  append_little(record, std::uint32_t{0});
+  const auto short_count = static_cast<std::uint16_t>(std::min<std::uint64_t>(count, zip::kMax16));
+  append_little(record, short_count);
+  append_little(record, short_count);
+  append_little(record, low(size));
+  append_little(record, low(directory));
+  append_little(record, std::uint16_t{0});
+  put(record);
+}
+
+}  // namespace accelerate::detail::formats
