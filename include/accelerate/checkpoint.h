@@ -26,6 +26,7 @@
 
 #include "accelerate/api.h"
 #include "accelerate/checkpoint/key_mapping.h"
+#include "accelerate/checkpoint/merge_fsdp_weights.h"
 #include "accelerate/checkpoint/shards.h"
 #include "accelerate/constants.h"
 #include "accelerate/state_dict.h"

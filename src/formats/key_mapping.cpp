@@ -191,8 +191,6 @@ namespace {
 
 /// Of one tensor: a split whose parts are joined again doubles them.
 constexpr std::size_t kMaxRecipeSteps = 4096;
-/// About half a minute.
-constexpr std::uint64_t kMaxSteps = 4'000'000'000;
 
 void check_table(const KeyTable& table, const std::string& rule) {
   for (const auto& entry : table.entries) {
@@ -235,8 +233,9 @@ RecipePointer make_recipe(decltype(TensorRecipe::step) step) {
   return std::make_shared<const TensorRecipe>(TensorRecipe{std::move(step), steps});
 }
 
-MappedTensors map_keys(const KeyMapping& mapping, const std::vector<std::string>& names) {
-  KeyTable table{.budget = MatchBudget(kMaxSteps)};
+MappedTensors map_keys(const KeyMapping& mapping, const std::vector<std::string>& names,
+                       const KeyMappingLimits& limits) {
+  KeyTable table{.budget = MatchBudget(limits.steps), .room = limits.bytes};
   for (const auto& name : names) {
     table.entries.push_back({.name = name, .recipe = make_recipe(TensorRecipe::FromFile{name})});
   }

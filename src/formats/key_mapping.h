@@ -58,9 +58,18 @@ struct MappedTensors {
   KeyMappingReport report;
 };
 
+/// What rules may cost, whoever wrote them.
+struct KeyMappingLimits {
+  /// Of the matcher; these take about half a minute.
+  std::uint64_t steps = 4'000'000'000;
+  /// That all rules together add to the list of names.
+  std::size_t bytes = std::size_t{128} << 20;
+};
+
 /// Throws `ConfigError` if two tensors get one name, a name gets empty or longer than 64 KiB, or
 /// the rules make too many names, need too many steps for one tensor or take too long.
 [[nodiscard]] MappedTensors map_keys(const KeyMapping& mapping,
-                                     const std::vector<std::string>& names);
+                                     const std::vector<std::string>& names,
+                                     const KeyMappingLimits& limits = {});
 
 }  // namespace accelerate::detail::formats

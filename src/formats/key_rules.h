@@ -25,7 +25,7 @@ struct KeyTable {
   std::vector<std::string> incomplete = {};
   MatchBudget budget;
   /// What all rules together may still add to the table, in bytes.
-  std::size_t room = std::size_t{128} << 20;
+  std::size_t room;
 
   /// To be called before `bytes` are added. Throws `ConfigError` when the room is used up.
   void make_room(std::size_t bytes);

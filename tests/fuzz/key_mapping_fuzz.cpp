@@ -25,7 +25,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   try {
     const auto rules = detail::yaml_loads_unique(text.substr(0, zero), "rules");
-    const auto mapped = detail::formats::map_keys(KeyMapping::from_value(rules), names);
+    const auto mapped = detail::formats::map_keys(KeyMapping::from_value(rules), names,
+                                                  {.steps = 100'000, .bytes = 100'000});
     std::set<std::string> made;
     for (const auto& [name, recipe] : mapped.tensors) {
       fuzz::check(!name.empty() && made.insert(name).second, "names are unique and not empty");
