@@ -164,7 +164,11 @@ void save_model(const StateDict& state, const fs::path& save_directory,
     if (writes_here(options.save_on_each_node)) write_model(state, save_directory, options);
     return {};
   };
-  (void)detail::comm::exchange(write, /*group=*/nullptr, "save_model", where);
+  if (detail::comm::is_alone(/*group=*/nullptr)) {
+    (void)write();
+  } else {
+    (void)detail::comm::exchange(write, /*group=*/nullptr, "save_model", where);
+  }
 }
 
 }  // namespace accelerate

@@ -36,8 +36,6 @@ class SaveModelTest : public testing::Test {
   void SetUp() override { AcceleratorState::_reset_state(/*reset_partial_state=*/true); }
   void TearDown() override { AcceleratorState::_reset_state(/*reset_partial_state=*/true); }
 
-  static Accelerator on_cpu() { return Accelerator({.cpu = true}); }
-
   TemporaryFolder folder_;
   const std::filesystem::path& path_ = folder_.path();
 };
@@ -96,7 +94,7 @@ TEST_F(SaveModelTest, WarnsOfWeightsOfTheOtherFormat) {
   accelerator.save_model(filled<test::Small>(), path_);
   ASSERT_EQ(log.messages().size(), 1U);
   EXPECT_EQ(log.messages()[0],
-            "'" + path_.string() +
+            "[RANK 0] '" + path_.string() +
                 "' also has weights of the other format, 'pytorch_model.bin'. Loaders of folders, "
                 "Python's too, prefer 'pytorch_model.bin': remove the files that you do not want.");
 }

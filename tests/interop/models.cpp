@@ -51,7 +51,7 @@ void place(torch::nn::Module& root, const std::string& name, const torch::Tensor
   module->register_parameter(name.substr(begin), tensor, tensor.is_floating_point());
 }
 
-void copy(const fs::path& folder, const fs::path& names, const fs::path& out) {
+void load_and_write(const fs::path& folder, const fs::path& names, const fs::path& out) {
   std::ifstream in(names);
   auto root = std::make_shared<test::Leaf>(test::Tied::Pairs{});
   std::map<std::int64_t, torch::Tensor> tensors;
@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (words.size() == 4 && words[0] == "copy") {
-    copy(words[1], words[2], words[3]);
+    load_and_write(words[1], words[2], words[3]);
     return 0;
   }
   std::cerr << "usage: interop_models save FOLDER | copy FOLDER NAMES OUT\n";
