@@ -5,11 +5,11 @@
 #   bench/run.sh gpu    one process on a GPU
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
-#   BENCH              which of: startup collectives ddp training hosts data files guard launches; by default all
+#   BENCH              which of: startup collectives ddp training hosts data files models guard launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp training hosts data files guard launches} "
+wanted=" ${BENCH:-startup collectives ddp training hosts data files models guard launches} "
 cd "$(dirname "$0")"
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
@@ -78,6 +78,7 @@ fi
 compare data 1 data_loader  # rates: the ratio says how many times as fast as Python
 
 compare files 1  # rates too, but for the times of opening
+compare models 1  # rates
 
 if [[ $wanted == *" guard "* ]]; then
   # How long Gloo's messages take varies by much more than the guard adds. One process sends none, and all else is as ever.

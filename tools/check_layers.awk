@@ -8,9 +8,11 @@ function area_of(path,    rest, folder) {
   if (path !~ /^include\/accelerate\//) { sub(/\/.*/, "", path); return path }
   rest = substr(path, length("include/accelerate/") + 1)
   if (rest ~ /^detail\//) { sub(/^detail\//, "", rest); sub(/\/.*/, "", rest); return rest }
-  if (rest ~ /\//) { folder = rest; sub(/\/.*/, "/", folder); return header_area[folder] }
+  folder = rest
   sub(/\.h$/, "", rest)
-  return header_area[rest]
+  if (rest in header_area || rest !~ /\//) return header_area[rest]
+  sub(/\/.*/, "/", folder)
+  return header_area[folder]
 }
 
 function complain(text) { print FILENAME ":" FNR ": " text }

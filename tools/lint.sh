@@ -100,6 +100,7 @@ check_guides() {
         inside { sub(/^ +/, ""); block = block $0 "\n" }' $programs "$guide")
   done <<'GUIDES'
 docs/data.md examples/data_loading.cpp
+docs/formats.md examples/saved_models.cpp
 docs/inference.md examples/inference.cpp
 docs/migrating.md examples/migrated.cpp
 docs/training.md examples/basic.cpp examples/complete.cpp examples/migrated.cpp examples/by_feature/*.cpp

@@ -18,6 +18,7 @@ cd "$(dirname "$0")/.."
 pinned=2.11.0
 oldest=2.11.0  # cmake/AccelerateTorch.cmake demands the same
 accelerate_version=1.13.0  # the Python package that we compare with
+transformers_version=5.22.2  # writes a real model folder for `make interop`
 deps=${ACCELERATE_DEPS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/accelerate}
 version=${TORCH:-$pinned}
 
@@ -276,6 +277,23 @@ ensure_libtorch() {
 
 # --- the Python side of comparisons --------------------------------------------------------------
 
+# In a folder of its own: with it on the path Accelerate imports more, which would be measured by `make bench`.
+ensure_transformers() {  # the Python environment
+  local target=$1/transformers-$transformers_version
+  [ ! -e "$target/complete" ] || return 0
+  exec 8>"$deps/.python.lock"
+  take_lock 8
+  if [ ! -e "$target/complete" ]; then
+    say "fetching transformers $transformers_version (about 100 MB) into $target"
+    rm -rf "$target"
+    "$1/bin/python" -m pip install --disable-pip-version-check --target "$target" \
+      "transformers==$transformers_version" >&2 ||
+      fail "transformers could not be fetched (pip's words are above)." "The C++ library does not need it: make test works without."
+    touch "$target/complete"
+  fi
+  flock -u 8
+}
+
 ensure_python() {
   local target=$deps/python-accelerate-$accelerate_version-torch-$pinned
   if [ ! -e "$target/complete" ]; then
@@ -293,6 +311,7 @@ ensure_python() {
     fi
     flock -u 8
   fi
+  ensure_transformers "$target"
   echo "$target/bin/python"
 }
 

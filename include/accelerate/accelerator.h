@@ -19,6 +19,7 @@
 #include <array>
 #include <concepts>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -35,6 +36,7 @@
 #include "accelerate/accelerator/refused_members.h"
 #include "accelerate/accelerator/scopes.h"
 #include "accelerate/api.h"
+#include "accelerate/checkpoint.h"
 #include "accelerate/detail/accelerator/prepare.h"
 #include "accelerate/grad_scaler.h"
 #include "accelerate/memory.h"
@@ -146,14 +148,13 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
     static_assert(detail::accelerator::check_model<Holder>());
     return model;
   }
-  /// Collective if parameters are sharded. Whole parameters and buffers by name.
-  template <class Model>
-  [[nodiscard]] StateDict get_state_dict(const Model& model) const {
-    if constexpr (detail::accelerator::kIsPreparedModel<Model>) {
-      return model.state_dict();
-    } else {
-      return accelerate::state_dict(*detail::accelerator::module_of(model));
-    }
+  /// Collective if parameters are sharded. Whole parameters and buffers by name. Without `unwrap`
+  /// names have the prefix that Python's wrapper gives them: "module." where gradients are
+  /// averaged.
+  template <detail::accelerator::AnyModel Model>
+  [[nodiscard]] StateDict get_state_dict(const Model& model, bool unwrap = true) const {
+    return detail::accelerator::state_dict_of(detail::accelerator::module_of(model),
+                                              detail::accelerator::core_of(model), unwrap);
   }
 
   /// Empties the objects, forgets all that was prepared, gives cached memory of the device back.
@@ -277,6 +278,16 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   [[nodiscard]] GradScaler* scaler() const;
 
   // ---- state ------------------------------------------------------------------------------------
+
+  /// Collective. Writes the weights of a model into a folder: `accelerate::save_model` of
+  /// `get_state_dict(model)` (accelerate/checkpoint.h). With `save_on_each_node` of the project
+  /// configuration, one process of each host writes.
+  template <detail::accelerator::AnyModel Model>
+  void save_model(const Model& model, const std::filesystem::path& save_directory,
+                  const SaveModelOptions& options = {},
+                  std::source_location where = std::source_location::current()) const {
+    write_model(get_state_dict(model), save_directory, options, where);
+  }
 
   /// Registers objects with `state_dict()` and `load_state_dict(state)`
   /// (accelerate/state/stateful.h), and modules, to be saved with the state of the run. They must

@@ -42,6 +42,18 @@ bool AcceleratorBase::should_save_model() const {
   return core_->project.save_on_each_node ? is_local_main_process() : is_main_process();
 }
 
+SaveOptions AcceleratorBase::for_this_project(SaveOptions options) const {
+  options.save_on_each_node |= core_->project.save_on_each_node;
+  return options;
+}
+
+void AcceleratorBase::write_model(const StateDict& state,
+                                  const std::filesystem::path& save_directory,
+                                  SaveModelOptions options, std::source_location where) const {
+  options.save_on_each_node |= core_->project.save_on_each_node;
+  accelerate::save_model(state, save_directory, options, where);
+}
+
 void AcceleratorBase::set_even_batches(bool even) {
   core_->options.dataloader_config.even_batches = even;
 }

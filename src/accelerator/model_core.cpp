@@ -92,6 +92,19 @@ StateDict ModelCore::state_dict() const {
   return engine ? engine->state_dict(*module) : accelerate::state_dict(*module);
 }
 
+StateDict state_dict_of(const std::shared_ptr<torch::nn::Module>& module,
+                        const std::shared_ptr<ModelCore>& core, bool unwrap) {
+  if (core == nullptr || core->engine == nullptr) {
+    return accelerate::state_dict(unwrap ? *extract_model_from_parallel(module) : *module);
+  }
+  auto state = core->state_dict();
+  const auto prefix = core->engine->wrapper_prefix();
+  if (unwrap || prefix.empty()) return state;
+  StateDict prefixed("Tensor");
+  for (const auto& entry : state) prefixed.insert(str(prefix, entry.key()), entry.value());
+  return prefixed;
+}
+
 void ModelCore::load_state_dict(const StateDict& state, bool strict) const {
   if (engine) return engine->load_state_dict(*module, state, strict);
   accelerate::load_state_dict(*module, state, strict);

@@ -16,15 +16,13 @@ struct Refusal {
 };
 
 constexpr std::string_view kCheckpoints =
-    "this version has no checkpoints yet. Until then torch::save and torch::load keep a model: "
-    "save unwrap_model(model) on the main process.";
+    "this version does not save the state of a run yet. save_model and load_checkpoint_in_model "
+    "keep the weights meanwhile.";
 
 constexpr auto kRefusals = std::to_array<Refusal>({
     {"save_state", kCheckpoints},
     {"load_state", kCheckpoints},
     {"wait_for_save_state", kCheckpoints},
-    {"save", kCheckpoints},
-    {"save_model", kCheckpoints},
     {"register_save_state_pre_hook", kCheckpoints},
     {"register_load_state_pre_hook", kCheckpoints},
     {"profile", "this version has no profiler yet. Use torch::autograd::profiler meanwhile."},

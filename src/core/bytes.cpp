@@ -1,5 +1,6 @@
 #include "core/bytes.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
@@ -24,6 +25,8 @@ constexpr std::array<Unit, 6> kUnits{{{"gib", 1024.0 * 1024 * 1024},
                                       {"mb", 1e6},
                                       {"kb", 1e3}}};
 
+constexpr std::array<Unit, 4> kShardUnits{{{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"KB", 1e3}}};
+
 // As Python's float() reads it: blanks around and single underscores between digits are allowed.
 std::optional<double> python_float(std::string_view text) {
   text = trim(text);
@@ -44,6 +47,16 @@ std::optional<double> python_float(std::string_view text) {
     if (rest.starts_with('-')) return std::nullopt;
   }
   return parse_number<double>(rest);
+}
+
+/// `refuse` throws.
+template <class Refuse>
+std::int64_t whole_bytes(double size, const Refuse& refuse) {
+  const double bytes = std::trunc(size);
+  if (!std::isfinite(bytes)) refuse("is not finite");
+  if (bytes < 0) refuse("is negative");
+  if (bytes >= 9223372036854775808.0) refuse("does not fit into 64 bits");
+  return static_cast<std::int64_t>(bytes);
 }
 
 }  // namespace
@@ -74,16 +87,30 @@ std::int64_t convert_file_size_to_int(std::string_view size) {
     if (!lower.ends_with(unit.name)) continue;
     const auto number = python_float(size.substr(0, size.size() - unit.name.size()));
     if (!number) break;
-    const double bytes = std::trunc(*number * unit.bytes);
-    if (!std::isfinite(bytes)) refuse("is not finite");
-    if (bytes < 0) refuse("is negative");
-    if (bytes >= 9223372036854775808.0) refuse("does not fit into 64 bits");
-    const auto whole = static_cast<std::int64_t>(bytes);
+    const auto bytes = whole_bytes(*number * unit.bytes, refuse);
     const bool bits = unit.name.size() == 2 && size.ends_with('b');
-    return bits ? whole / 8 : whole;
+    return bits ? bytes / 8 : bytes;
   }
   refuse("cannot be read");
   return 0;
+}
+
+std::int64_t parse_size_to_int(std::string_view size) {
+  const auto refuse = [size](std::string_view why) {
+    throw ArgumentError(
+        str("The size '", size, "' ", why, ". Use a number of bytes, or a text such as '5GB'."));
+  };
+  const auto text = trim(size);
+  const auto unit = to_upper(text.substr(text.size() - std::min<std::size_t>(2, text.size())));
+  const auto known = std::ranges::find(kShardUnits, unit, &Unit::name);
+  if (known == kShardUnits.end()) {
+    refuse(str("has the unit '", unit, "'; supported units are TB, GB, MB, KB"));
+  }
+  const auto number = python_float(text.substr(0, text.size() - 2));
+  if (!number) refuse("cannot be read");
+  const auto bytes = whole_bytes(*number * known->bytes, refuse);
+  if (bytes == 0) refuse("is less than one byte");
+  return bytes;
 }
 
 }  // namespace accelerate::detail::inline core

@@ -18,4 +18,9 @@ namespace accelerate::detail::inline core {
 /// text for anything else, for negative sizes and for what does not fit into 64 bits.
 [[nodiscard]] std::int64_t convert_file_size_to_int(std::string_view size);
 
+/// The sizes of shards, by huggingface_hub's rules: units TB GB MB KB (1000) in any case, blanks
+/// around number and unit. "0.5 gb" is 500000000. Throws `ArgumentError` with the text for anything
+/// else, and for a size that is not at least one byte or does not fit into 64 bits.
+[[nodiscard]] std::int64_t parse_size_to_int(std::string_view size);
+
 }  // namespace accelerate::detail::inline core

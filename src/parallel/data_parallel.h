@@ -30,6 +30,7 @@ class ACCELERATE_API DataParallel final : public Engine, public Joinable {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
+  [[nodiscard]] std::string_view wrapper_prefix() const override { return "module."; }
   [[nodiscard]] bool is_static() const override;
   [[nodiscard]] bool reached_by(const ReachedLeaves& leaves) const override;
 

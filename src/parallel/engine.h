@@ -27,6 +27,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "accelerate/fwd.h"
@@ -129,6 +130,8 @@ class Engine {
   [[nodiscard]] virtual StateDict state_dict(const torch::nn::Module& module) {
     return accelerate::state_dict(module);
   }
+  /// What Python's wrapper for this engine puts before the names of its state dict.
+  [[nodiscard]] virtual std::string_view wrapper_prefix() const { return {}; }
   /// Collective. Copies whole parameters and buffers into the module. Throws as
   /// `accelerate::load_state_dict`.
   virtual void load_state_dict(torch::nn::Module& module, const StateDict& state, bool strict) {

@@ -523,11 +523,8 @@ TEST_F(AcceleratorTest, SaysWhyAMemberIsNotThere) {
             std::string::npos);
   EXPECT_NE(message_of<Error>([&] { accelerator.load_state(); }).find("load_state"),
             std::string::npos);
-  EXPECT_NE(message_of<Error>([&] { accelerator.save_model(net, "x"); }).find("save_model"),
-            std::string::npos);
   const std::vector<std::pair<std::string, std::function<void()>>> others{
       {"wait_for_save_state", [&] { accelerator.wait_for_save_state(); }},
-      {"save", [&] { accelerator.save(net, "x"); }},
       {"register_save_state_pre_hook", [&] { accelerator.register_save_state_pre_hook([] {}); }},
       {"register_load_state_pre_hook", [&] { accelerator.register_load_state_pre_hook([] {}); }},
       {"capture", [&] { accelerator.capture([] {}); }},

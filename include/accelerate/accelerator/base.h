@@ -13,6 +13,7 @@
 
 #include "accelerate/accelerator/options.h"
 #include "accelerate/api.h"
+#include "accelerate/checkpoint.h"
 #include "accelerate/data/gather_for_metrics.h"
 #include "accelerate/operations.h"
 #include "accelerate/prepared_loader.h"
@@ -127,6 +128,14 @@ class ACCELERATE_API AcceleratorBase {
     return accelerate::skip_first_batches(loader, num_batches);
   }
 
+  /// `accelerate::save` (accelerate/checkpoint.h), which takes a `Value` or a `StateDict`: the main
+  /// process writes; with `save_on_each_node` of the project configuration, one of each host.
+  template <class Object>
+  void save(const Object& object, const std::filesystem::path& path,
+            const SaveOptions& options = {}) const {
+    accelerate::save(object, path, for_this_project(options));
+  }
+
   // ---- what the run is like ---------------------------------------------------------------------
 
   [[nodiscard]] AcceleratorState& state() { return state_; }
@@ -198,6 +207,11 @@ class ACCELERATE_API AcceleratorBase {
   [[nodiscard]] std::int64_t pipeline_parallel_rank() const;
 
  protected:
+  /// The options, with `save_on_each_node` of the project configuration.
+  [[nodiscard]] SaveOptions for_this_project(SaveOptions options) const;
+  void write_model(const StateDict& state, const std::filesystem::path& save_directory,
+                   SaveModelOptions options, std::source_location where) const;
+
   explicit AcceleratorBase(std::shared_ptr<detail::accelerator::AcceleratorCore> core);
   ~AcceleratorBase();
 

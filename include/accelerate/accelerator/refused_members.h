@@ -22,14 +22,6 @@ class ACCELERATE_API RefusedMembers {
   [[noreturn]] void save_state(const std::filesystem::path& output_dir = {});
   [[noreturn]] void load_state(const std::filesystem::path& input_dir = {});
   [[noreturn]] void wait_for_save_state();
-  template <class... Ts>
-  [[noreturn]] void save(const Ts&...) {
-    detail::accelerator::refuse_member("save");
-  }
-  template <class... Ts>
-  [[noreturn]] void save_model(const Ts&...) {
-    detail::accelerator::refuse_member("save_model");
-  }
   template <class Hook>
   [[noreturn]] void register_save_state_pre_hook(const Hook&) {
     detail::accelerator::refuse_member("register_save_state_pre_hook");

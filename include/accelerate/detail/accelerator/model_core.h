@@ -126,6 +126,12 @@ struct ModuleOf<std::shared_ptr<M>> {
 template <class T>
 concept ModelHolder = requires { typename ModuleOf<T>::type; };
 
+/// Collective if parameters are sharded. The state dict of a model that is prepared (`core` is not
+/// null) or not; `unwrap` takes wrappers and their prefixes off.
+[[nodiscard]] ACCELERATE_API StateDict
+state_dict_of(const std::shared_ptr<torch::nn::Module>& module,
+              const std::shared_ptr<ModelCore>& core, bool unwrap);
+
 /// Throws `ArgumentError`.
 [[noreturn]] ACCELERATE_API void refuse_empty_holder();
 

@@ -1,0 +1,174 @@
+// Who writes what: single files and models in folders.
+#include <filesystem>
+#include <system_error>
+
+#include "accelerate/checkpoint.h"
+#include "accelerate/errors.h"
+#include "accelerate/operations/objects.h"
+#include "accelerate/safetensors.h"
+#include "accelerate/state.h"
+#include "core/log.h"
+#include "core/output_file.h"
+#include "core/text.h"
+#include "formats/shard_index.h"
+#include "formats/shards.h"
+
+namespace accelerate {
+namespace {
+
+namespace fs = std::filesystem;
+using detail::str;
+
+bool writes_here(bool save_on_each_node) {
+  const PartialState state;
+  return save_on_each_node ? state.is_local_main_process() : state.is_main_process();
+}
+
+/// The names of one format.
+struct WeightNames {
+  std::string_view single;
+  std::string_view pattern;
+  std::string_view index;
+};
+constexpr WeightNames kSafeNames{kSafeWeightsName, kSafeWeightsPatternName, kSafeWeightsIndexName};
+constexpr WeightNames kArchiveNames{kWeightsName, kWeightsPatternName, kWeightsIndexName};
+
+bool holds_weights(const fs::path& folder, const WeightNames& names) {
+  std::error_code error;
+  return fs::exists(folder / names.single, error) || fs::exists(folder / names.index, error);
+}
+
+/// Removes what an earlier save of this format has left, now that the new files are complete: a
+/// loader would take a stale single file for the model, and count stale shards.
+void remove_stale(const fs::path& folder, const WeightNames& names, const StateDictSplit& split) {
+  const auto remove = [&](const fs::path& file) {
+    std::error_code error;  // another host may have removed it
+    fs::remove(file, error);
+    if (error) {
+      throw CheckpointError(str("Cannot remove the stale file '", file.string(),
+                                "': ", error.message(), ". Remove it before the folder is loaded."),
+                            file);
+    }
+  };
+  if (!split.is_sharded) remove(folder / names.index);
+  std::vector<fs::path> stale;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto name = entry.path().filename().string();
+    const bool ours = name == names.single || detail::formats::is_shard_name(name, names.pattern);
+    const bool written = std::ranges::any_of(split.filename_to_tensors,
+                                             [&](const auto& file) { return file.first == name; });
+    if (ours && !written && entry.is_regular_file()) stale.push_back(entry.path());
+  }
+  for (const auto& file : stale) remove(file);
+}
+
+void make_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    throw CheckpointError(
+        str("Cannot create the folder '", folder.string(), "': ", error.message(), "."), folder);
+  }
+}
+
+void write_file(const StateDict& state, const fs::path& path, bool safe_serialization) {
+  if (safe_serialization) {
+    safetensors::save_file(state, path);
+  } else {
+    torch_save(state, path);
+  }
+}
+
+void write_model(const StateDict& given, const fs::path& folder, const SaveModelOptions& options) {
+  const auto& names = options.safe_serialization ? kSafeNames : kArchiveNames;
+  const auto& other = options.safe_serialization ? kArchiveNames : kSafeNames;
+  const auto state = options.safe_serialization ? clean_state_dict_for_safetensors(given) : given;
+  const auto split = split_torch_state_dict_into_shards(
+      state,
+      {.filename_pattern = std::string(names.pattern), .max_shard_size = options.max_shard_size});
+  make_folder(folder);
+  for (const auto& [file, tensors] : split.filename_to_tensors) {
+    StateDict shard("Tensor");
+    for (const auto& name : tensors) shard.insert(name, state[name]);
+    write_file(shard, folder / file, options.safe_serialization);
+  }
+  if (split.is_sharded) {
+    detail::OutputFile index(folder / names.index);
+    index.write(detail::formats::write_shard_index(split));
+    index.publish();
+  }
+  remove_stale(folder, names, split);
+
+  if (split.is_sharded) {
+    detail::info(str("The model is bigger than the maximum size per checkpoint and is split in ",
+                     split.filename_to_tensors.size(),
+                     " checkpoint shards. You can find where each parameter has been saved in the "
+                     "index located at ",
+                     (folder / names.index).string(), "."));
+  } else {
+    detail::info(str("Model weights saved in ", (folder / names.single).string()));
+  }
+  if (holds_weights(folder, other)) {
+    detail::warn(str("'", folder.string(), "' also has weights of the other format, '",
+                     other.single, "'. Loaders of folders, Python's too, prefer '", kWeightsName,
+                     "': remove the files that you do not want."));
+  }
+}
+
+}  // namespace
+
+void save(const Value& object, const fs::path& path, const SaveOptions& options) {
+  if (!writes_here(options.save_on_each_node)) return;
+  if (!options.safe_serialization) return torch_save(object, path);
+  StateDict state("Tensor");
+  if (!object.is_dict()) {
+    throw ArgumentError(str("save: a safetensors file holds tensors by name, and this is of kind ",
+                            object.kind_name(),
+                            ". Pass a state dict, or save without "
+                            "safe_serialization."));
+  }
+  for (const auto& [key, value] : object.as_dict()) {
+    if (!value.is_tensor() || !key.is_string()) {
+      throw ArgumentError(str("save: a safetensors file holds tensors by name, and the entry ",
+                              key.repr(), " is of kind ", value.kind_name(),
+                              ". Leave it out, or save without safe_serialization."));
+    }
+    state.insert(key.as_string(), value.as_tensor());
+  }
+  write_file(state, path, /*safe_serialization=*/true);
+}
+
+void save(const StateDict& state, const fs::path& path, const SaveOptions& options) {
+  if (!writes_here(options.save_on_each_node)) return;
+  write_file(options.safe_serialization ? clean_state_dict_for_safetensors(state) : state, path,
+             options.safe_serialization);
+}
+
+void save_model(const StateDict& state, const fs::path& save_directory,
+                const SaveModelOptions& options, std::source_location where) {
+  // What one process throws while it encodes its message, all throw.
+  const auto write = [&]() -> std::string {
+    std::error_code error;
+    if (fs::is_regular_file(save_directory, error)) {
+      throw ArgumentError(
+          str("Provided path (", save_directory.string(), ") should be a directory, not a file"));
+    }
+    for (const auto& entry : state) {
+      if (entry.value().is_meta()) {
+        throw StateError(
+            str("You can't save the model since some parameters are on the meta "
+                "device. '",
+                entry.key(), "' is the first; load its weights before."));
+      }
+    }
+    if (writes_here(options.save_on_each_node)) write_model(state, save_directory, options);
+    return {};
+  };
+  if (detail::comm::is_alone(/*group=*/nullptr)) {
+    (void)write();
+  } else {
+    (void)detail::comm::exchange(write, /*group=*/nullptr, "save_model", where);
+  }
+}
+
+}  // namespace accelerate

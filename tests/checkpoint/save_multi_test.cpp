@@ -1,0 +1,116 @@
+// Who writes what, and what the others see when a process fails.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "accelerate/accelerator.h"
+#include "accelerate/checkpoint.h"
+#include "accelerate/errors.h"
+#include "checkpoint/models.h"
+#include "support/message_of.h"
+#include "support/on_processes.h"
+
+namespace accelerate {
+namespace {
+
+using test::filled;
+using test::message_of;
+using test::names_in;
+using test::TemporaryFolder;
+
+/// A folder that all ranks know: the parent makes it, ranks find it in the environment.
+class SharedFolder {
+ public:
+  SharedFolder() {
+    if (in_child_process()) {
+      path_ = std::getenv("SAVE_TEST_FOLDER");
+    } else {
+      path_ = own_.emplace().path();
+    }
+  }
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  [[nodiscard]] OnProcessesOptions options() const {
+    return {.environment = {{"SAVE_TEST_FOLDER", path_.string()}}};
+  }
+
+ private:
+  std::optional<TemporaryFolder> own_;
+  std::filesystem::path path_;
+};
+
+Accelerator on_cpu_with(const ProjectConfiguration& project) {
+  return Accelerator({.cpu = true, .project_config = project});
+}
+
+TEST(SaveOnProcesses, WritesOnTheMainProcessAndIsCompleteEverywhere) {
+  const SharedFolder folder;
+  on_processes(2, folder.options(), [&] {
+    Accelerator accelerator({.cpu = true});
+    const auto model = accelerator.prepare(filled<test::Small>());
+    accelerator.save_model(model, folder.path() / "model", {.max_shard_size = 100});
+    // Complete when it returns, on every rank.
+    test::Small loaded;
+    load_checkpoint_in_model(loaded, folder.path() / "model", {.strict = true});
+    test::expect_equal(loaded, *filled<test::Small>());
+
+    accelerator.save(Value(accelerator.process_index()), folder.path() / "rank.bin");
+    accelerator.wait_for_everyone();
+    EXPECT_EQ(load(folder.path() / "rank.bin").as_int(), 0);
+  });
+}
+
+TEST(SaveOnProcesses, WritesOnceOnEachHostWhereAsked) {
+  const SharedFolder folder;
+  auto options = folder.options();
+  options.processes_per_host = 2;
+  on_processes(4, options, [&] {
+    auto accelerator = on_cpu_with({.save_on_each_node = true});
+    const auto host = folder.path() / ("host" + std::to_string(accelerator.process_index() / 2));
+    // Each process has a folder of its own, to see which of them write.
+    const auto mine = host / std::to_string(accelerator.process_index());
+    accelerator.save_model(filled<test::Small>(), mine);
+    EXPECT_EQ(std::filesystem::exists(mine), accelerator.is_local_main_process());
+    accelerator.save(Value(1), host / ("rank" + std::to_string(accelerator.process_index())));
+    EXPECT_EQ(
+        std::filesystem::exists(host / ("rank" + std::to_string(accelerator.process_index()))),
+        accelerator.is_local_main_process());
+  });
+}
+
+TEST(SaveOnProcesses, ThrowsEverywhereWhenTheWriterFails) {
+  const SharedFolder folder;
+  on_processes(3, folder.options(), [&] {
+    Accelerator accelerator({.cpu = true});
+    const auto file = folder.path() / "file";
+    if (accelerator.is_main_process()) std::ofstream(file) << "x";
+    accelerator.wait_for_everyone();
+    const auto save = [&] { accelerator.save_model(filled<test::Small>(), file / "below"); };
+    if (accelerator.is_main_process()) {
+      EXPECT_NE(message_of<CheckpointError>(save).find("Cannot create the folder"),
+                std::string::npos);
+    } else {
+      const auto message = message_of<CommError>(save);
+      EXPECT_NE(message.find("Cannot create the folder"), std::string::npos) << message;
+      EXPECT_NE(message.find("rank 0"), std::string::npos) << message;
+    }
+    // Processes are still in step.
+    accelerator.save_model(filled<test::Small>(), folder.path() / "good");
+    EXPECT_TRUE(std::filesystem::exists(folder.path() / "good" / "model.safetensors"));
+  });
+}
+
+TEST(SaveOnProcesses, NamesHaveThePrefixOfTheWrapperUnlessUnwrapped) {
+  on_processes(2, [] {
+    Accelerator accelerator({.cpu = true});
+    const auto model = accelerator.prepare(filled<test::Small>());
+    EXPECT_EQ(accelerator.get_state_dict(model).keys().front(), "linear1.weight");
+    EXPECT_EQ(accelerator.get_state_dict(model, /*unwrap=*/false).keys().front(),
+              "module.linear1.weight");
+  });
+}
+
+}  // namespace
+}  // namespace accelerate

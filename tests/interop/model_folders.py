@@ -1,0 +1,79 @@
+"""model_folders.py PROGRAM REFERENCE: model folders of interop_models in Python, and those of Python in interop_models."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+import transformers
+from accelerate import Accelerator
+from accelerate.utils import load_checkpoint_in_model
+
+program, reference = sys.argv[1:]
+sys.path.insert(0, reference)
+from write_reference import Mixed, Small, Tied, filled  # noqa: E402
+
+
+def python_loads(folder):
+    """What Accelerate loads from our folders is what the models hold."""
+    count = 0
+    for path in sorted(folder.iterdir()):
+        kind = {"small": Small, "tied": Tied, "mixed": Mixed}[path.name.split("_")[0]]
+        model = kind()
+        # Accelerate's strict loading wants every name of a tied tensor, which safetensors files do not have.
+        load_checkpoint_in_model(model, path, strict=not (kind is Tied and "safetensors" in path.name))
+        for name, tensor in filled(kind()).state_dict().items():
+            assert torch.equal(model.state_dict()[name], tensor), f"{path.name}: {name} differs"
+        count += 1
+    print(f"Python loads {count} folders of save_model")
+
+
+def numbered(state):
+    """A line per tensor: its name, the number of its storage, its rank and sizes."""
+    numbers = {}
+    for name, tensor in state.items():
+        number = numbers.setdefault(tensor.data_ptr(), len(numbers))
+        yield " ".join(map(str, (name, number, tensor.dim(), *tensor.shape)))
+
+
+def copied(folder, model, work):
+    """The model, loaded strictly and written again by the program."""
+    names, out = work / "names", work / "copy.bin"
+    names.write_text("\n".join(numbered(model.state_dict())) + "\n")
+    subprocess.run([program, "copy", folder, names, out], check=True)
+    state = torch.load(out, weights_only=True)
+    assert list(state) == list(model.state_dict()) or sorted(state) == sorted(model.state_dict()), "other names"
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(state[name], tensor), f"{folder.name}: {name} differs"
+
+
+def transformers_models(work):
+    """Real folders: several shards with an index, weights tied or not."""
+    config = transformers.GPT2Config(vocab_size=211, n_embd=32, n_layer=3, n_head=2, n_positions=16)
+    llama = transformers.LlamaConfig(vocab_size=211, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                                     num_key_value_heads=1, tie_word_embeddings=False)  # fmt: skip
+    for name, model in (("gpt2", transformers.GPT2LMHeadModel(config)), ("llama", transformers.LlamaForCausalLM(llama))):
+        folder = work / name
+        model.save_pretrained(folder, max_shard_size="30KB")
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        shards, tied = len(set(index["weight_map"].values())), len(model.state_dict()) - len(index["weight_map"])
+        copied(folder, model, work)
+        print(f"{name} of transformers: {len(index['weight_map'])} tensors in {shards} shards and {tied} tied names load here")
+        assert shards > 1 and tied == (1 if name == "gpt2" else 0)
+
+
+with tempfile.TemporaryDirectory() as temporary:
+    work = pathlib.Path(temporary)
+    subprocess.run([program, "save", work / "ours"], check=True)
+    python_loads(work / "ours")
+    transformers_models(work)
+    accelerator = Accelerator(cpu=True)
+    for limit in ("10GB", "1KB"):
+        for safe in (True, False):
+            folder = work / f"python_{limit}_{safe}"
+            model = transformers.GPT2Model(transformers.GPT2Config(vocab_size=31, n_embd=16, n_layer=1, n_head=2, n_positions=8))
+            accelerator.save_model(model, folder, max_shard_size=limit, safe_serialization=safe)
+            copied(folder, model, work)
+    print("4 folders of Python's save_model load here")
