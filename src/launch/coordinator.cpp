@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "core/text.h"
@@ -127,12 +128,12 @@ Orders Coordinator::start_if_complete(Clock::time_point now) {
 std::vector<Coordinator::Id> Coordinator::in_rank_order() const {
   std::vector<Id> ids;
   for (const auto& [id, node] : nodes_) ids.push_back(id);
-  std::stable_sort(ids.begin(), ids.end(), [&](Id a, Id b) {
+  std::sort(ids.begin(), ids.end(), [&](Id a, Id b) {
     const Member& left = nodes_.at(a).member;
     const Member& right = nodes_.at(b).member;
-    if (rules_.fixed) return left.machine_rank < right.machine_rank;
-    return std::pair(sort_key(left.address), left.address) <
-           std::pair(sort_key(right.address), right.address);
+    if (rules_.fixed) return std::pair(left.machine_rank, a) < std::pair(right.machine_rank, b);
+    return std::tuple(sort_key(left.address), left.address, a) <
+           std::tuple(sort_key(right.address), right.address, b);
   });
   // Machines above the limit, the last to join, wait for the next round.
   if (static_cast<int>(ids.size()) > rules_.max_nodes) {
