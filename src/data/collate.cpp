@@ -42,7 +42,8 @@ Value collate_lists(const std::vector<Value*>& samples, const TreePath& path,
 
 }  // namespace
 
-void UnequalSamples::refuse_lengths(const TreePath& path, std::size_t first, std::size_t other) {
+void UnequalSamples::check_lengths(const TreePath& path, std::size_t first, std::size_t other) {
+  if (first == other) return;
   throw ArgumentError(str("The samples of a batch cannot be joined: ", place(path), " have ", first,
                           " and ", other, " items. Make them equally long in the dataset, or pass ",
                           "a collate function that does."));
@@ -51,6 +52,10 @@ void UnequalSamples::refuse_lengths(const TreePath& path, std::size_t first, std
 void UnequalSamples::refuse_missing(const TreePath& path) {
   throw ArgumentError(
       str("The samples of a batch cannot be joined: only some of them have ", place(path), "."));
+}
+
+void UnequalSamples::refuse_none() {
+  throw ArgumentError("A batch without samples cannot be collated: the sampler made an empty one.");
 }
 
 Value collate_values(const std::vector<Value*>& samples, const TreePath& path,

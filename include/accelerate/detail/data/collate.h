@@ -21,16 +21,15 @@
 
 #include "accelerate/api.h"
 #include "accelerate/detail/data/batch_tensors.h"
-#include "accelerate/errors.h"
 #include "accelerate/tree.h"
 
 namespace accelerate::detail::data {
 
-/// Each throws `ArgumentError`: what is at `path` differs between samples and cannot be joined.
+/// Each throws `ArgumentError`: the samples, or what they have at `path`, cannot be joined.
 struct ACCELERATE_API UnequalSamples {
-  [[noreturn]] static void refuse_lengths(const TreePath& path, std::size_t first,
-                                          std::size_t other);
+  static void check_lengths(const TreePath& path, std::size_t first, std::size_t other);
   [[noreturn]] static void refuse_missing(const TreePath& path);
+  [[noreturn]] static void refuse_none();
 };
 
 /// Values are collated by their kinds.
@@ -69,14 +68,16 @@ auto collate_part(const std::vector<T*>& samples, const TreePath& path, const Lo
 }
 
 template <class T>
+void check_lengths(const std::vector<T*>& samples, const TreePath& path) {
+  const auto first = samples.front()->size();
+  for (const T* sample : samples) UnequalSamples::check_lengths(path, first, sample->size());
+}
+
+template <class T>
 auto collate_sequence(const std::vector<T*>& samples, const TreePath& path,
                       const LoadContext& context) {
   std::vector<Collated<typename T::value_type>> result;
-  for (const T* sample : samples) {
-    if (sample->size() != samples.front()->size()) {
-      UnequalSamples::refuse_lengths(path, samples.front()->size(), sample->size());
-    }
-  }
+  check_lengths(samples, path);
   for (std::size_t i = 0; i < samples.front()->size(); ++i) {
     const auto item = [i](T& sample) -> auto& {
       return *std::next(sample.begin(), std::ptrdiff_t(i));
@@ -110,11 +111,7 @@ auto collate_mapping(const std::vector<T*>& samples, const TreePath& path,
   using tree::detail::entry_key;
   using tree::detail::entry_value;
   typename tree::detail::WithMapped<T, Collated<tree::detail::MappedOf<T>>>::type result;
-  for (const T* sample : samples) {
-    if (sample->size() != samples.front()->size()) {
-      UnequalSamples::refuse_lengths(path, samples.front()->size(), sample->size());
-    }
-  }
+  check_lengths(samples, path);
   for (const auto& entry : *samples.front()) {
     const auto& key = entry_key(entry);
     const TreePath here = path.entry(key);
@@ -236,10 +233,7 @@ auto collate_node(const std::vector<T*>& samples, const TreePath& path,
 
 template <class T>
 auto collate_samples(std::vector<T>& samples, const LoadContext& context) {
-  if (samples.empty()) {
-    throw ArgumentError(
-        "A batch without samples cannot be collated: the sampler made an empty one.");
-  }
+  if (samples.empty()) UnequalSamples::refuse_none();
   std::vector<T*> pointers;
   pointers.reserve(samples.size());
   if constexpr (std::same_as<T, bool>) {  // whose vector has no addresses
