@@ -31,8 +31,7 @@ Value collate_lists(const std::vector<Value*>& samples, const TreePath& path,
   for (std::size_t i = 0; i < size; ++i) {
     std::vector<Value*> column;
     for (Value* sample : samples) {
-      if (items(*sample).size() != size)
-        UnequalSamples::refuse_lengths(path, size, items(*sample).size());
+      UnequalSamples::check_lengths(path, size, items(*sample).size());
       column.push_back(&items(*sample)[i]);
     }
     result.push_back(collate_values(column, path.item(static_cast<std::int64_t>(i)), context));
