@@ -56,11 +56,11 @@ accelerate::StateDict as_gpt2_has_them(const Net& net) {
 void run() {
   const accelerate::Accelerator accelerator({.cpu = true});
   accelerate::set_seed(42);
-  const Net model;
+  Net model;
   const auto folder =
       std::filesystem::path("saved_models") / std::to_string(accelerator.num_processes());
 
-  const Net net;
+  Net net;
   // All processes call it.
   accelerator.save_model(model, folder / "out", {.max_shard_size = "1KB"});
   // A folder, a file or an index.
@@ -70,7 +70,7 @@ void run() {
   accelerator.save(as_gpt2_has_them(model), folder / "gpt2.safetensors",
                    {.safe_serialization = true});
   accelerator.wait_for_everyone();
-  const Net other;
+  Net other;
   accelerate::KeyMapping mapping;
   mapping.strip_prefix("transformer.")
       .replace(R"(^h\.(\d+)\.)", R"(blocks.\1.)")

@@ -10,6 +10,7 @@
 #include "accelerate/safetensors.h"
 #include "checkpoint/models.h"
 #include "core/captured_log.h"
+#include "support/command.h"
 #include "support/message_of.h"
 #include "support/reference_path.h"
 
@@ -17,9 +18,9 @@ namespace accelerate {
 namespace {
 
 using test::filled;
+using test::Folder;
 using test::message_of;
 using test::reference_path;
-using test::TemporaryFolder;
 using Names = std::vector<std::string>;
 using Pairs = test::Tied::Pairs;
 
@@ -35,7 +36,7 @@ class LoadCheckpointTest : public testing::Test {
   void write(const Pairs& tensors, const std::string& name = "model.safetensors") {
     safetensors::save_file(dict_of(tensors), path_ / name);
   }
-  TemporaryFolder folder_;
+  Folder folder_;
   const std::filesystem::path& path_ = folder_.path();
 };
 

@@ -10,6 +10,7 @@
 #include "accelerate/checkpoint.h"
 #include "accelerate/errors.h"
 #include "checkpoint/models.h"
+#include "support/command.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
 
@@ -17,9 +18,9 @@ namespace accelerate {
 namespace {
 
 using test::filled;
+using test::Folder;
 using test::message_of;
 using test::names_in;
-using test::TemporaryFolder;
 
 /// A folder that all ranks know: the parent makes it, ranks find it in the environment.
 class SharedFolder {
@@ -37,7 +38,7 @@ class SharedFolder {
   }
 
  private:
-  std::optional<TemporaryFolder> own_;
+  std::optional<Folder> own_;
   std::filesystem::path path_;
 };
 

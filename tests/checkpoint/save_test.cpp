@@ -18,6 +18,7 @@
 #include "accelerate/state.h"
 #include "checkpoint/models.h"
 #include "core/captured_log.h"
+#include "support/command.h"
 #include "support/message_of.h"
 #include "support/reference_path.h"
 
@@ -26,9 +27,9 @@ namespace {
 
 using test::files_in;
 using test::filled;
+using test::Folder;
 using test::message_of;
 using test::names_in;
-using test::TemporaryFolder;
 using Names = std::vector<std::string>;
 
 class SaveModelTest : public testing::Test {
@@ -36,7 +37,7 @@ class SaveModelTest : public testing::Test {
   void SetUp() override { AcceleratorState::_reset_state(/*reset_partial_state=*/true); }
   void TearDown() override { AcceleratorState::_reset_state(/*reset_partial_state=*/true); }
 
-  TemporaryFolder folder_;
+  Folder folder_;
   const std::filesystem::path& path_ = folder_.path();
 };
 
@@ -45,7 +46,7 @@ void expect_the_bytes_of_python(const std::string& model) {
   const test::CapturedLog log;
   Accelerator accelerator({.cpu = true});
   for (const ShardSize& limit : std::vector<ShardSize>{"10GB", 100, 32}) {
-    const TemporaryFolder folder;
+    const Folder folder;
     accelerator.save_model(filled<Net>(), folder.path(), {.max_shard_size = limit});
     const auto text = limit.index() == 0 ? std::to_string(std::get<0>(limit)) : std::get<1>(limit);
     const auto name = "models/" + model + "_" + text + "_safetensors";

@@ -51,7 +51,7 @@ def copied(folder, model, work):
 
 def transformers_models(work):
     """Real folders: several shards with an index, weights tied or not."""
-    config = transformers.GPT2Config(vocab_size=211, n_embd=32, n_layer=3, n_head=2, n_positions=16)
+    config = transformers.GPT2Config(vocab_size=211, n_embd=32, n_layer=3, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0)
     llama = transformers.LlamaConfig(vocab_size=211, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
                                      num_key_value_heads=1, tie_word_embeddings=False)  # fmt: skip
     for name, model in (("gpt2", transformers.GPT2LMHeadModel(config)), ("llama", transformers.LlamaForCausalLM(llama))):
@@ -73,7 +73,7 @@ with tempfile.TemporaryDirectory() as temporary:
     for limit in ("10GB", "1KB"):
         for safe in (True, False):
             folder = work / f"python_{limit}_{safe}"
-            model = transformers.GPT2Model(transformers.GPT2Config(vocab_size=31, n_embd=16, n_layer=1, n_head=2, n_positions=8))
+            model = transformers.GPT2Model(transformers.GPT2Config(vocab_size=31, n_embd=16, n_layer=1, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0))
             accelerator.save_model(model, folder, max_shard_size=limit, safe_serialization=safe)
             copied(folder, model, work)
     print("4 folders of Python's save_model load here")
