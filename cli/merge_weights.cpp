@@ -37,7 +37,7 @@ Arguments parse(std::span<const std::string> words) {
       arguments.options.remove_checkpoint_dir = true;
     } else if (word.starts_with("--")) {
       throw ConfigError(detail::str(
-          "'", word, "' is not a flag of `accelerate merge-weights`",
+          "`accelerate merge-weights` has no flag '", word, "'.",
           detail::did_you_mean(word, {"--unsafe_serialization", "--remove_checkpoint_dir"})));
     } else {
       arguments.paths.push_back(word);

@@ -29,7 +29,7 @@ struct SeedOptions {
   bool deterministic = false;
 };
 
-/// Seeds Torch on the CPU and on every accelerator, and `host_rng`.
+/// Seeds Torch on the CPU and on every accelerator, `host_rng` and `numpy_rng`.
 ///
 /// Draws of Torch on the CPU equal Python's after the same seed. With `deterministic` on a GPU,
 /// CUBLAS_WORKSPACE_CONFIG is set to :4096:8 unless it is set already; where that comes too late
@@ -40,6 +40,10 @@ ACCELERATE_API void set_seed(std::uint64_t seed, const SeedOptions& options = {}
 /// `set_seed`, it gives the 32-bit words of Python's `random.getrandbits(32)`. Not for concurrent
 /// use.
 [[nodiscard]] ACCELERATE_API std::mt19937& host_rng();
+
+/// The engine in place of numpy's global generator. This library never draws from it; `set_seed`
+/// seeds it as `numpy.random.seed`, and checkpoints carry its state between Python and C++.
+[[nodiscard]] ACCELERATE_API std::mt19937& numpy_rng();
 
 /// The state of a generator as Torch writes it: uint8, on the CPU.
 ///

@@ -16,8 +16,9 @@
 namespace accelerate::detail::checkpoint {
 namespace {
 
-constexpr std::int64_t kBufferBytes = 16 << 20;
-constexpr std::size_t kBuffers = 4;
+constexpr std::int64_t kBufferBytes = 8 << 20;
+// One reader each: a thread copies out of the page cache at a fraction of the bus's rate.
+constexpr std::size_t kBuffers = 8;
 
 // A contiguous range of the file that fits into a buffer, and the pieces in it.
 struct Chunk {

@@ -75,7 +75,9 @@ class TensorLoader {
   at::Tensor tensor_of(const PickleTensor& stored) {
     auto tensor = at::empty({0}, at::TensorOptions(dtype(stored.dtype)).device(device()));
     tensor.set_(storage(*stored.storage), stored.offset, stored.sizes, stored.strides);
-    if (stored.requires_grad) tensor.requires_grad_();
+    // The flag of an integer tensor, which Python never sets, would be an error of LibTorch.
+    if (stored.requires_grad && (tensor.is_floating_point() || tensor.is_complex()))
+      tensor.requires_grad_();
     return tensor;
   }
 

@@ -11,6 +11,7 @@
 #include "formats/pickle_opcodes.h"
 #include "formats/pickle_value.h"
 #include "formats/torch_dtypes.h"
+#include "formats/utf8.h"
 
 namespace accelerate::detail::formats {
 namespace {
@@ -100,6 +101,10 @@ class Writer {
   void text(std::string_view text) {
     if (const auto found = texts_.find(text); found != texts_.end()) return recall(found->second);
     if (text.size() > 0xFFFFFFFFU) throw ArgumentError("A text to be saved has over 4 GiB.");
+    if (!is_utf8(text)) {
+      throw ArgumentError(str("A text to be saved is not UTF-8: ", python_repr(text.substr(0, 60)),
+                              ". Save it as bytes."));
+    }
     opcode(Opcode::kBinUnicode);
     append_little(out_, static_cast<std::uint32_t>(text.size()));
     out_ += text;

@@ -33,6 +33,59 @@ void append_padding(std::string& out, std::uint64_t data_at) {
   out.append(fill, 'Z');
 }
 
+/// What the directory says about an entry.
+std::string central_record(std::string_view name, std::uint64_t header, std::uint64_t size,
+                           std::uint32_t crc) {
+  std::string extra;
+  if (size >= zip::kMax32 && header >= zip::kMax32) {
+    append_zip64(extra, {size, size, header});
+  } else if (size >= zip::kMax32) {
+    append_zip64(extra, {size, size});
+  } else if (header >= zip::kMax32) {
+    append_zip64(extra, {header});
+  }
+  std::string record;
+  append_little(record, zip::kCentralSignature);
+  append_little(record, std::uint16_t{0});  // made by
+  append_little(record, extra.empty() ? zip::kVersion : zip::kVersion64);
+  append_little(record, kFlags);
+  append_little(record, zip::kStored);
+  append_little(record, std::uint32_t{0});  // time and date
+  append_little(record, crc);
+  append_little(record, low(size));
+  append_little(record, low(size));
+  append_little(record, static_cast<std::uint16_t>(name.size()));
+  append_little(record, static_cast<std::uint16_t>(extra.size()));
+  record.append(10, '\0');  // comment, disk, attributes
+  append_little(record, low(header));
+  record += name;
+  return record + extra;
+}
+
+/// The records behind the directory, which lies in [`begin`, `end`).
+std::string end_records(std::uint64_t count, std::uint64_t begin, std::uint64_t end) {
+  std::string record;
+  append_little(record, zip::kEnd64Signature);
+  append_little(record, std::uint64_t{zip::kEnd64Size - 12});
+  append_little(record, zip::kVersion64);
+  append_little(record, zip::kVersion64);
+  record.append(8, '\0');  // disks
+  for (const auto number : {count, count, end - begin, begin}) append_little(record, number);
+  append_little(record, zip::kLocatorSignature);
+  append_little(record, std::uint32_t{0});
+  append_little(record, end);
+  append_little(record, std::uint32_t{1});
+  append_little(record, zip::kEndSignature);
+  append_little(record, std::uint32_t{0});
+  const auto short_count = static_cast<std::uint16_t>(std::min<std::uint64_t>(count, zip::kMax16));
+  append_little(record, short_count);
+  append_little(record, short_count);
+  append_little(record, low(end - begin));
+  append_little(record, low(begin));
+  append_little(record, std::uint16_t{0});
+  return record;
+}
+
 }  // namespace
 
 void ZipWriter::put(std::string_view bytes) {
@@ -107,54 +160,9 @@ std::uint64_t ZipWriter::fingerprint() const {
 void ZipWriter::finish() {
   const std::uint64_t directory = position_;
   for (const auto& entry : written_) {
-    const bool large = entry.size >= zip::kMax32 || entry.header >= zip::kMax32;
-    std::string extra;
-    if (entry.size >= zip::kMax32 && entry.header >= zip::kMax32) {
-      append_zip64(extra, {entry.size, entry.size, entry.header});
-    } else if (entry.size >= zip::kMax32) {
-      append_zip64(extra, {entry.size, entry.size});
-    } else if (entry.header >= zip::kMax32) {
-      append_zip64(extra, {entry.header});
-    }
-    std::string record;
-    append_little(record, zip::kCentralSignature);
-    append_little(record, std::uint16_t{0});  // made by
-    append_little(record, std::uint16_t{large ? zip::kVersion64 : zip::kVersion});
-    append_little(record, kFlags);
-    append_little(record, zip::kStored);
-    append_little(record, std::uint32_t{0});  // time and date
-    append_little(record, entry.crc);
-    append_little(record, low(entry.size));
-    append_little(record, low(entry.size));
-    append_little(record, static_cast<std::uint16_t>(entry.name.size()));
-    append_little(record, static_cast<std::uint16_t>(extra.size()));
-    record.append(10, '\0');  // comment, disk, attributes
-    append_little(record, low(entry.header));
-    put(record + entry.name + extra);
+    put(central_record(entry.name, entry.header, entry.size, entry.crc));
   }
-  const std::uint64_t size = position_ - directory;
-  const std::uint64_t count = written_.size();
-  const std::uint64_t end = position_;
-  std::string record;
-  append_little(record, zip::kEnd64Signature);
-  append_little(record, std::uint64_t{zip::kEnd64Size - 12});
-  append_little(record, zip::kVersion64);
-  append_little(record, zip::kVersion64);
-  record.append(8, '\0');  // disks
-  for (const auto number : {count, count, size, directory}) append_little(record, number);
-  append_little(record, zip::kLocatorSignature);
-  append_little(record, std::uint32_t{0});
-  append_little(record, end);
-  append_little(record, std::uint32_t{1});
-  append_little(record, zip::kEndSignature);
-  append_little(record, std::uint32_t{0});
-  const auto short_count = static_cast<std::uint16_t>(std::min<std::uint64_t>(count, zip::kMax16));
-  append_little(record, short_count);
-  append_little(record, short_count);
-  append_little(record, low(size));
-  append_little(record, low(directory));
-  append_little(record, std::uint16_t{0});
-  put(record);
+  put(end_records(written_.size(), directory, position_));
 }
 
 }  // namespace accelerate::detail::formats

@@ -70,6 +70,11 @@ _accelerate() {
       fi
       return ;;
     completion) COMPREPLY=($(compgen -W 'bash zsh fish' -- "$cur")); return ;;
+    merge-weights)
+      if [[ $cur == -* ]]; then
+        COMPREPLY=($(compgen -W '--unsafe_serialization --remove_checkpoint_dir --help' -- "$cur"))
+      fi
+      return ;;
     *) return ;;
   esac
   # bash cuts --flag=value into three words.
@@ -149,6 +154,9 @@ _accelerate() {
         if (( CURRENT == 2 )); then compadd -- show
         else _arguments '--json[one JSON object]' '--help[how to use it]' '*:file:_files'; fi ;;
       completion) compadd -- bash zsh fish ;;
+      merge-weights)
+        _arguments '--unsafe_serialization[write pytorch_model.bin]' \
+          '--remove_checkpoint_dir[remove the checkpoint after success]' '--help[how to use it]' '*:folder:_files -/' ;;
     esac
   fi
 }
@@ -173,7 +181,11 @@ std::string fish_script() {
       "complete -c accelerate -f -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'\n"
       "complete -c accelerate -n '__fish_seen_subcommand_from checkpoint; and not "
       "__fish_seen_subcommand_from show' -f -a show\n"
-      "complete -c accelerate -n '__fish_seen_subcommand_from show' -l json -d 'one JSON object'\n";
+      "complete -c accelerate -n '__fish_seen_subcommand_from show' -l json -d 'one JSON object'\n"
+      "complete -c accelerate -n '__fish_seen_subcommand_from merge-weights' -l "
+      "unsafe_serialization -d 'write pytorch_model.bin'\n"
+      "complete -c accelerate -n '__fish_seen_subcommand_from merge-weights' -l "
+      "remove_checkpoint_dir -d 'remove the checkpoint after success'\n";
   for (const auto* who :
        {"accelerate -n '__fish_seen_subcommand_from launch'", "accelerate-launch"}) {
     for_each_shown_flag([&](const Flag& flag) {

@@ -105,6 +105,7 @@ at::Generator find_generator(RNGType type, const std::optional<at::Generator>& g
 void set_seed(std::uint64_t seed, const SeedOptions& options) {
   if (options.device_specific) seed += rank_of_this_process();
   host_rng() = detail::python_random_engine(seed);
+  numpy_rng().seed(static_cast<std::uint32_t>(seed));
   at::manual_seed(seed);  // the CPU and every device of the accelerator
   if (options.deterministic) {
     fix_cublas_workspace();
@@ -114,6 +115,11 @@ void set_seed(std::uint64_t seed, const SeedOptions& options) {
 
 std::mt19937& host_rng() {
   static std::mt19937 engine = detail::python_random_engine(std::random_device{}());
+  return engine;
+}
+
+std::mt19937& numpy_rng() {
+  static std::mt19937 engine(std::random_device{}());
   return engine;
 }
 

@@ -8,7 +8,8 @@
 namespace accelerate::detail::state {
 
 /// The entries of Python's random_states_{rank}.pkl: `step`, `random_state` (of `host_rng`),
-/// `torch_manual_seed`, and with a GPU `torch_cuda_manual_seed`, one per device.
+/// `numpy_random_seed` (of `numpy_rng`), `torch_manual_seed`, and with a GPU
+/// `torch_cuda_manual_seed`, one per device.
 class RandomStates final : public Stateful {
  public:
   /// `step` counts the batches of gradient accumulation, and must outlive this.
@@ -21,6 +22,10 @@ class RandomStates final : public Stateful {
 
  private:
   std::int64_t& step_;
+  // Numbers that Python's generators have drawn ahead; they come in pairs.
+  Value host_gauss_ = nullptr;
+  Value numpy_has_gauss_ = 0;
+  Value numpy_gauss_ = 0.0;
 };
 
 }  // namespace accelerate::detail::state

@@ -4,6 +4,8 @@
 #include <torch/torch.h>
 
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "accelerate/errors.h"
@@ -174,6 +176,19 @@ TEST(TorchSave, WritesConjugatedViewsAsTheirValues) {
   EXPECT_TRUE(stored(Value(tensor)).as_tensor().equal(tensor));
 }
 
+TEST(TorchLoad, IgnoresTheGradientFlagOfIntegers) {
+  const test::Folder folder;
+  torch_save(Value(torch::arange(3)), folder / "a.pt");
+  std::fstream file(folder / "a.pt", std::ios::in | std::ios::out | std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  file.seekp(
+      static_cast<std::streamoff>(bytes.find("\x89"
+                                             "ccollections")));
+  file.put('\x88');  // True
+  file.close();
+  EXPECT_TRUE(torch_load(folder / "a.pt").as_tensor().equal(torch::arange(3)));
+}
+
 TEST(TorchLoad, NamesFilesThatAreNoArchives) {
   const auto path = reference("bare.pkl");
   EXPECT_EQ(message_of<FormatError>([&] { (void)torch_load(path); }),
@@ -181,7 +196,7 @@ TEST(TorchLoad, NamesFilesThatAreNoArchives) {
                 "', byte 0: the file is a bare pickle and no archive of torch.save. Load it in "
                 "Python and save its weights again with torch.save, or as safetensors.");
   EXPECT_EQ(message_of<CheckpointError>([] { (void)torch_load("nowhere.pt"); }),
-            "'nowhere.pt' cannot be read: No such file or directory.");
+            "Cannot read 'nowhere.pt': No such file or directory.");
 }
 
 }  // namespace

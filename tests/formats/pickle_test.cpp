@@ -272,6 +272,11 @@ TEST(PickleDumps, WritesASharedTensorOnce) {
   EXPECT_TRUE(back.as_list()[0] == one);
 }
 
+TEST(PickleDumps, RefusesTextsThatAreNotUtf8) {
+  EXPECT_EQ(message_of<ArgumentError>([] { (void)pickle_dumps(Value("a\xff")); }),
+            "A text to be saved is not UTF-8: 'a\\udcff'. Save it as bytes.");
+}
+
 TEST(PickleDumps, RefusesValuesThatAreTooDeep) {
   Value value;
   for (int i = 0; i < 600; ++i) value = Value::list({std::move(value)});

@@ -3,7 +3,7 @@ writes now.
 
 Files must be equal to the byte, with one exception: the last bits of floats depend on the processor. A script whose numbers do defines
 `tolerance(case)`: how far two processors may differ in a number of that case, relative to 1 + |number|. A case is an element of the
-first list on the way from the top of the file. Texts, counts, keys and shapes must be equal in such files too.
+first list on the way from the top of the file; in files of torch.save it is a pair of name and values. Texts, counts, keys and shapes must be equal in such files too.
 """
 
 import importlib.util
@@ -12,6 +12,8 @@ import math
 import pathlib
 import re
 import sys
+
+import torch
 
 
 class Differences:
@@ -63,6 +65,22 @@ def tolerance_of(topic):
     return None
 
 
+def plain(value):
+    """Tensors as lists."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def parsed(path):
+    """A file of numbers; those of torch.save have their cases in a dict."""
+    if path.suffix == ".json":
+        return json.loads(path.read_bytes())
+    return [plain(case) for case in torch.load(path, weights_only=True).items()]
+
+
 def files_of(folder):
     return sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
 
@@ -77,12 +95,12 @@ def main():
         if old == new:
             continue
         tolerance = tolerance_of(stored / path.parts[0])
-        if path.suffix != ".json" or tolerance is None:
+        if path.suffix not in (".json", ".pt") or tolerance is None:
             print(f"{path}: differs, and its script has no tolerance")
             failed += 1
             continue
         differences = Differences()
-        differences.compare_cases(json.loads(old), json.loads(new), path.name, tolerance)
+        differences.compare_cases(parsed(stored / path), parsed(written / path), path.name, tolerance)
         print(f"{path}: {differences.count} of {differences.numbers} numbers differ, by {differences.largest:.1e} at most")
         for failure in differences.failures[:5]:
             print(f"  {failure}")

@@ -129,8 +129,8 @@ TEST(CommandLine, GuessesAWrongCommand) {
 }
 
 TEST(CommandLine, NamesTheCommandsThatAreNotThereYet) {
-  for (const auto* name : {"config", "env", "estimate-memory", "merge-weights", "test", "to-fsdp2",
-                           "tpu-config", "monitor"}) {
+  for (const auto* name :
+       {"config", "env", "estimate-memory", "test", "to-fsdp2", "tpu-config", "monitor"}) {
     const auto answer = ran({kAccelerate, name});
     EXPECT_EQ(answer.code, 2) << name;
     EXPECT_TRUE(has(answer.err, str("`accelerate ", name, "` is not available yet")));
@@ -258,6 +258,8 @@ TEST(BashCompletion, KnowsCommandsFlagsAndChoices) {
   EXPECT_EQ(completed_by_bash({"accelerate", "completion", "f"}), Words{"fish"});
   EXPECT_EQ(completed_by_bash({"accelerate", "checkpoint", "s"}), Words{"show"});
   EXPECT_EQ(completed_by_bash({"accelerate", "checkpoint", "show", "--j"}), Words{"--json"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "merge-weights", "--u"}),
+            Words{"--unsafe_serialization"});
   EXPECT_EQ(completed_by_bash({"accelerate", "launch", "--num_m"}), Words{"--num_machines"});
   EXPECT_EQ(completed_by_bash({"accelerate", "launch", "--cpu", "--mixed_precision", "b"}),
             Words{"bf16"});
