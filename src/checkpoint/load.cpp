@@ -124,16 +124,17 @@ bool keeps_fp32(const std::string& name, const std::vector<std::string>& modules
 
 Placement placement_of(const std::string& name, const at::Tensor& tensor,
                        const LoadCheckpointOptions& options) {
+  if (tensor.is_meta()) {
+    throw UnsupportedError(
+        str("load_checkpoint_in_model: '", name,
+            "' is on the meta device, and this version cannot load models without memory yet. "
+            "Build the model on the CPU or a GPU."));
+  }
   Placement place{.device = tensor.device(), .dtype = tensor.scalar_type()};
   if (!options.device_map.empty()) {
     const auto* device = detail::checkpoint::find_in_device_map(options.device_map, name);
     if (device == nullptr) throw ArgumentError(str(name, " doesn't have any device set."));
     place.device = detail::checkpoint::device_from_text(*device);
-  } else if (tensor.is_meta()) {
-    throw UnsupportedError(
-        str("load_checkpoint_in_model: '", name,
-            "' is on the meta device, and this version cannot load models without memory yet. "
-            "Build the model on the CPU or a GPU."));
   }
   if (options.dtype && tensor.is_floating_point()) {
     const bool kept = *options.dtype == at::kHalf && keeps_fp32(name, options.keep_in_fp32_modules);

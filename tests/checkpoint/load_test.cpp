@@ -248,6 +248,8 @@ TEST_F(LoadCheckpointTest, FollowsADeviceMapWithoutOffload) {
             "offload yet. Use 'cpu'.");
   test::Leaf meta(Pairs{{"w", torch::zeros(2, torch::TensorOptions().device(torch::kMeta))}});
   EXPECT_THROW(load_checkpoint_in_model(meta, path_), UnsupportedError);
+  EXPECT_THROW(load_checkpoint_in_model(meta, path_, {.device_map = {{"", "cpu"}}}),
+               UnsupportedError);
 }
 
 TEST_F(LoadCheckpointTest, EnforcesTheFormatInTheMetadata) {
