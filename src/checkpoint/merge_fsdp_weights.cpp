@@ -1,8 +1,9 @@
 #include "accelerate/checkpoint/merge_fsdp_weights.h"
 
-#include <exception>
+#include <string>
 
 #include "accelerate/constants.h"
+#include "accelerate/operations/objects.h"
 #include "accelerate/state.h"
 #include "formats/merge_weights.h"
 
@@ -13,18 +14,21 @@ std::filesystem::path merge_fsdp_weights(const std::filesystem::path& checkpoint
                                          bool safe_serialization, bool remove_checkpoint_dir,
                                          std::source_location where) {
   const PartialState state;
-  std::exception_ptr failure;
-  if (state.is_main_process()) {
-    try {
+  // What the main process throws while it encodes its message, all throw.
+  const auto merge = [&]() -> std::string {
+    if (state.is_main_process()) {
       (void)detail::formats::merge_weights(checkpoint_dir, output_path,
                                            {.safe_serialization = safe_serialization,
                                             .remove_checkpoint_dir = remove_checkpoint_dir});
-    } catch (...) {
-      failure = std::current_exception();  // the others wait
     }
+    return {};
+  };
+  if (detail::comm::is_alone(/*group=*/nullptr)) {
+    (void)merge();
+  } else {
+    (void)detail::comm::ObjectMessages::exchange(merge, /*group=*/nullptr, "merge_fsdp_weights",
+                                                 where);
   }
-  state.wait_for_everyone(where);
-  if (failure) std::rethrow_exception(failure);
   return output_path / (safe_serialization ? kSafeWeightsName : kWeightsName);
 }
 

@@ -167,7 +167,7 @@ void save_model(const StateDict& state, const fs::path& save_directory,
   if (detail::comm::is_alone(/*group=*/nullptr)) {
     (void)write();
   } else {
-    (void)detail::comm::exchange(write, /*group=*/nullptr, "save_model", where);
+    (void)detail::comm::ObjectMessages::exchange(write, /*group=*/nullptr, "save_model", where);
   }
 }
 
