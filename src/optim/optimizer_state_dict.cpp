@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "accelerate/errors.h"
+#include "accelerate/value/from_value.h"
 #include "core/text.h"
+#include "optim/group_schedule.h"
 #include "optim/optimizer_options.h"
 #include "optim/optimizer_state.h"
 
@@ -93,6 +95,9 @@ Value optimizer_state_dict(Optimizer& optimizer) {
       params.emplace_back(index++);
     }
     auto options = python_options(group.options());
+    for_each_field(*schedule_of(group), kGroupScheduleFields, [&](const auto& field, auto& number) {
+      if (number) options.set(field.name, *number);
+    });
     options.set("params", std::move(params));
     groups.emplace_back(std::move(options));
   }
@@ -131,6 +136,7 @@ void load_optimizer_state_dict(Optimizer& optimizer, const Value& state) {
   try {
     for (std::size_t g = 0; g < groups.size(); ++g) {
       update_options(groups[g].options(), options[g].second);
+      set_fields(*schedule_of(groups[g]), kGroupScheduleFields, saved_groups[g].as_dict());
     }
     for (const auto& [parameter, tensors] : states) {
       set_optimizer_state_of(optimizer, parameter, tensors);

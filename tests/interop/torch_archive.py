@@ -97,14 +97,8 @@ def check_schedulers():
     cases = load(work / "schedulers.pt")
     for name, case in cases.items():
         opt = write_schedulers.optimizer(write_schedulers.optimizer_of(name))
-        # Python's OneCycleLR keeps initial_lr, max_lr and min_lr in the groups, where our optimizers have no place for them:
-        # it must be built on an optimizer that was loaded already.
-        one_cycle = name.startswith("one_cycle") or name == "sequential_cycles"
-        if one_cycle:
-            opt.load_state_dict(case["optimizer"])
         scheduler = write_schedulers.CASES[name](opt)
-        if not one_cycle:
-            opt.load_state_dict(case["optimizer"])
+        opt.load_state_dict(case["optimizer"])
         scheduler.load_state_dict(case["state"])
         for i, lrs in enumerate(case["lr"]):
             write_schedulers.advance(name, scheduler, opt, write_schedulers.STATE_AFTER + 1 + i)
