@@ -92,8 +92,8 @@ void run() {
     std::error_code other_runs;
     std::filesystem::remove("saved_models", other_runs);
   }
-  accelerator.print("result: ", report.key_mapping.rules.size(), " rules, ", matches, " matches, ",
-                    report.missing_keys.size(), " names missing, outputs ",
+  accelerator.print("result:", report.key_mapping.rules.size(), "rules,", matches, "matches,",
+                    report.missing_keys.size(), "names missing, outputs",
                     equal ? "equal" : "differ");
 }
 
