@@ -1,5 +1,5 @@
 // A model in files: saved in shards, loaded again, and weights whose names and layouts are those of
-// another program. Writes into the folder saved_models, and removes it at the end.
+// another program. Writes into the folder saved_weights, and removes it at the end.
 //
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/saved_models
 //
@@ -58,7 +58,7 @@ void run() {
   accelerate::set_seed(42);
   Net model;
   const auto folder =
-      std::filesystem::path("saved_models") / std::to_string(accelerator.num_processes());
+      std::filesystem::path("saved_weights") / std::to_string(accelerator.num_processes());
 
   Net net;
   // All processes call it.
@@ -90,10 +90,10 @@ void run() {
   if (accelerator.is_main_process()) {
     std::filesystem::remove_all(folder);
     std::error_code other_runs;
-    std::filesystem::remove("saved_models", other_runs);
+    std::filesystem::remove("saved_weights", other_runs);
   }
-  accelerator.print("result: ", report.key_mapping.rules.size(), " rules, ", matches, " matches, ",
-                    report.missing_keys.size(), " names missing, outputs ",
+  accelerator.print("result:", report.key_mapping.rules.size(), "rules,", matches, "matches,",
+                    report.missing_keys.size(), "names missing, outputs",
                     equal ? "equal" : "differ");
 }
 

@@ -166,7 +166,7 @@ void copy_all(const StateDict& own, const LoadPlan& plan, const TensorSources& s
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < plan.copies.size(); ++i) {
     const auto& [name, recipe] = plan.copies[i];
-    auto tensor = own[name];
+    const auto& tensor = own[name];
     if (tensor.device() != places[i].device || tensor.scalar_type() != places[i].dtype) {
       // The tensor object stays, so that members and optimizers keep pointing to it.
       tensor.set_data(at::empty(tensor.sizes(),

@@ -95,7 +95,7 @@ class Parser {
 
   Code repeated(int depth) {
     const bool anchor = peek() == '^' || peek() == '$';
-    const Code one = atom(depth);
+    Code one = atom(depth);
     const auto repetition = read_repetition();
     if (!repetition) return one;
     if (anchor) refuse("an anchor cannot be repeated");
