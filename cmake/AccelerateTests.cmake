@@ -4,7 +4,7 @@
 # processes, which keeps little more than a core busy, since it mostly starts them. BUSY takes three: several cores, or a
 # clock is looked at. What WAITS more than it works takes one. Both start early, so that they run side by side.
 set(ACCELERATE_SANITIZER_ENVIRONMENT
-  "ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0"
+  "ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:handle_sigbus=0"
   "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
   "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp:halt_on_error=1")
 

@@ -44,7 +44,10 @@ void train(PrecisionType precision, int steps,
   Accelerator accelerator({.mixed_precision = precision});
   const int rank = accelerator.process_index();
   Kinds net;
-  net->half.set_requires_grad(precision != PrecisionType::kFp16);  // the scaler takes none
+  if (precision == PrecisionType::kFp16) {  // the scaler takes no gradients in 16 bits
+    net->half.set_requires_grad(false);
+    net->brain.set_requires_grad(false);
+  }
   auto [model, optimizer] = accelerator.prepare(
       net, torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.01)));
   for (int step = 1; step <= steps; ++step) {
