@@ -1,76 +1,31 @@
-#include "launch/help.h"
+#include "commands/help.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <array>
 #include <filesystem>
 #include <fstream>
 
 #include "accelerate/version.h"
-#include "core/subprocess.h"
+#include "commands/command_table.h"
+#include "commands/running.h"
 #include "core/text.h"
-#include "launch/flags.h"
-#include "launch/planning.h"
+#include "launch/arguments.h"
 
-namespace accelerate::detail::launch {
+namespace accelerate::detail::commands {
 namespace {
-
-// What a command prints, and its exit code.
-struct Ran {
-  std::string out;
-  std::string err;
-  int code = -1;
-};
-
-// Nobody's settings but those of the test.
-std::vector<std::string> clean_environment(const Variables& more) {
-  std::vector<std::string> result{"HF_HOME=" + testing::TempDir() + "/no_home"};
-  const auto process = Environment::process();
-  for (const auto& [name, value] : process.variables()) {
-    const bool known = name == "PATH" || name.ends_with("SAN_OPTIONS");
-    if (known && !more.contains(name)) result.push_back(name + "=" + value);
-  }
-  for (const auto& [name, value] : more) result.push_back(name + "=" + value);
-  return result;
-}
-
-struct Where {
-  Variables environment = {};
-  std::filesystem::path folder = {};
-  std::string program = {};
-};
-
-Ran ran(const Words& argv, const Where& where = {}) {
-  Ran result;
-  ProcessSet processes([&](std::size_t, ProcessSet::Stream stream, std::string_view line) {
-    (stream == ProcessSet::Stream::kOutput ? result.out : result.err).append(line).push_back('\n');
-  });
-  processes.spawn({.argv = argv,
-                   .program = where.program,
-                   .environment = clean_environment(where.environment),
-                   .working_directory = where.folder,
-                   .output = StreamTarget::kPipe,
-                   .error = StreamTarget::kPipe});
-  const auto deadline = ProcessSet::Clock::now() + std::chrono::seconds(60);
-  if (!processes.wait_all(deadline)) processes.terminate(std::chrono::milliseconds(0));
-  result.code = processes.status(0).shell_code();
-  return result;
-}
-
-const std::string kAccelerate = ACCELERATE_CLI;
 
 bool there_is(const std::string& program) {
   return !find_in_path(program, Environment::process()).empty();
 }
 
 TEST(Help, NamesEveryFlagOfTheTableWithUnderscoresOnly) {
-  const auto text = launch_help();
-  for_each_flag([&](const Flag& flag) {
-    if (flag.file_only) return;
+  const auto text = command_help(launch::launch_command());
+  for (const launch::Flag& flag : launch::launch_flags()) {
+    if (flag.file_only) continue;
     EXPECT_TRUE(has(text, "--" + std::string(flag.name)));
     EXPECT_FALSE(flag.help.empty()) << flag.name;
-  });
+  }
   for (const auto& line : split(text, '\n')) {
     const auto at = line.find("--");
     if (!line.starts_with("      --")) continue;
@@ -80,7 +35,7 @@ TEST(Help, NamesEveryFlagOfTheTableWithUnderscoresOnly) {
 }
 
 TEST(Help, IsGrouped) {
-  const auto text = launch_help();
+  const auto text = command_help(launch::launch_command());
   std::size_t at = 0;
   for (const auto* title : {"\nGeneral.", "\nHardware selection.", "\nResource selection.",
                             "\nTraining paradigm.", "\nProcesses and machines.", "\nDeepSpeed.",
@@ -94,7 +49,7 @@ TEST(Help, IsGrouped) {
 
 TEST(Help, FitsTheTerminal) {
   for (const std::size_t width : {80, 100}) {
-    for (const auto& line : split(launch_help(width), '\n')) {
+    for (const auto& line : split(command_help(launch::launch_command(), width), '\n')) {
       // A flag with its choices is not broken.
       if (line.starts_with("      --")) continue;
       // Nor is the name of a variable.
@@ -111,7 +66,7 @@ TEST(CommandLine, ShowsHelpAndFailsWithoutACommand) {
   EXPECT_EQ(none.err, "");
   EXPECT_EQ(ran({kAccelerate, "--help"}).code, 0);
   EXPECT_EQ(ran({kAccelerate, "launch", "--help"}).code, 0);
-  EXPECT_EQ(ran({kAccelerate, "launch", "-h"}).out, launch_help());
+  EXPECT_EQ(ran({kAccelerate, "launch", "-h"}).out, command_help(launch::launch_command()));
 }
 
 TEST(CommandLine, PrintsTheVersion) {
@@ -129,8 +84,7 @@ TEST(CommandLine, GuessesAWrongCommand) {
 }
 
 TEST(CommandLine, NamesTheCommandsThatAreNotThereYet) {
-  for (const auto* name : {"config", "env", "estimate-memory", "merge-weights", "test", "to-fsdp2",
-                           "tpu-config", "checkpoint", "monitor"}) {
+  for (const auto* name : {"merge-weights", "test", "checkpoint", "monitor"}) {
     const auto answer = ran({kAccelerate, name});
     EXPECT_EQ(answer.code, 2) << name;
     EXPECT_TRUE(has(answer.err, str("`accelerate ", name, "` is not available yet")));
@@ -140,8 +94,8 @@ TEST(CommandLine, NamesTheCommandsThatAreNotThereYet) {
 TEST(CommandLine, TakesTheCommandFromItsOwnName) {
   EXPECT_TRUE(
       has(ran({"accelerate-launch", "--help"}, {.program = kAccelerate}).out, "--num_processes"));
-  EXPECT_TRUE(
-      has(ran({"/usr/bin/accelerate-config"}, {.program = kAccelerate}).err, "accelerate config"));
+  EXPECT_TRUE(has(ran({"/usr/bin/accelerate-env", "--help"}, {.program = kAccelerate}).out,
+                  "accelerate env"));
 }
 
 TEST(CommandLine, RefusesWrongInputWithCode2) {
@@ -246,7 +200,7 @@ Words completed_by_bash(const Words& words) {
   script += "printf '%s\\n' \"${COMPREPLY[@]}\"\n";
   const auto answer = ran({"bash", "-c", script});
   EXPECT_EQ(answer.err, "");
-  return words_of(answer.out);
+  return launch::words_of(answer.out);
 }
 
 TEST(BashCompletion, KnowsCommandsFlagsAndChoices) {
@@ -307,4 +261,4 @@ TEST(FishCompletion, KnowsCommandsFlagsAndChoices) {
 }
 
 }  // namespace
-}  // namespace accelerate::detail::launch
+}  // namespace accelerate::detail::commands
