@@ -13,6 +13,7 @@ int config(const detail::launch::Arguments& arguments);
 int env(const detail::launch::Arguments& arguments);
 int estimate_memory(const detail::launch::Arguments& arguments);
 int to_fsdp2(const detail::launch::Arguments& arguments);
+int checkpoint(const detail::launch::Arguments& arguments);
 int completion(const detail::launch::Arguments& arguments);
 int tpu_config(const detail::launch::Arguments& arguments);
 

@@ -28,12 +28,13 @@ namespace {
 enum ExitCode { kOk = 0, kFailure = 1, kWrongInput = 2, kPeerGone = 70 };
 
 using Handler = int (*)(const detail::launch::Arguments&);
-constexpr std::array<std::pair<std::string_view, Handler>, 7> kHandlers{{
+constexpr std::array<std::pair<std::string_view, Handler>, 8> kHandlers{{
     {"launch", launch},
     {"config", config},
     {"env", env},
     {"estimate-memory", estimate_memory},
     {"to-fsdp2", to_fsdp2},
+    {"checkpoint", checkpoint},
     {"completion", completion},
     {"tpu-config", tpu_config},
 }};

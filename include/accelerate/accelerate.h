@@ -28,6 +28,7 @@
 #include "accelerate/prepared_loader.h"
 #include "accelerate/progress.h"
 #include "accelerate/random.h"
+#include "accelerate/safetensors.h"
 #include "accelerate/scheduler.h"
 #include "accelerate/state.h"
 #include "accelerate/tree.h"

@@ -52,6 +52,11 @@ constexpr auto kToFsdp2Flags = std::to_array<Flag>({
     {.name = "overwrite", .kind = kSwitch, .help = "The output file may exist."},
 });
 
+constexpr auto kCheckpointFlags = std::to_array<Flag>({
+    kHelpFlag,
+    {.name = "json", .kind = kSwitch, .help = "Print one JSON object instead of a table."},
+});
+
 constexpr auto kTpuFlags = std::to_array<Flag>({
     kHelpFlag,
     {.name = "config_file", .value_name = "FILE", .help = "For TPU pods only."},
@@ -145,6 +150,21 @@ constexpr Command kTpuConfig{
     .flags = [] { return std::span<const Flag>(kTpuFlags); },
 };
 
+constexpr Command kCheckpoint{
+    .name = "checkpoint",
+    .help = "Show the tensors of a file: names, dtypes, shapes, sizes, checksums.",
+    .usage = "show FILE [flags]",
+    .about =
+        "Shows the tensors of a safetensors file: name, dtype, shape, bytes and checksum "
+        "(XXH3-64, the same as `xxhsum -H3` prints for the bytes).",
+    .flags = [] { return std::span<const Flag>(kCheckpointFlags); },
+    .operand = {.name = "show FILE",
+                .choices = "show",
+                .count = 2,
+                .missing = "Say what to do: accelerate checkpoint show FILE."},
+    .examples = "  accelerate checkpoint show model.safetensors\n",
+};
+
 constexpr Command kCompletion{
     .name = "completion",
     .help = "Print the completion script for bash, zsh or fish.",
@@ -168,6 +188,7 @@ std::span<const Command> command_table() {
       kEnv,
       kEstimateMemory,
       kToFsdp2,
+      kCheckpoint,
       kCompletion,
       kTpuConfig,
       {.name = "merge-weights",
@@ -176,9 +197,6 @@ std::span<const Command> command_table() {
       {.name = "test",
        .help = "Run the self-test under the configured launch.",
        .instead = "`accelerate launch` any program of your own."},
-      {.name = "checkpoint",
-       .help = "Look into checkpoints.",
-       .instead = "There is no replacement."},
       {.name = "monitor",
        .help = "Watch a running job.",
        .instead = "--tee and --log_dir of `accelerate launch` keep its output."},

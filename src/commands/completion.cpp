@@ -151,7 +151,8 @@ std::string zsh_function(const Command& command) {
   if (command.operand.takes_rest) {
     operand = "'(-)1:program:_files' '*::arguments:_files'";
   } else if (!command.operand.choices.empty()) {
-    operand = str("'1:word:(", command.operand.choices, ")'");
+    operand = str("'1:word:(", command.operand.choices, ")'",
+                  command.operand.count > 1 ? " '*:file:_files'" : "");
   } else if (!command.operand.name.empty()) {
     operand = "'1:file:_files'";
   }

@@ -198,7 +198,8 @@ Value::Dict ask_for_deepspeed(Prompter& prompter, std::int64_t num_machines) {
 
 Value::Dict ask_for_fsdp(Prompter& prompter) {
   Section section(prompter, "fsdp_");
-  const auto version = prompter.choose("What should be your FSDP version?", {"FSDP1", "FSDP2"}, 1) + 1;
+  const auto version =
+      prompter.choose("What should be your FSDP version?", {"FSDP1", "FSDP2"}, 1) + 1;
   section.set("version", version);
   if (version == 1) {
     section.choose(

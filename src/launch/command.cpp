@@ -142,11 +142,11 @@ class Parser {
 
   void operand(const std::string& word) {
     const Operand& operand = command_.operand;
-    if (operand.name.empty() || (!arguments_.operands.empty() && !operand.takes_rest)) {
+    if (operand.name.empty() || arguments_.operands.size() == operand.count) {
       throw ConfigError(str("'", word, "' is one word too many for `accelerate ", command_.name,
                             "`. Usage: accelerate ", command_.name, " ", command_.usage));
     }
-    if (!operand.choices.empty()) {
+    if (!operand.choices.empty() && arguments_.operands.empty()) {
       (void)canonical_value({.name = operand.name, .choices = operand.choices}, word,
                             str("The word after `accelerate ", command_.name, "`"));
     }

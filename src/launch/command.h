@@ -2,6 +2,7 @@
 // man page are made from.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <span>
@@ -14,13 +15,16 @@
 
 namespace accelerate::detail::launch {
 
-/// The word of a command that is not a flag.
+/// The words of a command that are not flags.
 struct Operand {
   std::string_view name = {};  ///< in usage and messages; "" if there is none
+  /// Of the first one.
   std::string_view choices = {};
+  /// How many there may be.
+  std::size_t count = 1;
   /// The error without it; "" if it may be left out.
   std::string_view missing = {};
-  /// All words behind it belong to it, flags too.
+  /// All words behind the first belong to it, flags too.
   bool takes_rest = false;
 };
 

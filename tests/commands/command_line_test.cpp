@@ -84,7 +84,7 @@ TEST(CommandLine, GuessesAWrongCommand) {
 }
 
 TEST(CommandLine, NamesTheCommandsThatAreNotThereYet) {
-  for (const auto* name : {"merge-weights", "test", "checkpoint", "monitor"}) {
+  for (const auto* name : {"merge-weights", "test", "monitor"}) {
     const auto answer = ran({kAccelerate, name});
     EXPECT_EQ(answer.code, 2) << name;
     EXPECT_TRUE(has(answer.err, str("`accelerate ", name, "` is not available yet")));
@@ -99,9 +99,12 @@ TEST(CommandLine, TakesTheCommandFromItsOwnName) {
 }
 
 TEST(CommandLine, RefusesWrongInputWithCode2) {
-  for (const auto& words : {Words{"launch"}, Words{"launch", "--num_process", "2", "x"},
-                            Words{"launch", "--tpu", "x.py"}, Words{"launch", "/no/such/program"},
-                            Words{"completion"}, Words{"completion", "tcsh"}}) {
+  for (const auto& words :
+       {Words{"launch"}, Words{"launch", "--num_process", "2", "x"},
+        Words{"launch", "--tpu", "x.py"}, Words{"launch", "/no/such/program"}, Words{"completion"},
+        Words{"completion", "tcsh"}, Words{"checkpoint"}, Words{"checkpoint", "show"},
+        Words{"checkpoint", "shw", "a"}, Words{"checkpoint", "show", "a", "b"},
+        Words{"checkpoint", "show", "--jsn", "a"}}) {
     Words argv{kAccelerate};
     argv.insert(argv.end(), words.begin(), words.end());
     const auto answer = ran(argv);
@@ -207,6 +210,8 @@ TEST(BashCompletion, KnowsCommandsFlagsAndChoices) {
   if (!there_is("bash")) GTEST_SKIP() << "bash is not installed";
   EXPECT_EQ(completed_by_bash({"accelerate", "la"}), Words{"launch"});
   EXPECT_EQ(completed_by_bash({"accelerate", "completion", "f"}), Words{"fish"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "checkpoint", "s"}), Words{"show"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "checkpoint", "show", "--j"}), Words{"--json"});
   EXPECT_EQ(completed_by_bash({"accelerate", "launch", "--num_m"}), Words{"--num_machines"});
   EXPECT_EQ(completed_by_bash({"accelerate", "launch", "--cpu", "--mixed_precision", "b"}),
             Words{"bf16"});
@@ -257,6 +262,8 @@ TEST(FishCompletion, KnowsCommandsFlagsAndChoices) {
   };
   EXPECT_EQ(completed("accelerate la"), Words{"launch"});
   EXPECT_EQ(completed("accelerate launch --num_m"), Words{"--num_machines"});
+  EXPECT_EQ(completed("accelerate checkpoint s"), Words{"show"});
+  EXPECT_EQ(completed("accelerate checkpoint show --j"), Words{"--json"});
   EXPECT_EQ(completed("accelerate launch --mixed_precision b"), Words{"bf16"});
 }
 

@@ -1,0 +1,57 @@
+"""Python's side of files.cpp, with the safetensors library."""
+import os
+import tempfile
+import time
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+def seconds(f):
+    start = time.perf_counter()
+    f()
+    return time.perf_counter() - start
+
+
+def report(name, value, unit):
+    print(f"{name}\t{value}\t{unit}", flush=True)
+
+
+def save(model, path):
+    save_file(model, path, {"format": "pt"})
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def read_all(tensors):
+    for tensor in tensors.values():
+        tensor.view(torch.int16).sum().item()
+
+
+def load_to_gpu(path):
+    load_file(path, device="cuda:0")
+    torch.cuda.synchronize()
+
+
+with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, "model.safetensors")
+    model = {}
+    for i in range(max(1, int(os.environ.get("BENCH_FILES_MB", "1000")) // 32)):
+        model[f"model.layers.{i}.weight"] = torch.ones(4096, 4096, dtype=torch.bfloat16)
+        model[f"model.layers.{i}.norm"] = torch.ones(4096, dtype=torch.bfloat16)
+    mb = sum(tensor.nbytes for tensor in model.values()) / 1e6
+    os.sync()
+    report("save, with fsync", mb / seconds(lambda: save(model, path)), "MB/s")
+    report("load, mapped, no byte touched", 1e6 * seconds(lambda: load_file(path)), "us")
+    report("load, mapped, every byte read once", mb / seconds(lambda: read_all(load_file(path))), "MB/s")
+    report("load into memory", mb / seconds(lambda: load_file(path, backend="pread")), "MB/s")
+    if torch.cuda.is_available():
+        load_to_gpu(path)  # the context, and pinned memory
+        report("load to the GPU", mb / seconds(lambda: load_to_gpu(path)), "MB/s")
+    many = os.path.join(folder, "many.safetensors")
+    whole = torch.zeros(200_000)
+    save_file({f"model.layers.{i}.mlp.weight": whole[2 * i : 2 * i + 2] for i in range(100_000)}, many)
+    report("open, 100,000 tensors", 1e3 * seconds(lambda: safe_open(many, "pt").keys()), "ms")

@@ -1,0 +1,173 @@
+// accelerate checkpoint show FILE [--json]
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "accelerate/errors.h"
+#include "accelerate/progress.h"
+#include "accelerate/value.h"
+#include "cli/commands.h"
+#include "core/bytes.h"
+#include "core/json.h"
+#include "core/progress_line.h"
+#include "core/python_text.h"
+#include "core/text.h"
+#include "core/xxh3.h"
+#include "formats/mapped_file.h"
+#include "formats/safetensors_header.h"
+
+namespace accelerate::cli {
+namespace {
+
+using detail::str;
+using detail::formats::MappedFile;
+
+struct TensorRow {
+  std::string name;
+  std::string dtype;
+  std::vector<std::int64_t> shape;
+  std::int64_t offset = 0;  // in the file
+  std::int64_t bytes = 0;
+  std::string sum = {};
+};
+
+struct FileSummary {
+  std::string format;
+  std::map<std::string, std::string> metadata;
+  std::vector<TensorRow> tensors;
+  std::int64_t bytes = 0;  // of all tensors
+};
+
+FileSummary summarize_safetensors(const MappedFile& file) {
+  auto header = detail::formats::read_safetensors_header(file);
+  FileSummary summary{
+      .format = "safetensors", .metadata = std::move(header.metadata), .tensors = {}};
+  for (const auto i : header.by_name) {
+    auto& tensor = header.tensors[i];
+    summary.bytes += tensor.bytes();
+    summary.tensors.push_back({.name = std::move(tensor.name),
+                               .dtype = std::string(to_string(tensor.dtype)),
+                               .shape = std::move(tensor.shape),
+                               .offset = header.data_offset + tensor.begin,
+                               .bytes = tensor.bytes()});
+  }
+  return summary;
+}
+
+// By content, because names of files may say anything.
+FileSummary summarize(const MappedFile& file) {
+  if (file.size() >= 4 && file.read(0, 4) == "PK\x03\x04") {
+    throw CheckpointError(str("'", file.path().string(),
+                              "' is an archive of torch.save, which this command cannot show yet."),
+                          file.path());
+  }
+  return summarize_safetensors(file);
+}
+
+void add_sums(const MappedFile& file, FileSummary& summary) {
+  constexpr std::int64_t kChunk = 8 << 20;
+  ProgressBar bar({.main_process_only = false,
+                   .desc = "hashing",
+                   .total = summary.bytes,
+                   .leave = false,
+                   .unit = "B",
+                   .unit_scale = true});
+  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, summary.bytes)));
+  for (auto& tensor : summary.tensors) {
+    detail::Xxh3 hash;
+    for (std::int64_t at = 0; at < tensor.bytes; at += kChunk) {
+      const auto part =
+          std::span(buffer).first(static_cast<std::size_t>(std::min(kChunk, tensor.bytes - at)));
+      file.read(tensor.offset + at, part);
+      hash.update(part);
+      bar.update(static_cast<std::int64_t>(part.size()));
+    }
+    const auto digest = hash.digest();
+    detail::append_hex(tensor.sum, static_cast<std::uint32_t>(digest >> 32), 8);
+    detail::append_hex(tensor.sum, static_cast<std::uint32_t>(digest), 8);
+  }
+}
+
+std::string as_json(const MappedFile& file, const FileSummary& summary) {
+  Value::Dict metadata;
+  for (const auto& [key, value] : summary.metadata) metadata.set(key, value);
+  Value::List tensors;
+  for (const auto& tensor : summary.tensors) {
+    Value::Dict row;
+    row.set("name", tensor.name);
+    row.set("dtype", tensor.dtype);
+    row.set("shape", Value(Value::List(tensor.shape.begin(), tensor.shape.end())));
+    row.set("bytes", tensor.bytes);
+    row.set("xxh3", tensor.sum);
+    tensors.emplace_back(std::move(row));
+  }
+  Value::Dict dict;
+  dict.set("file", file.path().string());
+  dict.set("format", summary.format);
+  dict.set("metadata", std::move(metadata));
+  dict.set("bytes", summary.bytes);
+  dict.set("tensors", std::move(tensors));
+  return detail::json_dumps(Value(std::move(dict)), {.indent = 2, .replace_invalid = true}) + "\n";
+}
+
+// Text of a file, fit for a terminal.
+std::string shown(const std::string& text) {
+  for (std::size_t at = 0; at < text.size();) {
+    const auto point = detail::next_code_point(text, at);
+    if (!point.valid || !detail::is_printable(point.value)) return detail::python_repr(text);
+    at += point.length;
+  }
+  return text;
+}
+
+// The last column but one, which has numbers, is aligned at the right.
+std::string as_table(const FileSummary& summary) {
+  std::vector<std::array<std::string, 5>> rows{{"name", "dtype", "shape", "bytes", "xxh3"}};
+  for (const auto& tensor : summary.tensors) {
+    rows.push_back({shown(tensor.name), tensor.dtype, str("[", detail::join(tensor.shape), "]"),
+                    std::to_string(tensor.bytes), tensor.sum});
+  }
+  std::array<int, 4> widths{};
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < widths.size(); ++i) {
+      widths.at(i) = std::max(widths.at(i), detail::display_width(row.at(i)));
+    }
+  }
+  std::string out;
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < widths.size(); ++i) {
+      const auto& cell = row.at(i);
+      const std::string blanks(static_cast<std::size_t>(widths.at(i) - detail::display_width(cell)),
+                               ' ');
+      out += i == 3 ? blanks + cell : cell + blanks;
+      out += "  ";
+    }
+    out += row.back() + "\n";
+  }
+  out += str("\n", summary.format, ", ", summary.tensors.size(),
+             summary.tensors.size() == 1 ? " tensor, " : " tensors, ",
+             detail::convert_bytes(summary.bytes), "\n");
+  for (const auto& [key, value] : summary.metadata) {
+    out += str("metadata ", shown(key), " = ", shown(value), "\n");
+  }
+  return out;
+}
+
+}  // namespace
+
+int checkpoint(const detail::launch::Arguments& arguments) {
+  if (arguments.operands.size() != 2) {
+    throw ConfigError("Name one file: accelerate checkpoint show model.safetensors.");
+  }
+  const auto file = MappedFile::open(arguments.operands.back());
+  auto summary = summarize(*file);
+  add_sums(*file, summary);
+  print(arguments.on("json") ? as_json(*file, summary) : as_table(summary));
+  return 0;
+}
+
+}  // namespace accelerate::cli

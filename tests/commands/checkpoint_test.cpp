@@ -1,0 +1,130 @@
+// The command `accelerate checkpoint`, as a process.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+
+#include "core/files.h"
+#include "core/json.h"
+#include "core/text.h"
+#include "core/xxh3.h"
+#include "formats/safetensors_header.h"
+#include "support/command.h"
+
+namespace accelerate {
+namespace {
+
+using detail::formats::Dtype;
+using detail::formats::TensorEntry;
+using test::Folder;
+using test::Outcome;
+
+Outcome show(const std::vector<std::string>& words, bool terminal = false) {
+  std::vector<std::string> argv{test::built("bin/accelerate"), "checkpoint", "show"};
+  argv.insert(argv.end(), words.begin(), words.end());
+  return test::run({.argv = argv, .terminal = terminal});
+}
+
+TensorEntry entry(const std::string& name, Dtype dtype, std::vector<std::int64_t> shape) {
+  return {.name = name, .dtype = dtype, .shape = std::move(shape)};
+}
+
+// A file whose tensors have zeros.
+std::string write_example(const Folder& folder) {
+  const auto header = detail::formats::plan_safetensors(
+      {entry("layer.weight", Dtype::kBF16, {2, 3}), entry("step", Dtype::kI64, {}),
+       entry("\u91cd\u307f", Dtype::kF8E4M3, {0}), entry("\x1b[2J", Dtype::kU8, {1})},
+      {{"format", "pt"}});
+  auto bytes = detail::formats::safetensors_header_bytes(header);
+  bytes.resize(bytes.size() + static_cast<std::size_t>(header.tensors.back().end));
+  detail::write_file_atomically(folder / "a.safetensors", bytes);
+  return folder / "a.safetensors";
+}
+
+std::string sum_of_zeros(std::size_t count) {
+  const std::vector<std::byte> zeros(count);
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(detail::xxh3(zeros)));
+  return text;
+}
+
+TEST(CheckpointShow, PrintsATable) {
+  const Folder folder;
+  const auto outcome = show({write_example(folder)});
+  EXPECT_EQ(outcome.code, 0) << outcome.text();
+  EXPECT_EQ(outcome.error, "");
+  EXPECT_EQ(
+      outcome.output,
+      detail::str("name          dtype    shape   bytes  xxh3\n"
+                  "'\\x1b[2J'     U8       [1]         1  ",
+                  sum_of_zeros(1), "\n", "layer.weight  BF16     [2, 3]     12  ", sum_of_zeros(12),
+                  "\n", "step          I64      []          8  ", sum_of_zeros(8), "\n",
+                  "\u91cd\u307f          F8_E4M3  [0]         0  ", sum_of_zeros(0), "\n",
+                  "\nsafetensors, 4 tensors, 21 bytes\nmetadata format = pt\n"));
+}
+
+TEST(CheckpointShow, PrintsJson) {
+  const Folder folder;
+  const auto path = write_example(folder);
+  const auto outcome = show({"--json", path});
+  EXPECT_EQ(outcome.code, 0) << outcome.text();
+  const auto value = detail::json_loads(outcome.output);
+  const auto& dict = value.as_dict();
+  EXPECT_EQ(dict.at("file").as_string(), path);
+  EXPECT_EQ(dict.at("format").as_string(), "safetensors");
+  EXPECT_EQ(dict.at("bytes").as_int(), 21);
+  EXPECT_EQ(dict.at("metadata").as_dict().at("format").as_string(), "pt");
+  const auto& tensor = dict.at("tensors").as_list().at(1).as_dict();
+  EXPECT_EQ(tensor.at("name").as_string(), "layer.weight");
+  EXPECT_EQ(tensor.at("dtype").as_string(), "BF16");
+  EXPECT_EQ(tensor.at("shape"), Value(Value::List{Value(2), Value(3)}));
+  EXPECT_EQ(tensor.at("bytes").as_int(), 12);
+  EXPECT_EQ(tensor.at("xxh3").as_string(), sum_of_zeros(12));
+}
+
+TEST(CheckpointShow, AWrongFileIsAFailureWithItsReason) {
+  const Folder folder;
+  std::ofstream(folder / "a") << "abcdefgh and more";
+  const auto outcome = show({folder / "a"});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_EQ(outcome.output, "");
+  EXPECT_EQ(outcome.error,
+            detail::str("accelerate: '", folder / "a",
+                        "', byte 0: the header would have 7523094288207667809 bytes, more than the "
+                        "100000000 that are allowed. It may be no safetensors file.\n"));
+  const auto missing = show({folder / "none"});
+  EXPECT_EQ(missing.code, 1);
+  EXPECT_EQ(missing.error, detail::str("accelerate: Cannot read '", folder / "none",
+                                       "': No such file or directory.\n"));
+}
+
+TEST(CheckpointShow, WrongWordsAreExplained) {
+  const auto flag = show({"--jsn", "a"});
+  EXPECT_EQ(flag.code, 2);
+  EXPECT_EQ(flag.error,
+            "accelerate: --jsn is not a flag of accelerate checkpoint; did you mean --json?\n");
+  const auto none = show({});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_EQ(none.error,
+            "accelerate: Name one file: accelerate checkpoint show model.safetensors.\n");
+}
+
+TEST(CheckpointShow, ABarShowsHowFarTheHashingIsAndLeavesNothing) {
+  const Folder folder;
+  const auto header =
+      detail::formats::plan_safetensors({entry("w", Dtype::kU8, {std::int64_t{1} << 30})}, {});
+  {
+    // Zeros that take no space on the disk.
+    std::ofstream(folder / "a", std::ios::binary)
+        << detail::formats::safetensors_header_bytes(header);
+    const auto size = std::filesystem::file_size(folder / "a");
+    std::filesystem::resize_file(folder / "a", size + (std::size_t{1} << 30));
+  }
+  const auto outcome = show({folder / "a"}, /*terminal=*/true);
+  EXPECT_EQ(outcome.code, 0) << outcome.text();
+  EXPECT_NE(outcome.output.find("hashing:"), std::string::npos) << outcome.text();
+  EXPECT_NE(outcome.output.find("1073741824"), std::string::npos) << outcome.text();
+}
+
+}  // namespace
+}  // namespace accelerate
