@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "commands/menu.h"
-#include "core/python_text.h"
+#include "core/progress_line.h"
 #include "core/subprocess.h"
 #include "core/text.h"
 #include "launch/signals.h"
@@ -66,12 +66,6 @@ class KeyMode {
   termios before_{};
   bool known_ = false;
 };
-
-std::size_t width_of(const std::string& text) {
-  std::size_t width = 0;
-  for (std::size_t at = 0; at < text.size(); ++width) at += next_code_point(text, at).length;
-  return width;
-}
 
 class TerminalPrompter final : public Prompter {
  public:
@@ -184,7 +178,8 @@ class TerminalPrompter final : public Prompter {
     const std::size_t columns = std::max<std::size_t>(screen_size().columns, 1);
     std::size_t rows = 0;
     for (const auto& line : drawn_) {
-      rows += std::max<std::size_t>(1, (width_of(line.text) + columns - 1) / columns);
+      rows += std::max<std::size_t>(
+          1, (static_cast<std::size_t>(display_width(line.text)) + columns - 1) / columns);
     }
     return rows == 0 ? std::string() : str("\x1b[", rows, "A\r", kClearBelow);
   }

@@ -3,14 +3,17 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 
 #include "accelerate/version.h"
 #include "commands/command_table.h"
 #include "commands/running.h"
+#include "core/json.h"
 #include "core/text.h"
 #include "launch/arguments.h"
+#include "support/command.h"
 
 namespace accelerate::detail::commands {
 namespace {
@@ -55,6 +58,54 @@ TEST(Help, FitsTheTerminal) {
       // Nor is the name of a variable.
       if (trim(line).find(' ') == std::string_view::npos) continue;
       EXPECT_LE(line.size(), width) << line;
+    }
+  }
+}
+
+TEST(Help, OfEveryCommandNamesItsFlagsAndFitsTheTerminal) {
+  for (const auto& command : command_table()) {
+    if (!command.instead.empty()) continue;
+    EXPECT_FALSE(command.about.empty()) << command.name;
+    const auto text = command_help(command, 80);
+    EXPECT_TRUE(starts(text, str("usage: accelerate ", command.name, " ")));
+    for (const launch::Flag& flag : command.flags()) {
+      if (flag.file_only) continue;
+      EXPECT_TRUE(has(text, str("--", flag.name))) << command.name;
+      EXPECT_FALSE(flag.help.empty()) << flag.name;
+    }
+  }
+}
+
+TEST(Help, OfEveryCommandComesAtOnce) {
+  using Clock = std::chrono::steady_clock;
+  for (const auto& command : command_table()) {
+    if (!command.instead.empty()) continue;
+    // The fastest of some runs: the machine may be busy.
+    auto fastest = Clock::duration::max();
+    for (int i = 0; i < 20 && fastest > std::chrono::milliseconds(20); ++i) {
+      const auto start = Clock::now();
+      const auto answer = ran({kAccelerate, std::string(command.name), "--help"});
+      fastest = std::min(fastest, Clock::now() - start);
+      EXPECT_EQ(answer.code, 0) << command.name;
+      EXPECT_EQ(answer.out, command_help(command)) << command.name;
+    }
+    EXPECT_LT(fastest, test::patient(test::Seconds(0.020))) << command.name;
+  }
+}
+
+TEST(ManPages, HaveEveryFlagAndNoLineThatIsARequestByAccident) {
+  for (const auto& command : command_table()) {
+    if (!command.instead.empty()) continue;
+    const auto page = command_man_page(command);
+    EXPECT_TRUE(starts(page, str(".TH ACCELERATE-", to_upper(command.name), " 1 ")));
+    for (const launch::Flag& flag : command.flags()) {
+      if (flag.file_only) continue;
+      EXPECT_TRUE(has(page, str("\\fB\\-\\-", flag.name, "\\fR")));
+    }
+    for (const auto& line : split(page, '\n')) {
+      const bool request = line.starts_with(".TH ") || line.starts_with(".SH ") || line == ".TP" ||
+                           line == ".nf" || line == ".fi" || line.starts_with(".BR ");
+      EXPECT_TRUE(request || !(line.starts_with('.') || line.starts_with('\''))) << line;
     }
   }
 }
@@ -112,6 +163,40 @@ TEST(CommandLine, RefusesWrongInputWithCode2) {
     EXPECT_TRUE(starts(answer.err, "accelerate: ")) << join(words, " ");
     EXPECT_EQ(answer.out, "") << join(words, " ");
   }
+}
+
+TEST(CommandLine, RefusesTpuConfigWhateverItsFlags) {
+  const auto answer = ran({kAccelerate, "tpu-config", "--tpu_name", "x", "--command", "ls"});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_TRUE(has(answer.err, "XLA, which exists for Python only"));
+}
+
+TEST(Env, ShowsVersionsMachineAndConfiguration) {
+  const std::filesystem::path folder = testing::TempDir() + "/env";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "c.yaml")
+      << "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n";
+  const auto plain = ran({kAccelerate, "env"});
+  EXPECT_EQ(plain.code, 0) << plain.err;
+  EXPECT_TRUE(starts(plain.out, str("\nCopy-and-paste the text below in your GitHub issue\n\n"
+                                    "- `Accelerate` version: ",
+                                    kVersion, "\n- Platform: Linux-")));
+  for (const auto* name :
+       {"Compiler", "LibTorch version", "PyTorch accelerator", "CPU", "System RAM"}) {
+    EXPECT_TRUE(has(plain.out, str("\n- ", name, ": ")));
+  }
+  EXPECT_TRUE(has(plain.out, "- `Accelerate` default config:\n\tNot found\n"));
+  const auto passed = ran({kAccelerate, "env", "--config_file", "c.yaml"}, {.folder = folder});
+  EXPECT_TRUE(
+      has(passed.out, "- `Accelerate` config passed:\n\t- compute_environment: LOCAL_MACHINE\n"));
+  EXPECT_TRUE(has(passed.out, "\t- use_cpu: True\n"));
+  const auto object =
+      ran({kAccelerate, "env", "--json", "--config_file", "c.yaml"}, {.folder = folder});
+  const auto value = json_loads(object.out);
+  EXPECT_EQ(value.at("accelerate_version"), kVersion);
+  EXPECT_EQ(value.at("config").at("num_processes"), 2);
+  EXPECT_GT(value.at("memory_bytes").as_int(), 0);
+  EXPECT_EQ(ran({kAccelerate, "env", "--config_file", "none.yaml"}).code, 2);
 }
 
 TEST(CommandLine, BecomesTheProgramOfASimpleRun) {
@@ -220,6 +305,12 @@ TEST(BashCompletion, KnowsCommandsFlagsAndChoices) {
             (Words{"fp16", "fp8"}));
   EXPECT_EQ(completed_by_bash({"accelerate", "launch", "--dry_run", "=", "j"}), Words{"json"});
   EXPECT_EQ(completed_by_bash({"accelerate-launch", "--quie"}), Words{"--quiet"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "config", "d"}), Words{"default"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "config", "default", "--mixed_precision", "b"}),
+            Words{"bf16"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "config", "default", "u"}), Words{});
+  EXPECT_EQ(completed_by_bash({"accelerate-estimate-memory", "--dt"}), Words{"--dtypes"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "checkpoint", "s"}), Words{"show"});
 }
 
 TEST(BashCompletion, LeavesTheProgramAndItsArgumentsAlone) {
@@ -265,6 +356,8 @@ TEST(FishCompletion, KnowsCommandsFlagsAndChoices) {
   EXPECT_EQ(completed("accelerate checkpoint s"), Words{"show"});
   EXPECT_EQ(completed("accelerate checkpoint show --j"), Words{"--json"});
   EXPECT_EQ(completed("accelerate launch --mixed_precision b"), Words{"bf16"});
+  EXPECT_EQ(completed("accelerate to-fsdp2 --over"), Words{"--overwrite"});
+  EXPECT_EQ(completed("accelerate config upd"), Words{"update"});
 }
 
 }  // namespace

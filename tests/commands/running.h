@@ -27,7 +27,8 @@ struct Ran {
 
 /// PATH, and the variables of the test.
 inline std::vector<std::string> clean_environment(const Variables& more) {
-  std::vector<std::string> result{"HF_HOME=" + testing::TempDir() + "/no_home"};
+  std::vector<std::string> result;
+  if (!more.contains("HF_HOME")) result.push_back("HF_HOME=" + testing::TempDir() + "/no_home");
   const auto process = Environment::process();
   for (const auto& [name, value] : process.variables()) {
     const bool known = name == "PATH" || name.ends_with("SAN_OPTIONS");

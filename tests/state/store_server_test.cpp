@@ -223,7 +223,7 @@ TEST(AccelerateTorch, RefusesWrongUse) {
     return output.substr(prefix, output.find('\n') - prefix);
   };
   EXPECT_EQ(refusal({}), "a command is missing.");
-  EXPECT_EQ(refusal({"serve"}), "'serve' is not a command. There is: store.");
+  EXPECT_EQ(refusal({"serve"}), "'serve' is not a command. There are: store, versions.");
   EXPECT_EQ(refusal({"store"}), "store needs --listen-fd, the socket to serve.");
   EXPECT_EQ(refusal({"store", "--listen-fd"}), "--listen-fd needs a number.");
   EXPECT_EQ(refusal({"store", "--listen-fd", "x"}),
