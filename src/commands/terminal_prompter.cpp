@@ -143,10 +143,11 @@ class TerminalPrompter final : public Prompter {
     }
   }
 
-  static void suspend(const KeyMode* mode) {
+  void suspend(const KeyMode* mode) {
     if (mode != nullptr) mode->leave();
     ::raise(SIGSTOP);  // returns after `fg`, with a SIGCONT in the queue
     if (mode != nullptr) mode->enter();
+    drawn_.clear();  // what the shell wrote meanwhile stays; the menu comes below it
   }
 
   char take_byte() {

@@ -160,6 +160,8 @@ TEST_F(ConfigInATerminal, CanBeStoppedAndContinued) {
   EXPECT_TRUE(command.saw("\x1b[?25h"));
   ::kill(accelerate, SIGCONT);
   ASSERT_TRUE(command.saw("Arrow keys", 2));
+  // Drawn below what the shell wrote, not over it.
+  EXPECT_EQ(test::count_of(command.output(), "\x1b[J"), 0) << command.output();
   command.type("\x03");
   expect_untouched(command.wait(), content());
 }
