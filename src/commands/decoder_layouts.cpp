@@ -3,6 +3,11 @@
 namespace accelerate::detail::commands {
 namespace {
 
+// How much of a head is rotated.
+std::int64_t rotated(std::int64_t head, double factor) {
+  return static_cast<std::int64_t>(static_cast<double>(head) * factor);
+}
+
 TransformerShape gpt_shape(const Settings& c, const TransformerShape& presets) {
   const auto hidden = c.size("n_embd", presets.hidden);
   return {.layers = c.count("n_layer", presets.layers),
@@ -68,8 +73,7 @@ void layout_gpt_neox(Builder& b, const Settings& c) {
     b.linear(layer + ".mlp.dense_4h_to_h", s.intermediate, s.hidden);
   }
   b.norm("final_layer_norm", s.hidden);
-  const auto head = static_cast<double>(s.hidden / s.heads);
-  b.rotary(static_cast<std::int64_t>(head * c.rotary_factor("rotary_pct", 0.25)));
+  b.rotary(rotated(s.hidden / s.heads, c.rotary_factor("rotary_pct", 0.25)));
   b.no_split("layers.*");
   b.shape(s);
 }
@@ -225,7 +229,7 @@ void llama_like(Builder& b, const Settings& c, const LlamaKind& kind) {
   }
   b.norm("norm", z.s.hidden, false);
   const double factor = c.rotary_factor("partial_rotary_factor", 1.0);
-  b.rotary(static_cast<std::int64_t>(static_cast<double>(z.head) * factor));
+  b.rotary(rotated(z.head, factor));
   b.no_split("layers.*");
   auto shape = z.s;
   if (z.experts > 0) shape.intermediate *= c.size("num_experts_per_tok", 2);
@@ -305,7 +309,7 @@ void layout_phi(Builder& b, const Settings& c) {
   }
   b.norm("final_layernorm", s.hidden);
   const double factor = c.rotary_factor("partial_rotary_factor", 0.5);
-  b.rotary(static_cast<std::int64_t>(static_cast<double>(head) * factor));
+  b.rotary(rotated(head, factor));
   b.no_split("layers.*");
   b.shape(s);
 }

@@ -94,7 +94,7 @@ std::vector<fs::path> files_ending_with(const fs::path& folder, std::string_view
 fs::path weights_in(const fs::path& folder) {
   for (const auto& ending : {kIndex, kTensors}) {
     const auto files = files_ending_with(folder, ending);
-    const auto usual = folder / str("model", ending);
+    auto usual = folder / str("model", ending);
     if (std::ranges::find(files, usual) != files.end()) return usual;
     if (files.size() == 1) return files.front();
     if (files.size() > 1) {
