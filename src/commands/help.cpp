@@ -47,7 +47,8 @@ std::string left_side(const Flag& flag) {
 std::string right_side(const Flag& flag) {
   std::string text(flag.help);
   if (!flag.choices.empty() && !flag.value_name.empty()) {
-    text += str(" One of: ", join(flag.choice_list()), ".");
+    text += str(flag.kind == FlagKind::kWords ? " One or more of: " : " One of: ",
+                join(flag.choice_list()), ".");
   }
   const bool shown = !flag.fallback.empty() && flag.kind != FlagKind::kSwitch;
   if (shown) text += str(" Default: ", flag.fallback, ".");

@@ -9,6 +9,7 @@
 
 #include "accelerate/version.h"
 #include "commands/command_table.h"
+#include "commands/environment_report.h"
 #include "commands/running.h"
 #include "core/json.h"
 #include "core/text.h"
@@ -197,6 +198,27 @@ TEST(Env, ShowsVersionsMachineAndConfiguration) {
   EXPECT_EQ(value.at("config").at("num_processes"), 2);
   EXPECT_GT(value.at("memory_bytes").as_int(), 0);
   EXPECT_EQ(ran({kAccelerate, "env", "--config_file", "none.yaml"}).code, 2);
+}
+
+TEST(Env, ShowsGpusAndWhatTheLibraryRunsWith) {
+  EnvironmentReport report{
+      .accelerate_version = "1.2.3", .cpu = "Chip", .cpu_cores = 4, .cpu_threads = 8};
+  report.libtorch =
+      TorchVersions{.torch = "2.11.0", .path = "/opt/lib", .cuda = "13.0", .nccl = "2.28.9"};
+  report.cuda = true;
+  report.memory_bytes = std::int64_t{3} << 29;
+  report.gpus = {"NVIDIA H200", "NVIDIA H200"};
+  report.driver = "580.1";
+  const auto text = report.text();
+  for (const auto* line : {"- LibTorch version: 2.11.0 (/opt/lib)\n", "- CUDA version: 13.0\n",
+                           "- NCCL version: 2.28.9\n", "- PyTorch accelerator: CUDA\n",
+                           "- CPU: Chip, 4 cores, 8 threads usable\n", "- System RAM: 1.50 GB\n",
+                           "- GPU type: 2 x NVIDIA H200\n", "- GPU driver: 580.1\n",
+                           "- `accelerate` bash location: Not found\n"}) {
+    EXPECT_TRUE(has(text, line));
+  }
+  EXPECT_EQ(Value(report.to_dict()).at("libtorch").at("nccl"), "2.28.9");
+  EXPECT_EQ(Value(report.to_dict()).at("gpus"), (Value::List{"NVIDIA H200", "NVIDIA H200"}));
 }
 
 TEST(CommandLine, BecomesTheProgramOfASimpleRun) {
