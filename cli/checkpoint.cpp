@@ -26,13 +26,6 @@ namespace {
 using detail::str;
 using detail::formats::MappedFile;
 
-constexpr std::string_view kUsage =
-    "usage: accelerate checkpoint show FILE [--json]\n\n"
-    "Shows the tensors of a safetensors file: name, dtype, shape, bytes and checksum (XXH3-64,\n"
-    "the same as `xxhsum -H3` prints for the bytes).\n\n"
-    "      --json    one JSON object instead of a table\n"
-    "  -h, --help    this text\n";
-
 struct TensorRow {
   std::string name;
   std::string dtype;
@@ -164,46 +157,17 @@ std::string as_table(const FileSummary& summary) {
   return out;
 }
 
-int show(std::span<const std::string> words) {
-  bool json = false;
-  std::vector<std::string> files;
-  for (const auto& word : words) {
-    if (word == "--json") {
-      json = true;
-    } else if (word.starts_with("-") && word != "-") {
-      throw ConfigError(str("`accelerate checkpoint show` has no flag '", word, "'.",
-                            detail::did_you_mean(word, {"--json", "--help"})));
-    } else {
-      files.push_back(word);
-    }
-  }
-  if (files.size() != 1) {
-    throw ConfigError("Name one file: accelerate checkpoint show model.safetensors.");
-  }
-  const auto file = MappedFile::open(files.front());
-  auto summary = summarize(*file);
-  add_sums(*file, summary);
-  print(json ? as_json(*file, summary) : as_table(summary));
-  return 0;
-}
-
 }  // namespace
 
-int checkpoint(std::span<const std::string> words) {
-  const bool help = std::ranges::any_of(
-      words, [](const std::string& word) { return word == "--help" || word == "-h"; });
-  if (help) {
-    print(kUsage);
-    return 0;
+int checkpoint(const detail::launch::Arguments& arguments) {
+  if (arguments.operands.size() != 2) {
+    throw ConfigError("Name one file: accelerate checkpoint show model.safetensors.");
   }
-  if (words.empty() || words[0] != "show") {
-    throw ConfigError(str(words.empty() ? "Say what to do"
-                                        : str("'", words[0],
-                                              "' is nothing that `accelerate "
-                                              "checkpoint` can do"),
-                          ": accelerate checkpoint show FILE."));
-  }
-  return show(words.subspan(1));
+  const auto file = MappedFile::open(arguments.operands.back());
+  auto summary = summarize(*file);
+  add_sums(*file, summary);
+  print(arguments.on("json") ? as_json(*file, summary) : as_table(summary));
+  return 0;
 }
 
 }  // namespace accelerate::cli

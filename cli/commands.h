@@ -1,17 +1,22 @@
-// cli/commands.h - the sub-commands of `accelerate`. Each gets the words after its name and
-// returns the exit code; main prints the errors that it throws.
+// cli/commands.h - the sub-commands of `accelerate`. Each gets its parsed arguments and returns the
+// exit code; main prints the help, and the errors that a command throws.
 #pragma once
 
-#include <span>
-#include <string>
 #include <string_view>
+
+#include "launch/command.h"
 
 namespace accelerate::cli {
 
-int launch(std::span<const std::string> words);
-int checkpoint(std::span<const std::string> words);
-int completion(std::span<const std::string> words);
-int merge_weights(std::span<const std::string> words);
+int launch(const detail::launch::Arguments& typed);
+int config(const detail::launch::Arguments& arguments);
+int env(const detail::launch::Arguments& arguments);
+int estimate_memory(const detail::launch::Arguments& arguments);
+int to_fsdp2(const detail::launch::Arguments& arguments);
+int checkpoint(const detail::launch::Arguments& arguments);
+int merge_weights(const detail::launch::Arguments& arguments);
+int completion(const detail::launch::Arguments& arguments);
+int tpu_config(const detail::launch::Arguments& arguments);
 
 /// Prints results to stdout.
 void print(std::string_view text);

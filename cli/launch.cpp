@@ -1,5 +1,4 @@
 // accelerate launch: plans, then becomes the program or starts the workers.
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,7 +12,6 @@
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
-#include "accelerate/logging.h"
 #include "cli/commands.h"
 #include "core/files.h"
 #include "core/subprocess.h"
@@ -21,7 +19,6 @@
 #include "launch/agent.h"
 #include "launch/arguments.h"
 #include "launch/dry_run.h"
-#include "launch/help.h"
 #include "launch/log_folder.h"
 #include "launch/machine_facts.h"
 #include "launch/plan.h"
@@ -34,17 +31,6 @@ namespace {
 using detail::str;
 using detail::launch::LaunchMode;
 using detail::launch::LaunchPlan;
-
-std::size_t terminal_width() {
-  winsize size{};
-  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-  return 100;
-}
-
-// Prints log messages of the library like those of the command.
-void print_log_messages() {
-  basic_config({.sink = [](const LogEntry& record) { print_message(record.message); }});
-}
 
 // The environment of the program: that of this process with the variables of the plan.
 Environment program_environment(const LaunchPlan& plan, const Environment& environment) {
@@ -145,13 +131,8 @@ void write_deepspeed_environment(const LaunchPlan& plan, const Environment& envi
 
 }  // namespace
 
-int launch(std::span<const std::string> words) {
-  const auto arguments = detail::launch::parse_launch_arguments(words);
-  if (arguments.help) {
-    print(detail::launch::launch_help(terminal_width()));
-    return 0;
-  }
-  print_log_messages();
+int launch(const detail::launch::Arguments& typed) {
+  const auto arguments = detail::launch::launch_arguments(typed);
   const auto environment = Environment::process();
   const auto config = detail::launch::read_launch_config(arguments, environment);
   const auto facts = detail::launch::gather_machine_facts(environment);

@@ -1,20 +1,25 @@
 // accelerate: runs a sub-command and prints its errors.
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accelerate/errors.h"
+#include "accelerate/logging.h"
 #include "accelerate/version.h"
 #include "cli/commands.h"
+#include "commands/command_table.h"
+#include "commands/help.h"
 #include "core/subprocess.h"
 #include "core/text.h"
-#include "launch/help.h"
 
 namespace accelerate::cli {
 namespace {
@@ -22,18 +27,36 @@ namespace {
 // Documented in docs/launching.md.
 enum ExitCode { kOk = 0, kFailure = 1, kWrongInput = 2, kPeerGone = 70 };
 
+using Handler = int (*)(const detail::launch::Arguments&);
+constexpr std::array<std::pair<std::string_view, Handler>, 9> kHandlers{{
+    {"launch", launch},
+    {"config", config},
+    {"env", env},
+    {"estimate-memory", estimate_memory},
+    {"to-fsdp2", to_fsdp2},
+    {"checkpoint", checkpoint},
+    {"merge-weights", merge_weights},
+    {"completion", completion},
+    {"tpu-config", tpu_config},
+}};
+
 [[noreturn]] void refuse_command(const std::string& name) {
-  std::vector<std::string> names;
-  for (const auto& command : detail::launch::subcommands()) {
-    names.emplace_back(command.name);
-    if (command.name != name) continue;
+  if (const auto* command = detail::commands::find_command(name)) {
     throw UnsupportedError(
-        detail::str("`accelerate ", name, "` is not available yet. ", command.instead));
+        detail::str("`accelerate ", name, "` is not available yet. ", command->instead));
   }
+  std::vector<std::string> names;
+  for (const auto& command : detail::commands::command_table()) names.emplace_back(command.name);
   const auto near = detail::nearest(name, names);
   throw ConfigError(detail::str("'", name, "' is not a command",
                                 near.empty() ? ". `accelerate --help` lists them all."
                                              : detail::str("; did you mean ", near, "?")));
+}
+
+std::size_t terminal_width() {
+  winsize size{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 100;
 }
 
 // The number of a standard stream that the caller has closed (`>&-`) would be given to the next
@@ -47,11 +70,18 @@ void open_closed_streams() {
 }
 
 int dispatch(const std::string& name, std::span<const std::string> words) {
-  if (name == "launch") return launch(words);
-  if (name == "completion") return completion(words);
-  if (name == "checkpoint") return checkpoint(words);
-  if (name == "merge-weights") return merge_weights(words);
-  refuse_command(name);
+  const auto* const handler =
+      std::ranges::find(kHandlers, name, &std::pair<std::string_view, Handler>::first);
+  if (handler == kHandlers.end()) refuse_command(name);
+  const auto& command = *detail::commands::find_command(name);
+  const auto arguments = detail::launch::parse_arguments(command, words);
+  if (arguments.help) {
+    print(detail::commands::command_help(command, terminal_width()));
+    return kOk;
+  }
+  // Log messages of the library are printed like those of the command.
+  basic_config({.sink = [](const LogEntry& entry) { print_message(entry.message); }});
+  return handler->second(arguments);
 }
 
 int run(std::span<const std::string> words) {
@@ -61,18 +91,14 @@ int run(std::span<const std::string> words) {
   constexpr std::string_view kPrefix = "accelerate-";
   if (own.starts_with(kPrefix)) {
     const std::string name = own.substr(kPrefix.size());
-    const auto known = [&](const detail::launch::Subcommand& command) {
-      return command.name == name;
-    };
-    if (std::ranges::any_of(detail::launch::subcommands(), known))
-      return dispatch(name, words.subspan(1));
+    if (detail::commands::find_command(name) != nullptr) return dispatch(name, words.subspan(1));
   }
   if (words.size() < 2) {
-    print(detail::launch::main_help());
+    print(detail::commands::main_help());
     return kFailure;
   }
   if (words[1] == "--help" || words[1] == "-h" || words[1] == "help") {
-    print(detail::launch::main_help());
+    print(detail::commands::main_help());
     return kOk;
   }
   if (words[1] == "--version") {

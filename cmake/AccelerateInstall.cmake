@@ -2,7 +2,8 @@
 include_guard(GLOBAL)
 
 # What `make install` has to build.
-add_custom_target(accelerate_installed DEPENDS accelerate accelerate_cli accelerate_torch_cli)
+add_custom_target(accelerate_installed DEPENDS
+  accelerate accelerate_cli accelerate_torch_cli accelerate_man_pages)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/accelerate)
 set_target_properties(accelerate PROPERTIES
   INSTALL_RPATH "\$ORIGIN;${ACCELERATE_TORCH_FOUND}/lib")
@@ -18,6 +19,8 @@ foreach(command config launch estimate-memory merge-weights)
   install(CODE "file(CREATE_LINK accelerate
     \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}/accelerate-${command}\" SYMBOLIC)")
 endforeach()
+# A build of single targets has none.
+install(DIRECTORY ${PROJECT_BINARY_DIR}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 OPTIONAL)
 if(TARGET accelerate_cuda)
   # Opened at run time from beside libaccelerate.so; nobody links it.
   add_dependencies(accelerate_installed accelerate_cuda)

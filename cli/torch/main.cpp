@@ -12,13 +12,16 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "state/library_versions.h"
 #include "state/store_server.h"
 
 namespace accelerate::detail {
 namespace {
 
 constexpr int kWrongInput = 2;
-constexpr std::string_view kUsage = "usage: accelerate-torch store --listen-fd N [--timeout S]\n";
+constexpr std::string_view kUsage =
+    "usage: accelerate-torch store --listen-fd N [--timeout S]\n"
+    "       accelerate-torch versions\n";
 constexpr std::string_view kHelp =
     "\n"
     "The part of accelerate that needs LibTorch. `accelerate` starts it where it is needed.\n"
@@ -28,6 +31,7 @@ constexpr std::string_view kHelp =
     "                   is ended or the one that started it is gone\n"
     "    --listen-fd N  the descriptor of a TCP socket that is bound and listens\n"
     "    --timeout S    end after S seconds\n"
+    "  versions         print the versions of LibTorch, CUDA and NCCL, as a JSON object\n"
     "\n"
     "  -h, --help       this text\n";
 
@@ -83,6 +87,16 @@ StoreFlags read_store_flags(const Arguments& arguments) {
   for (;;) ::pause();
 }
 
+void print_versions() {
+  const auto quoted = [](const std::optional<std::string>& text) {
+    return text ? str('"', *text, '"') : std::string("null");
+  };
+  std::cout << "{\"torch\": " << quoted(state::library_version("torch"))
+            << ", \"path\": " << quoted(state::libtorch_folder())
+            << ", \"cuda\": " << quoted(state::library_version("cuda"))
+            << ", \"nccl\": " << quoted(state::library_version("nccl")) << "}\n";
+}
+
 int run(const Arguments& arguments) {
   const std::string command = arguments.empty() ? "" : arguments[0];
   if (command == "--help" || command == "-h") {
@@ -92,8 +106,13 @@ int run(const Arguments& arguments) {
   if (command == "store") {
     serve_store_for_ever(Arguments(arguments.begin() + 1, arguments.end()));
   }
-  throw ConfigError(command.empty() ? "a command is missing."
-                                    : str("'", command, "' is not a command. There is: store."));
+  if (command == "versions") {
+    print_versions();
+    return 0;
+  }
+  throw ConfigError(command.empty()
+                        ? "a command is missing."
+                        : str("'", command, "' is not a command. There are: store, versions."));
 }
 
 }  // namespace

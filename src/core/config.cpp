@@ -206,7 +206,7 @@ Value::Dict read_dict(const fs::path& path, bool json) {
   if (!fs::exists(path, ignored)) {
     throw ConfigError(str(name_of(path),
                           " does not exist. Pass an existing file, or make one with "
-                          "write_basic_config()."));
+                          "`accelerate config`."));
   }
   // A pipe without a writer, or a device, would be waited for without end.
   if (!fs::is_regular_file(path, ignored) && !fs::is_directory(path, ignored)) {

@@ -304,12 +304,12 @@ bool asks_for_agent(const LaunchArguments& arguments) {
 
 std::vector<std::string> idle_flags(const LaunchArguments& arguments, const ResolvedLaunch& run) {
   std::vector<std::string> idle;
-  for_each_flag([&](const Flag& flag) {
+  for (const Flag& flag : launch_flags()) {
     const bool of_idle_engine = arguments.typed(flag.name) && !engine_in_use(run, flag);
     if (of_idle_engine || (differs_from_default(arguments, flag) && !has_effect(run, flag))) {
       idle.push_back(str("--", flag.name));
     }
-  });
+  }
   return idle;
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <optional>
 
@@ -40,8 +39,7 @@ constexpr std::array<GroupText, kFlagGroupCount> kGroups{{
 
 // clang-format off
 constexpr auto kGeneralFlags = std::to_array<Flag>({
-    {.name = "help", .group = kGeneral, .kind = kSwitch, .short_name = 'h',
-     .help = "Show this text."},
+    kHelpFlag,
     {.name = "config_file", .group = kGeneral, .value_name = "FILE",
      .help = "Take settings from this file (YAML or JSON) instead of the default one."},
     {.name = "dry_run", .group = kGeneral, .kind = kOptional, .choices = "text json",
@@ -274,18 +272,11 @@ std::string unchecked_value(const Flag& flag, std::string_view text, std::string
       return truths(text, source);
     case kText:
     case kTexts:
+    case kWords:
     case kOptional:
       return std::string(text);
   }
   return std::string(text);
-}
-
-const Flag* find_flag_if(const std::function<bool(const Flag&)>& matches) {
-  for (const auto flags : {general_flags(), engine_flags()}) {
-    const auto found = std::ranges::find_if(flags, matches);
-    if (found != flags.end()) return &*found;
-  }
-  return nullptr;
 }
 
 }  // namespace
@@ -296,14 +287,26 @@ std::vector<std::string> Flag::choice_list() const {
 
 std::span<const Flag> general_flags() { return kGeneralFlags; }
 
-const Flag* find_flag(std::string_view name) {
-  return find_flag_if([&](const Flag& flag) { return flag.name == name; });
+std::span<const Flag> launch_flags() {
+  static const auto all = [] {
+    std::vector<Flag> flags(general_flags().begin(), general_flags().end());
+    flags.insert(flags.end(), engine_flags().begin(), engine_flags().end());
+    return flags;
+  }();
+  return all;
 }
 
-const Flag* find_short_flag(char letter) {
-  return find_flag_if(
-      [&](const Flag& flag) { return letter != '\0' && flag.short_name == letter; });
+const Flag* find_flag(std::span<const Flag> flags, std::string_view name) {
+  const auto found = std::ranges::find(flags, name, &Flag::name);
+  return found != flags.end() ? &*found : nullptr;
 }
+
+const Flag* find_short_flag(std::span<const Flag> flags, char letter) {
+  const auto found = std::ranges::find(flags, letter, &Flag::short_name);
+  return letter != '\0' && found != flags.end() ? &*found : nullptr;
+}
+
+const Flag* find_flag(std::string_view name) { return find_flag(launch_flags(), name); }
 
 GroupText group_text(FlagGroup group) { return kGroups[static_cast<std::size_t>(group)]; }
 

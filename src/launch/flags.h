@@ -1,5 +1,5 @@
-// src/launch/flags.h - the flags of `accelerate launch`: one table for parsing, merging, help,
-// shell completion and the check for flags without effect.
+// src/launch/flags.h - flags of a command, and the table of `accelerate launch`: one table for
+// parsing, merging, help, shell completion and the check for flags without effect.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@ enum class FlagKind : std::uint8_t {
   kTruths,         ///< three truth values, "false,true,false"
   kText,
   kTexts,     ///< may come several times
+  kWords,     ///< one or more of the choices: --dtypes float32 int8
   kOptional,  ///< --dry_run, --dry_run=json: the value is optional and follows a '='
 };
 
@@ -83,21 +84,21 @@ struct Flag {
   [[nodiscard]] std::vector<std::string> choice_list() const;
 };
 
-/// The rows of the table: general flags, and those of DeepSpeed, FSDP, Megatron-LM, fp8 and
-/// parallelism.
+/// The flag that every command has.
+inline constexpr Flag kHelpFlag{
+    .name = "help", .kind = FlagKind::kSwitch, .short_name = 'h', .help = "Show this text."};
+
+/// The table of `accelerate launch`: general flags, then those of DeepSpeed, FSDP, Megatron-LM, fp8
+/// and parallelism.
+[[nodiscard]] std::span<const Flag> launch_flags();
 [[nodiscard]] std::span<const Flag> general_flags();
 [[nodiscard]] std::span<const Flag> engine_flags();
 
-/// Calls `f(flag)` for every row.
-template <class F>
-void for_each_flag(F&& f) {
-  for (const Flag& flag : general_flags()) f(flag);
-  for (const Flag& flag : engine_flags()) f(flag);
-}
-
-/// nullptr if there is no such flag. Names are written with '_'.
+/// nullptr if the table has no such flag. Names are written with '_'.
+[[nodiscard]] const Flag* find_flag(std::span<const Flag> flags, std::string_view name);
+[[nodiscard]] const Flag* find_short_flag(std::span<const Flag> flags, char letter);
+/// In the table of `accelerate launch`.
 [[nodiscard]] const Flag* find_flag(std::string_view name);
-[[nodiscard]] const Flag* find_short_flag(char letter);
 
 struct GroupText {
   std::string_view title;

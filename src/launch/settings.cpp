@@ -215,10 +215,10 @@ std::string Settings::label(std::string_view name) const {
 
 std::vector<Setting> Settings::list() const {
   std::vector<Setting> result;
-  for_each_flag([&](const Flag& flag) {
+  for (const Flag& flag : launch_flags()) {
     const auto found = values_.find(flag.name);
     if (found != values_.end()) result.push_back(found->second);
-  });
+  }
   return result;
 }
 

@@ -8,9 +8,8 @@
 #include "core/text.h"
 
 namespace accelerate::detail::launch {
-namespace {
 
-std::string find_helper() {
+std::string find_torch_helper() {
   constexpr const char* kName = "accelerate-torch";
   std::error_code error;
   const auto own = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -19,9 +18,8 @@ std::string find_helper() {
   return find_in_path(kName, Environment::process());
 }
 
-}  // namespace
-
-StoreProcess::StoreProcess(const Descriptor& socket) : socket_(socket), program_(find_helper()) {}
+StoreProcess::StoreProcess(const Descriptor& socket)
+    : socket_(socket), program_(find_torch_helper()) {}
 
 void StoreProcess::start() {
   process_ = std::make_unique<ProcessSet>();

@@ -10,12 +10,15 @@
 
 namespace accelerate::detail::launch {
 
+/// The path of `accelerate-torch`, beside this program or in PATH; "" if there is none.
+[[nodiscard]] std::string find_torch_helper();
+
 class StoreProcess {
  public:
   /// `socket`, on which the store will listen, must outlive this.
   explicit StoreProcess(const Descriptor& socket);
 
-  /// True if `accelerate-torch` is in the folder of this program or in PATH.
+  /// True if `accelerate-torch` was found.
   [[nodiscard]] bool available() const noexcept { return !program_.empty(); }
   /// Starts an empty store.
   void start();

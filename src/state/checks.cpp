@@ -19,6 +19,7 @@
 #include "core/text.h"
 #include "core/version.h"
 #include "state/accelerator_backend.h"
+#include "state/library_versions.h"
 
 namespace accelerate {
 namespace {
@@ -250,31 +251,41 @@ std::optional<std::string> nccl_version() {
   return str(version / 10000, ".", version % 10000 / 100, ".", version % 100);
 }
 
-std::string version_of_library(std::string_view library) {
+}  // namespace
+
+namespace detail::state {
+
+std::optional<std::string> library_version(std::string_view library) {
   if (library == "torch") return torch_version();
   if (library == "accelerate") return std::string(kVersion);
-  std::optional<std::string> version;
-  if (library == "cuda") {
-    version = cuda_version();
-  } else if (library == "cudnn") {
-    version = cudnn_version();
-  } else if (library == "nccl") {
-    version = nccl_version();
-  } else {
-    throw UnsupportedError(
-        str("compare_versions knows no library '", library,
-            "'. Give a version, or one of: torch, accelerate, cuda, cudnn, nccl."));
-  }
-  if (version) return *version;
-  throw UnsupportedError(str("compare_versions: ", library, " is not loaded in this process."));
+  if (library == "cuda") return cuda_version();
+  if (library == "cudnn") return cudnn_version();
+  if (library == "nccl") return nccl_version();
+  throw UnsupportedError(
+      str("compare_versions knows no library '", library,
+          "'. Give a version, or one of: torch, accelerate, cuda, cudnn, nccl."));
 }
 
-}  // namespace
+std::string libtorch_folder() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&aoti_torch_abi_version), &info) == 0) return {};
+  const std::string file = info.dli_fname;
+  return file.substr(0, file.rfind('/'));
+}
+
+}  // namespace detail::state
 
 bool compare_versions(std::string_view library_or_version, std::string_view operation,
                       std::string_view requirement) {
   auto left = Version::try_parse(library_or_version);
-  if (!left) left = Version::parse(version_of_library(library_or_version));
+  if (!left) {
+    const auto version = detail::state::library_version(library_or_version);
+    if (!version) {
+      throw UnsupportedError(
+          str("compare_versions: ", library_or_version, " is not loaded in this process."));
+    }
+    left = Version::parse(*version);
+  }
   return detail::compare(*left, operation, Version::parse(requirement));
 }
 

@@ -220,7 +220,7 @@ TEST_F(ConfigFile, ThatIsMissingEmptyOrNoMappingIsRefused) {
   const auto missing = file("none.yaml").string();
   EXPECT_EQ(message_of<ConfigError>([&] { (void)load_config_from_file(missing); }),
             "The config file at " + missing +
-                " does not exist. Pass an existing file, or make one with write_basic_config().");
+                " does not exist. Pass an existing file, or make one with `accelerate config`.");
   EXPECT_EQ(problem(""), "The config file at FILE is empty.");
   EXPECT_EQ(problem("# nothing\n"), "The config file at FILE is empty.");
   EXPECT_EQ(problem("- a\n"), "The config file at FILE must hold keys and values, not a list.");

@@ -18,7 +18,17 @@ for script in "$work"/reference/*/*.py; do
   processes=$(sed -n 's/.*torchrun --nproc_per_node \([0-9]*\).*/\1/p' "$script" | head -n 1)
   start=("$ACCELERATE_PYTHON")
   [ -z "$processes" ] || start+=(-m torch.distributed.run --standalone --nproc_per_node "$processes")
-  (cd "$(dirname "$script")" && ACCELERATE_USE_CPU=1 OMP_NUM_THREADS=1 "${start[@]}" "$(basename "$script")" >"$work/log" 2>&1) || {
+  # One that needs a package says which; it is kept apart, so that the other scripts do not see it.
+  package=$(sed -n 's/^# needs: //p' "$script")
+  extra=
+  if [ -n "$package" ]; then
+    extra=$(dirname "$ACCELERATE_PYTHON")/../extra-$package
+    [ -e "$extra/complete" ] || {
+      "$ACCELERATE_PYTHON" -m pip install --quiet --disable-pip-version-check --target "$extra" "$package"
+      touch "$extra/complete"
+    }
+  fi
+  (cd "$(dirname "$script")" && PYTHONPATH=$extra ACCELERATE_USE_CPU=1 OMP_NUM_THREADS=1 "${start[@]}" "$(basename "$script")" >"$work/log" 2>&1) || {
     cat "$work/log"
     echo "$name failed"
     exit 1

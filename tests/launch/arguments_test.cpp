@@ -155,20 +155,20 @@ TEST(LaunchArgumentsTest, SayWhatIsMissingWithoutAProgram) {
 TEST(Flags, AreKnownByOneNameEach) {
   std::set<std::string> names;
   std::set<char> letters;
-  for_each_flag([&](const Flag& flag) {
+  for (const Flag& flag : launch_flags()) {
     EXPECT_TRUE(names.emplace(flag.name).second) << flag.name;
     if (flag.short_name != '\0') {
       EXPECT_TRUE(letters.insert(flag.short_name).second) << flag.name;
     }
     EXPECT_EQ(find_flag(flag.name), &flag);
-  });
+  }
 }
 
 TEST(Flags, HaveDefaultsThatTheyTake) {
-  for_each_flag([](const Flag& flag) {
-    if (flag.fallback.empty()) return;
+  for (const Flag& flag : launch_flags()) {
+    if (flag.fallback.empty()) continue;
     EXPECT_EQ(canonical_value(flag, flag.fallback, flag.name), flag.fallback) << flag.name;
-  });
+  }
 }
 
 TEST(Flags, CoverEveryKeyOfTheSectionsOfAFile) {

@@ -213,8 +213,18 @@ TEST(AccelerateTorch, ExplainsItself) {
   EXPECT_TRUE(output.starts_with("usage: accelerate-torch store --listen-fd N [--timeout S]\n"));
 }
 
+TEST(AccelerateTorch, TellsTheVersionsItRunsWith) {
+  const auto [code, output] = run({"versions"});
+  EXPECT_EQ(code, 0);
+  EXPECT_TRUE(output.starts_with("{\"torch\": \"2.")) << output;
+  EXPECT_NE(output.find("\"path\": \"/"), std::string::npos) << output;
+  EXPECT_TRUE(output.ends_with("}\n")) << output;
+}
+
 TEST(AccelerateTorch, RefusesWrongUse) {
-  const std::string usage = "usage: accelerate-torch store --listen-fd N [--timeout S]\n";
+  const std::string usage =
+      "usage: accelerate-torch store --listen-fd N [--timeout S]\n"
+      "       accelerate-torch versions\n";
   const auto refusal = [&](const std::vector<std::string>& arguments) {
     const auto [code, output] = run(arguments);
     EXPECT_EQ(code, 2);
@@ -223,7 +233,7 @@ TEST(AccelerateTorch, RefusesWrongUse) {
     return output.substr(prefix, output.find('\n') - prefix);
   };
   EXPECT_EQ(refusal({}), "a command is missing.");
-  EXPECT_EQ(refusal({"serve"}), "'serve' is not a command. There is: store.");
+  EXPECT_EQ(refusal({"serve"}), "'serve' is not a command. There are: store, versions.");
   EXPECT_EQ(refusal({"store"}), "store needs --listen-fd, the socket to serve.");
   EXPECT_EQ(refusal({"store", "--listen-fd"}), "--listen-fd needs a number.");
   EXPECT_EQ(refusal({"store", "--listen-fd", "x"}),

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pty.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -372,6 +373,14 @@ void Command::kill_all() const {
 void Command::type(const std::string& keys) {
   const std::lock_guard lock(state_->mutex);
   static_cast<void>(!::write(state_->terminal, keys.data(), keys.size()));
+}
+
+void Command::resize(int columns, int rows) {
+  const winsize size = {.ws_row = static_cast<unsigned short>(rows),
+                        .ws_col = static_cast<unsigned short>(columns),
+                        .ws_xpixel = 0,
+                        .ws_ypixel = 0};
+  ::ioctl(state_->terminal, TIOCSWINSZ, &size);
 }
 
 void Command::close_terminal() {

@@ -92,6 +92,7 @@ class Command {
 
   /// Terminal only: keys, such as "\x03"; and the window is closed.
   void type(const std::string& keys);
+  void resize(int columns, int rows);
   void close_terminal();
 
   /// Waits until `text` was written `times` times on either stream.

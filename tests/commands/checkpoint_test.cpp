@@ -102,8 +102,7 @@ TEST(CheckpointShow, WrongWordsAreExplained) {
   const auto flag = show({"--jsn", "a"});
   EXPECT_EQ(flag.code, 2);
   EXPECT_EQ(flag.error,
-            "accelerate: `accelerate checkpoint show` has no flag '--jsn'. Did you mean "
-            "'--json'?\n");
+            "accelerate: --jsn is not a flag of accelerate checkpoint; did you mean --json?\n");
   const auto none = show({});
   EXPECT_EQ(none.code, 2);
   EXPECT_EQ(none.error,

@@ -1,76 +1,35 @@
-#include "launch/help.h"
+#include "commands/help.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 
 #include "accelerate/version.h"
-#include "core/subprocess.h"
+#include "commands/command_table.h"
+#include "commands/environment_report.h"
+#include "commands/running.h"
+#include "core/json.h"
 #include "core/text.h"
-#include "launch/flags.h"
-#include "launch/planning.h"
+#include "launch/arguments.h"
+#include "support/command.h"
 
-namespace accelerate::detail::launch {
+namespace accelerate::detail::commands {
 namespace {
-
-// What a command prints, and its exit code.
-struct Ran {
-  std::string out;
-  std::string err;
-  int code = -1;
-};
-
-// Nobody's settings but those of the test.
-std::vector<std::string> clean_environment(const Variables& more) {
-  std::vector<std::string> result{"HF_HOME=" + testing::TempDir() + "/no_home"};
-  const auto process = Environment::process();
-  for (const auto& [name, value] : process.variables()) {
-    const bool known = name == "PATH" || name.ends_with("SAN_OPTIONS");
-    if (known && !more.contains(name)) result.push_back(name + "=" + value);
-  }
-  for (const auto& [name, value] : more) result.push_back(name + "=" + value);
-  return result;
-}
-
-struct Where {
-  Variables environment = {};
-  std::filesystem::path folder = {};
-  std::string program = {};
-};
-
-Ran ran(const Words& argv, const Where& where = {}) {
-  Ran result;
-  ProcessSet processes([&](std::size_t, ProcessSet::Stream stream, std::string_view line) {
-    (stream == ProcessSet::Stream::kOutput ? result.out : result.err).append(line).push_back('\n');
-  });
-  processes.spawn({.argv = argv,
-                   .program = where.program,
-                   .environment = clean_environment(where.environment),
-                   .working_directory = where.folder,
-                   .output = StreamTarget::kPipe,
-                   .error = StreamTarget::kPipe});
-  const auto deadline = ProcessSet::Clock::now() + std::chrono::seconds(60);
-  if (!processes.wait_all(deadline)) processes.terminate(std::chrono::milliseconds(0));
-  result.code = processes.status(0).shell_code();
-  return result;
-}
-
-const std::string kAccelerate = ACCELERATE_CLI;
 
 bool there_is(const std::string& program) {
   return !find_in_path(program, Environment::process()).empty();
 }
 
 TEST(Help, NamesEveryFlagOfTheTableWithUnderscoresOnly) {
-  const auto text = launch_help();
-  for_each_flag([&](const Flag& flag) {
-    if (flag.file_only) return;
+  const auto text = command_help(launch::launch_command());
+  for (const launch::Flag& flag : launch::launch_flags()) {
+    if (flag.file_only) continue;
     EXPECT_TRUE(has(text, "--" + std::string(flag.name)));
     EXPECT_FALSE(flag.help.empty()) << flag.name;
-  });
+  }
   for (const auto& line : split(text, '\n')) {
     const auto at = line.find("--");
     if (!line.starts_with("      --")) continue;
@@ -80,7 +39,7 @@ TEST(Help, NamesEveryFlagOfTheTableWithUnderscoresOnly) {
 }
 
 TEST(Help, IsGrouped) {
-  const auto text = launch_help();
+  const auto text = command_help(launch::launch_command());
   std::size_t at = 0;
   for (const auto* title : {"\nGeneral.", "\nHardware selection.", "\nResource selection.",
                             "\nTraining paradigm.", "\nProcesses and machines.", "\nDeepSpeed.",
@@ -94,12 +53,60 @@ TEST(Help, IsGrouped) {
 
 TEST(Help, FitsTheTerminal) {
   for (const std::size_t width : {80, 100}) {
-    for (const auto& line : split(launch_help(width), '\n')) {
+    for (const auto& line : split(command_help(launch::launch_command(), width), '\n')) {
       // A flag with its choices is not broken.
       if (line.starts_with("      --")) continue;
       // Nor is the name of a variable.
       if (trim(line).find(' ') == std::string_view::npos) continue;
       EXPECT_LE(line.size(), width) << line;
+    }
+  }
+}
+
+TEST(Help, OfEveryCommandNamesItsFlagsAndFitsTheTerminal) {
+  for (const auto& command : command_table()) {
+    if (!command.instead.empty()) continue;
+    EXPECT_FALSE(command.about.empty()) << command.name;
+    const auto text = command_help(command, 80);
+    EXPECT_TRUE(starts(text, str("usage: accelerate ", command.name, " ")));
+    for (const launch::Flag& flag : command.flags()) {
+      if (flag.file_only) continue;
+      EXPECT_TRUE(has(text, str("--", flag.name))) << command.name;
+      EXPECT_FALSE(flag.help.empty()) << flag.name;
+    }
+  }
+}
+
+TEST(Help, OfEveryCommandComesAtOnce) {
+  using Clock = std::chrono::steady_clock;
+  for (const auto& command : command_table()) {
+    if (!command.instead.empty()) continue;
+    // The fastest of some runs: the machine may be busy.
+    auto fastest = Clock::duration::max();
+    for (int i = 0; i < 20 && fastest > std::chrono::milliseconds(20); ++i) {
+      const auto start = Clock::now();
+      const auto answer = ran({kAccelerate, std::string(command.name), "--help"});
+      fastest = std::min(fastest, Clock::now() - start);
+      EXPECT_EQ(answer.code, 0) << command.name;
+      EXPECT_EQ(answer.out, command_help(command)) << command.name;
+    }
+    EXPECT_LT(fastest, test::patient(test::Seconds(0.020))) << command.name;
+  }
+}
+
+TEST(ManPages, HaveEveryFlagAndNoLineThatIsARequestByAccident) {
+  for (const auto& command : command_table()) {
+    if (!command.instead.empty()) continue;
+    const auto page = command_man_page(command);
+    EXPECT_TRUE(starts(page, str(".TH ACCELERATE-", to_upper(command.name), " 1 ")));
+    for (const launch::Flag& flag : command.flags()) {
+      if (flag.file_only) continue;
+      EXPECT_TRUE(has(page, str("\\fB\\-\\-", flag.name, "\\fR")));
+    }
+    for (const auto& line : split(page, '\n')) {
+      const bool request = line.starts_with(".TH ") || line.starts_with(".SH ") || line == ".TP" ||
+                           line == ".nf" || line == ".fi" || line.starts_with(".BR ");
+      EXPECT_TRUE(request || !(line.starts_with('.') || line.starts_with('\''))) << line;
     }
   }
 }
@@ -111,7 +118,7 @@ TEST(CommandLine, ShowsHelpAndFailsWithoutACommand) {
   EXPECT_EQ(none.err, "");
   EXPECT_EQ(ran({kAccelerate, "--help"}).code, 0);
   EXPECT_EQ(ran({kAccelerate, "launch", "--help"}).code, 0);
-  EXPECT_EQ(ran({kAccelerate, "launch", "-h"}).out, launch_help());
+  EXPECT_EQ(ran({kAccelerate, "launch", "-h"}).out, command_help(launch::launch_command()));
 }
 
 TEST(CommandLine, PrintsTheVersion) {
@@ -129,8 +136,7 @@ TEST(CommandLine, GuessesAWrongCommand) {
 }
 
 TEST(CommandLine, NamesTheCommandsThatAreNotThereYet) {
-  for (const auto* name :
-       {"config", "env", "estimate-memory", "test", "to-fsdp2", "tpu-config", "monitor"}) {
+  for (const auto* name : {"test", "monitor"}) {
     const auto answer = ran({kAccelerate, name});
     EXPECT_EQ(answer.code, 2) << name;
     EXPECT_TRUE(has(answer.err, str("`accelerate ", name, "` is not available yet")));
@@ -140,8 +146,8 @@ TEST(CommandLine, NamesTheCommandsThatAreNotThereYet) {
 TEST(CommandLine, TakesTheCommandFromItsOwnName) {
   EXPECT_TRUE(
       has(ran({"accelerate-launch", "--help"}, {.program = kAccelerate}).out, "--num_processes"));
-  EXPECT_TRUE(
-      has(ran({"/usr/bin/accelerate-config"}, {.program = kAccelerate}).err, "accelerate config"));
+  EXPECT_TRUE(has(ran({"/usr/bin/accelerate-env", "--help"}, {.program = kAccelerate}).out,
+                  "accelerate env"));
 }
 
 TEST(CommandLine, RefusesWrongInputWithCode2) {
@@ -158,6 +164,61 @@ TEST(CommandLine, RefusesWrongInputWithCode2) {
     EXPECT_TRUE(starts(answer.err, "accelerate: ")) << join(words, " ");
     EXPECT_EQ(answer.out, "") << join(words, " ");
   }
+}
+
+TEST(CommandLine, RefusesTpuConfigWhateverItsFlags) {
+  const auto answer = ran({kAccelerate, "tpu-config", "--tpu_name", "x", "--command", "ls"});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_TRUE(has(answer.err, "XLA, which exists for Python only"));
+}
+
+TEST(Env, ShowsVersionsMachineAndConfiguration) {
+  const std::filesystem::path folder = testing::TempDir() + "/env";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "c.yaml")
+      << "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n";
+  const auto plain = ran({kAccelerate, "env"});
+  EXPECT_EQ(plain.code, 0) << plain.err;
+  EXPECT_TRUE(starts(plain.out, str("\nCopy-and-paste the text below in your GitHub issue\n\n"
+                                    "- `Accelerate` version: ",
+                                    kVersion, "\n- Platform: Linux-")));
+  for (const auto* name :
+       {"Compiler", "LibTorch version", "PyTorch accelerator", "CPU", "System RAM"}) {
+    EXPECT_TRUE(has(plain.out, str("\n- ", name, ": ")));
+  }
+  EXPECT_TRUE(has(plain.out, "- `Accelerate` default config:\n\tNot found\n"));
+  const auto passed = ran({kAccelerate, "env", "--config_file", "c.yaml"}, {.folder = folder});
+  EXPECT_TRUE(
+      has(passed.out, "- `Accelerate` config passed:\n\t- compute_environment: LOCAL_MACHINE\n"));
+  EXPECT_TRUE(has(passed.out, "\t- use_cpu: True\n"));
+  const auto object =
+      ran({kAccelerate, "env", "--json", "--config_file", "c.yaml"}, {.folder = folder});
+  const auto value = json_loads(object.out);
+  EXPECT_EQ(value.at("accelerate_version"), kVersion);
+  EXPECT_EQ(value.at("config").at("num_processes"), 2);
+  EXPECT_GT(value.at("memory_bytes").as_int(), 0);
+  EXPECT_EQ(ran({kAccelerate, "env", "--config_file", "none.yaml"}).code, 2);
+}
+
+TEST(Env, ShowsGpusAndWhatTheLibraryRunsWith) {
+  EnvironmentReport report{
+      .accelerate_version = "1.2.3", .cpu = "Chip", .cpu_cores = 4, .cpu_threads = 8};
+  report.libtorch =
+      TorchVersions{.torch = "2.11.0", .path = "/opt/lib", .cuda = "13.0", .nccl = "2.28.9"};
+  report.cuda = true;
+  report.memory_bytes = std::int64_t{3} << 29;
+  report.gpus = {"NVIDIA H200", "NVIDIA H200"};
+  report.driver = "580.1";
+  const auto text = report.text();
+  for (const auto* line : {"- LibTorch version: 2.11.0 (/opt/lib)\n", "- CUDA version: 13.0\n",
+                           "- NCCL version: 2.28.9\n", "- PyTorch accelerator: CUDA\n",
+                           "- CPU: Chip, 4 cores, 8 threads usable\n", "- System RAM: 1.50 GB\n",
+                           "- GPU type: 2 x NVIDIA H200\n", "- GPU driver: 580.1\n",
+                           "- `accelerate` bash location: Not found\n"}) {
+    EXPECT_TRUE(has(text, line));
+  }
+  EXPECT_EQ(Value(report.to_dict()).at("libtorch").at("nccl"), "2.28.9");
+  EXPECT_EQ(Value(report.to_dict()).at("gpus"), (Value::List{"NVIDIA H200", "NVIDIA H200"}));
 }
 
 TEST(CommandLine, BecomesTheProgramOfASimpleRun) {
@@ -249,7 +310,7 @@ Words completed_by_bash(const Words& words) {
   script += "printf '%s\\n' \"${COMPREPLY[@]}\"\n";
   const auto answer = ran({"bash", "-c", script});
   EXPECT_EQ(answer.err, "");
-  return words_of(answer.out);
+  return launch::words_of(answer.out);
 }
 
 TEST(BashCompletion, KnowsCommandsFlagsAndChoices) {
@@ -268,6 +329,12 @@ TEST(BashCompletion, KnowsCommandsFlagsAndChoices) {
             (Words{"fp16", "fp8"}));
   EXPECT_EQ(completed_by_bash({"accelerate", "launch", "--dry_run", "=", "j"}), Words{"json"});
   EXPECT_EQ(completed_by_bash({"accelerate-launch", "--quie"}), Words{"--quiet"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "config", "d"}), Words{"default"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "config", "default", "--mixed_precision", "b"}),
+            Words{"bf16"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "config", "default", "u"}), Words{});
+  EXPECT_EQ(completed_by_bash({"accelerate-estimate-memory", "--dt"}), Words{"--dtypes"});
+  EXPECT_EQ(completed_by_bash({"accelerate", "checkpoint", "s"}), Words{"show"});
 }
 
 TEST(BashCompletion, LeavesTheProgramAndItsArgumentsAlone) {
@@ -313,7 +380,9 @@ TEST(FishCompletion, KnowsCommandsFlagsAndChoices) {
   EXPECT_EQ(completed("accelerate checkpoint s"), Words{"show"});
   EXPECT_EQ(completed("accelerate checkpoint show --j"), Words{"--json"});
   EXPECT_EQ(completed("accelerate launch --mixed_precision b"), Words{"bf16"});
+  EXPECT_EQ(completed("accelerate to-fsdp2 --over"), Words{"--overwrite"});
+  EXPECT_EQ(completed("accelerate config upd"), Words{"update"});
 }
 
 }  // namespace
-}  // namespace accelerate::detail::launch
+}  // namespace accelerate::detail::commands
