@@ -123,10 +123,11 @@ void SafetensorsHeader::index() {
   by_name.resize(tensors.size());
   std::iota(by_name.begin(), by_name.end(), 0U);
   const auto before = [this](std::uint32_t a, std::uint32_t b) {
-    return tensors[a].name < tensors[b].name;
+    const auto order = tensors[a].name.compare(tensors[b].name);
+    return order != 0 ? order < 0 : a < b;
   };
   // The tensors of most files have one dtype, and are sorted already.
-  if (!std::ranges::is_sorted(by_name, before)) std::ranges::stable_sort(by_name, before);
+  if (!std::ranges::is_sorted(by_name, before)) std::ranges::sort(by_name, before);
 }
 
 const TensorEntry* SafetensorsHeader::find(std::string_view name) const {

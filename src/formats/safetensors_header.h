@@ -45,7 +45,7 @@ inline constexpr int kDtypeCount = 22;
 
 /// The reference refuses longer headers; the limit of names is ours.
 inline constexpr std::uint64_t kLongestHeader = 100'000'000;
-inline constexpr std::size_t kLongestName = 64 * 1024;
+inline constexpr std::size_t kLongestName = std::size_t{64} * 1024;
 /// The key that is no tensor.
 inline constexpr std::string_view kMetadataKey = "__metadata__";
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <charconv>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "core/json.h"
@@ -264,9 +265,12 @@ class HeaderReader {
   }
 
   void check_places() {
-    const auto place = [](const TensorEntry& t) { return std::pair(t.begin, t.end); };
+    // Empty tensors share a place: these keep the order of the header.
+    const auto place = [](const TensorEntry& t) {
+      return std::tuple(t.begin, t.end, t.name_offset);
+    };
     if (!std::ranges::is_sorted(header_.tensors, {}, place)) {
-      std::ranges::stable_sort(header_.tensors, {}, place);
+      std::ranges::sort(header_.tensors, {}, place);
       header_.index();
     }
     std::int64_t end = 0;
