@@ -3,8 +3,10 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "accelerate/errors.h"
@@ -17,14 +19,20 @@
 #include "core/python_text.h"
 #include "core/text.h"
 #include "core/xxh3.h"
+#include "formats/archive.h"
 #include "formats/mapped_file.h"
 #include "formats/safetensors_header.h"
+#include "formats/torch_dtypes.h"
 
 namespace accelerate::cli {
 namespace {
 
 using detail::str;
 using detail::formats::MappedFile;
+using detail::formats::PickleTensor;
+
+/// Instead of a sum: the elements do not lie in order.
+constexpr std::string_view kView = "(a view)";
 
 struct TensorRow {
   std::string name;
@@ -58,14 +66,56 @@ FileSummary summarize_safetensors(const MappedFile& file) {
   return summary;
 }
 
+// The bytes of a tensor whose elements lie in order; nullopt for other views.
+std::optional<std::int64_t> bytes_in_order(const PickleTensor& tensor) {
+  std::int64_t elements = 1;
+  for (std::size_t i = tensor.sizes.size(); i-- > 0;) {
+    if (tensor.sizes[i] != 1 && tensor.strides[i] != elements) return std::nullopt;
+    elements *= tensor.sizes[i];
+  }
+  const auto* const dtype = detail::formats::find_torch_dtype(tensor.dtype);
+  return dtype == nullptr ? std::nullopt : std::optional(elements * dtype->bytes);
+}
+
+// The tensors in a value, named by the keys and indices on the way to them.
+void add_tensors(const Value& value, const std::string& name,
+                 const detail::formats::ArchiveReader& archive, FileSummary& summary) {
+  const auto below = [&](const auto& key) { return name.empty() ? str(key) : str(name, ".", key); };
+  if (value.is_dict()) {
+    for (const auto& [key, item] : value.as_dict()) {
+      add_tensors(item, below(key.to_string()), archive, summary);
+    }
+  } else if (value.is_list() || value.is_tuple()) {
+    std::size_t index = 0;
+    for (const auto& item : value.items()) add_tensors(item, below(index++), archive, summary);
+  } else if (const auto* tensor = detail::formats::leaf_as<PickleTensor>(value)) {
+    TensorRow row{.name = name, .dtype = tensor->dtype, .shape = tensor->sizes};
+    if (const auto bytes = bytes_in_order(*tensor)) {
+      row.bytes = *bytes;
+      row.offset = static_cast<std::int64_t>(archive.entry(*tensor->storage).offset) +
+                   tensor->offset * detail::formats::find_torch_dtype(tensor->dtype)->bytes;
+    } else {
+      row.sum = kView;
+    }
+    summary.bytes += row.bytes;
+    summary.tensors.push_back(std::move(row));
+  }
+}
+
+FileSummary summarize_archive(const MappedFile& file) {
+  const detail::formats::FileBytes bytes(file.path());
+  const detail::formats::ArchiveReader archive(bytes);
+  FileSummary summary{.format = "torch archive", .metadata = {}, .tensors = {}};
+  add_tensors(archive.value(), "", archive, summary);
+  return summary;
+}
+
 // By content, because names of files may say anything.
 FileSummary summarize(const MappedFile& file) {
-  if (file.size() >= 4 && file.read(0, 4) == "PK\x03\x04") {
-    throw CheckpointError(str("'", file.path().string(),
-                              "' is an archive of torch.save, which this command cannot show yet."),
-                          file.path());
-  }
-  return summarize_safetensors(file);
+  const auto start = file.read(0, std::min<std::int64_t>(file.size(), 9));
+  const bool is_safetensors = start.size() == 9 && start[8] == '{';
+  const bool is_archive = start.starts_with("PK") || start.starts_with('\x80');
+  return is_archive && !is_safetensors ? summarize_archive(file) : summarize_safetensors(file);
 }
 
 void add_sums(const MappedFile& file, FileSummary& summary) {
@@ -78,6 +128,7 @@ void add_sums(const MappedFile& file, FileSummary& summary) {
                    .unit_scale = true});
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(kChunk, summary.bytes)));
   for (auto& tensor : summary.tensors) {
+    if (tensor.sum == kView) continue;
     detail::Xxh3 hash;
     for (std::int64_t at = 0; at < tensor.bytes; at += kChunk) {
       const auto part =

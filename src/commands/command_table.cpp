@@ -166,8 +166,9 @@ constexpr Command kCheckpoint{
     .help = "Show the tensors of a file: names, dtypes, shapes, sizes, checksums.",
     .usage = "show FILE [flags]",
     .about =
-        "Shows the tensors of a safetensors file: name, dtype, shape, bytes and checksum "
-        "(XXH3-64, the same as `xxhsum -H3` prints for the bytes).",
+        "Shows the tensors of a safetensors file or of a file of torch.save: name, dtype, shape, "
+        "bytes and checksum (XXH3-64, the same as `xxhsum -H3` prints for the bytes). Nothing in "
+        "the file is executed.",
     .flags = [] { return std::span<const Flag>(kCheckpointFlags); },
     .operand = {.name = "show FILE",
                 .choices = "show",

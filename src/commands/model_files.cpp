@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <set>
 
 #include "accelerate/errors.h"
 #include "core/config.h"
@@ -11,6 +10,7 @@
 #include "core/text.h"
 #include "formats/mapped_file.h"
 #include "formats/safetensors_header.h"
+#include "formats/shard_index.h"
 
 namespace accelerate::detail::commands {
 namespace {
@@ -62,22 +62,9 @@ void read_tensors(const fs::path& path, ModelOnDisk& model) {
 }
 
 void read_index(const fs::path& path, ModelOnDisk& model) {
-  const auto index = read_json(path);
-  const Value* map = index.get("weight_map");
-  if (map == nullptr || !map->is_dict()) {
-    throw ConfigError(
-        str("'", path.string(), "' has no 'weight_map', so it is no index of shards."));
-  }
-  std::set<std::string> shards;
-  for (const auto& [name, file] : map->as_dict()) {
-    // A name with a folder could lead anywhere.
-    if (!file.is_string() || fs::path(file.as_string()).filename() != file.as_string()) {
-      throw ConfigError(str("'", path.string(), "': the shard ", file.repr(), " of '",
-                            name.to_string(), "' is no name of a file beside the index."));
-    }
-    shards.insert(file.as_string());
-  }
-  for (const auto& shard : shards) read_tensors(path.parent_path() / shard, model);
+  const auto index =
+      formats::read_shard_index(read_whole_file(path, formats::kMaxIndexBytes), path.string());
+  for (const auto& shard : index.files) read_tensors(path.parent_path() / shard, model);
 }
 
 std::vector<fs::path> files_ending_with(const fs::path& folder, std::string_view ending) {

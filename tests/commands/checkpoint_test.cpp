@@ -10,6 +10,7 @@
 #include "core/xxh3.h"
 #include "formats/safetensors_header.h"
 #include "support/command.h"
+#include "support/reference_path.h"
 
 namespace accelerate {
 namespace {
@@ -124,6 +125,17 @@ TEST(CheckpointShow, ABarShowsHowFarTheHashingIsAndLeavesNothing) {
   EXPECT_EQ(outcome.code, 0) << outcome.text();
   EXPECT_NE(outcome.output.find("hashing:"), std::string::npos) << outcome.text();
   EXPECT_NE(outcome.output.find("1073741824"), std::string::npos) << outcome.text();
+}
+
+TEST(CheckpointShow, ShowsTheTensorsOfTorchArchives) {
+  const auto outcome = show({test::reference_path("torch_archive/shared.pt"), "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.text();
+  const auto shown = detail::json_loads(outcome.output);
+  EXPECT_EQ(shown.at("format").as_string(), "torch archive");
+  EXPECT_FALSE(shown.at("tensors").items().empty());
+  for (const auto& tensor : shown.at("tensors").items()) {
+    EXPECT_FALSE(tensor.at("xxh3").as_string().empty()) << tensor.repr();
+  }
 }
 
 }  // namespace
