@@ -229,7 +229,6 @@ TEST_F(ModelOnDiskTest, RefusesWithTheReason) {
            {{"bert-base-cased"}, "Nothing is downloaded: fetch the model first"},
            {{"empty"}, "has no .safetensors file"},
            {{"two"}, "has 2 files *.safetensors"},
-           {{"escape"}, "is no name of a file beside the index"},
            {{"notes.txt"}, "neither a .safetensors file nor a config.json"},
            {{"x", "--dtypes", "float23"},
             "--dtypes is 'float23'. Choose one of: float32, float16, "
@@ -240,6 +239,9 @@ TEST_F(ModelOnDiskTest, RefusesWithTheReason) {
     EXPECT_TRUE(has(result.err, reason));
     EXPECT_EQ(result.out, "");
   }
+  const auto escape = estimated({"escape"});
+  EXPECT_EQ(escape.code, 1);
+  EXPECT_TRUE(has(escape.err, "leads out of the folder"));
 }
 
 TEST_F(ModelOnDiskTest, ShowsTheDtypesInTheOrderGiven) {
