@@ -151,8 +151,9 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   /// Collective if parameters are sharded. Whole parameters and buffers by name. Without `unwrap`
   /// names have the prefix that Python's wrapper gives them: "module." where gradients are
   /// averaged.
-  template <detail::accelerator::AnyModel Model>
+  template <class Model>
   [[nodiscard]] StateDict get_state_dict(const Model& model, bool unwrap = true) const {
+    static_assert(detail::accelerator::check_model<Model>());
     return detail::accelerator::state_dict_of(detail::accelerator::module_of(model),
                                               detail::accelerator::core_of(model), unwrap);
   }
@@ -282,7 +283,7 @@ class ACCELERATE_API Accelerator : public AcceleratorBase, public RefusedMembers
   /// Collective. Writes the weights of a model into a folder: `accelerate::save_model` of
   /// `get_state_dict(model)` (accelerate/checkpoint.h). With `save_on_each_node` of the project
   /// configuration, one process of each host writes.
-  template <detail::accelerator::AnyModel Model>
+  template <class Model>
   void save_model(const Model& model, const std::filesystem::path& save_directory,
                   const SaveModelOptions& options = {},
                   std::source_location where = std::source_location::current()) const {

@@ -56,10 +56,11 @@ TEST(MergeWeightsCommand, NamesWrongInput) {
   EXPECT_EQ(merge({"a"}).error,
             "accelerate: Name two folders: accelerate merge-weights CHECKPOINT_DIR OUTPUT_PATH.\n");
   EXPECT_EQ(merge({"a", "b", "--unsafe"}).error,
-            "accelerate: `accelerate merge-weights` has no flag '--unsafe'.\n");
+            "accelerate: --unsafe is not a flag of accelerate merge-weights. `accelerate "
+            "merge-weights --help` lists them all.\n");
   EXPECT_EQ(merge({"a", "b", "--unsafe_serialisation"}).error,
-            "accelerate: `accelerate merge-weights` has no flag '--unsafe_serialisation'. Did you "
-            "mean '--unsafe_serialization'?\n");
+            "accelerate: --unsafe_serialisation is not a flag of accelerate merge-weights; did you "
+            "mean --unsafe_serialization?\n");
   const Folder folder;
   EXPECT_EQ(merge({folder / "none", folder / "out"}).error,
             "accelerate: Tried to load from " + (folder / "none") +

@@ -201,7 +201,7 @@ TEST(Launch, EndsInTimeWhenItsStreamsAreClosed) {
       run({.argv = Words{"/bin/sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh"} + line});
   expect_clean_end(outcome, 3);
   EXPECT_LT(outcome.seconds, patient(Seconds(5)).count());
-  EXPECT_TRUE(fs::exists(folder / "ran.0"));
+  EXPECT_TRUE(fs::exists(folder / "ran.1"));
 }
 
 TEST(Launch, StartsNothingWhenTheProgramCannotRun) {
