@@ -101,6 +101,12 @@ std::vector<fs::path> files_of_folder(const fs::path& folder) {
     throw CheckpointError(str("Cannot list '", folder.string(), "': ", error.message(), "."),
                           folder);
   }
+  if (indices.empty() && fs::exists(folder / ".metadata", error)) {
+    throw ArgumentError(str(folder.string(),
+                            " is a checkpoint of torch.distributed.checkpoint, as FSDP saves it "
+                            "with SHARDED_STATE_DICT. Merge it first: accelerate merge-weights ",
+                            folder.string(), " OUTPUT_FOLDER."));
+  }
   if (indices.empty()) {
     throw ArgumentError(str(folder.string(),
                             " is not a folder containing a `.index.json` file or a ", kWeightsName,

@@ -72,10 +72,11 @@ class Pipeline {
     {
       std::vector<std::jthread> readers;
       const auto count = std::min<std::size_t>(kBuffers, std::thread::hardware_concurrency());
-      for (std::size_t i = 0; i < std::min(count, chunks_.size()); ++i) {
-        readers.emplace_back([this] { fill_buffers(); });
-      }
       try {
+        for (std::size_t i = 0; i < std::min(std::max<std::size_t>(count, 1), chunks_.size());
+             ++i) {
+          readers.emplace_back([this] { fill_buffers(); });
+        }
         for (std::size_t i = 0; i < chunks_.size() && wait_until_full(i); ++i) send(i);
       } catch (...) {
         fail();

@@ -11,6 +11,7 @@
 #include "accelerate/safetensors.h"
 #include "checkpoint/parallel_chunks.h"
 #include "checkpoint/safetensors_dtypes.h"
+#include "checkpoint/write_file.h"
 #include "core/output_file.h"
 #include "core/python_text.h"
 #include "core/text.h"
@@ -135,7 +136,10 @@ Plan plan_file(const StateDict& tensors, const Metadata& metadata) {
   Plan plan;
   plan.header = detail::formats::plan_safetensors(std::move(entries), metadata);
   plan.header_bytes = detail::formats::safetensors_header_bytes(plan.header);
-  for (const auto& entry : plan.header.tensors) plan.tensors.push_back(tensors[entry.name]);
+  for (const auto& entry : plan.header.tensors) {
+    // A conjugated or negated view is a flag of the tensor, which its bytes do not have.
+    plan.tensors.push_back(tensors[entry.name].detach().resolve_conj().resolve_neg());
+  }
   return plan;
 }
 
@@ -163,11 +167,8 @@ void write_tensors(const Plan& plan, const std::function<void(const FilePiece&)>
 
 void save_file(const StateDict& tensors, const std::filesystem::path& path,
                const Metadata& metadata) {
-  const Plan plan = plan_file(tensors, metadata);
   detail::OutputFile file(path);
-  file.reserve(plan.file_bytes());
-  file.write(plan.header_bytes);
-  write_tensors(plan, [&](const FilePiece& piece) { file.write_at(piece.offset, piece.memory); });
+  detail::checkpoint::write_safetensors(tensors, metadata, file);
   file.publish();
 }
 
@@ -182,3 +183,16 @@ std::string serialize(const StateDict& tensors, const Metadata& metadata) {
 }
 
 }  // namespace accelerate::safetensors
+
+namespace accelerate::detail::checkpoint {
+
+void write_safetensors(const StateDict& tensors, const safetensors::Metadata& metadata,
+                       OutputFile& file) {
+  const auto plan = safetensors::plan_file(tensors, metadata);
+  file.reserve(plan.file_bytes());
+  file.write(plan.header_bytes);
+  safetensors::write_tensors(
+      plan, [&](const FilePiece& piece) { file.write_at(piece.offset, piece.memory); });
+}
+
+}  // namespace accelerate::detail::checkpoint

@@ -1,5 +1,7 @@
 // Who writes what: single files and models in folders.
+#include <algorithm>
 #include <filesystem>
+#include <list>
 #include <system_error>
 
 #include "accelerate/checkpoint.h"
@@ -7,6 +9,7 @@
 #include "accelerate/operations/objects.h"
 #include "accelerate/safetensors.h"
 #include "accelerate/state.h"
+#include "checkpoint/write_file.h"
 #include "core/log.h"
 #include "core/output_file.h"
 #include "core/text.h"
@@ -38,19 +41,20 @@ bool holds_weights(const fs::path& folder, const WeightNames& names) {
   return fs::exists(folder / names.single, error) || fs::exists(folder / names.index, error);
 }
 
+void remove_stale(const fs::path& file) {
+  std::error_code error;  // another host may have removed it
+  fs::remove(file, error);
+  if (error) {
+    throw CheckpointError(str("Cannot remove the stale file '", file.string(),
+                              "': ", error.message(), ". Remove it before the folder is loaded."),
+                          file);
+  }
+}
+
 /// Removes what an earlier save of this format has left, now that the new files are complete: a
 /// loader would take a stale single file for the model, and count stale shards.
 void remove_stale(const fs::path& folder, const WeightNames& names, const StateDictSplit& split) {
-  const auto remove = [&](const fs::path& file) {
-    std::error_code error;  // another host may have removed it
-    fs::remove(file, error);
-    if (error) {
-      throw CheckpointError(str("Cannot remove the stale file '", file.string(),
-                                "': ", error.message(), ". Remove it before the folder is loaded."),
-                            file);
-    }
-  };
-  if (!split.is_sharded) remove(folder / names.index);
+  if (!split.is_sharded) remove_stale(folder / names.index);
   std::vector<fs::path> stale;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
@@ -59,7 +63,7 @@ void remove_stale(const fs::path& folder, const WeightNames& names, const StateD
                                              [&](const auto& file) { return file.first == name; });
     if (ours && !written && entry.is_regular_file()) stale.push_back(entry.path());
   }
-  for (const auto& file : stale) remove(file);
+  for (const auto& file : stale) remove_stale(file);
 }
 
 void make_folder(const fs::path& folder) {
@@ -79,6 +83,31 @@ void write_file(const StateDict& state, const fs::path& path, bool safe_serializ
   }
 }
 
+/// The files of a model appear when all of them are on the disk. The index is away meanwhile, so
+/// that nobody takes old and new shards for one model.
+void write_files(const StateDict& state, const fs::path& folder, const WeightNames& names,
+                 const StateDictSplit& split, bool safe_serialization) {
+  std::list<detail::OutputFile> files;
+  for (const auto& [name, tensors] : split.filename_to_tensors) {
+    StateDict shard("Tensor");
+    for (const auto& tensor : tensors) shard.insert(tensor, state[tensor]);
+    auto& file = files.emplace_back(folder / name);
+    if (safe_serialization) {
+      detail::checkpoint::write_safetensors(shard, {{"format", "pt"}}, file);
+    } else {
+      detail::checkpoint::write_torch_archive(shard, file);
+    }
+    file.finish();
+  }
+  if (split.is_sharded) {
+    auto& index = files.emplace_back(folder / names.index);
+    index.write(detail::formats::write_shard_index(split));
+    index.finish();
+    remove_stale(fs::weakly_canonical(folder / names.index));  // behind a link, as it is published
+  }
+  for (auto& file : files) file.publish();
+}
+
 void write_model(const StateDict& given, const fs::path& folder, const SaveModelOptions& options) {
   const auto& names = options.safe_serialization ? kSafeNames : kArchiveNames;
   const auto& other = options.safe_serialization ? kArchiveNames : kSafeNames;
@@ -87,16 +116,11 @@ void write_model(const StateDict& given, const fs::path& folder, const SaveModel
       state,
       {.filename_pattern = std::string(names.pattern), .max_shard_size = options.max_shard_size});
   make_folder(folder);
-  for (const auto& [file, tensors] : split.filename_to_tensors) {
-    StateDict shard("Tensor");
-    for (const auto& name : tensors) shard.insert(name, state[name]);
-    write_file(shard, folder / file, options.safe_serialization);
+  if (split.filename_to_tensors.empty()) {
+    return detail::warn(str("The model has no tensors: nothing is written to '", folder.string(),
+                            "', and weights that are there stay."));
   }
-  if (split.is_sharded) {
-    detail::OutputFile index(folder / names.index);
-    index.write(detail::formats::write_shard_index(split));
-    index.publish();
-  }
+  write_files(state, folder, names, split, options.safe_serialization);
   remove_stale(folder, names, split);
 
   if (split.is_sharded) {

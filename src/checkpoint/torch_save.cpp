@@ -1,10 +1,12 @@
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "accelerate/errors.h"
 #include "accelerate/torch_archive.h"
 #include "checkpoint/torch_dtype.h"
+#include "checkpoint/write_file.h"
 #include "core/output_file.h"
 #include "core/text.h"
 #include "formats/archive.h"
@@ -18,6 +20,36 @@ namespace {
 using formats::PickleCall;
 using formats::PickleStorage;
 using formats::PickleTensor;
+
+/// True if a leaf that `torch_load` keeps as it is has a tensor or storage of the file it was in.
+bool refers_to_a_file(const Value& value);
+
+bool refers_to_a_file(const PickleCall::Entries& entries) {
+  return std::ranges::any_of(entries, [](const auto& entry) {
+    return refers_to_a_file(entry.first) || refers_to_a_file(entry.second);
+  });
+}
+
+bool refers_to_a_file(const Value& value) {
+  if (value.is_list() || value.is_tuple()) {
+    return std::ranges::any_of(value.items(),
+                               [](const Value& item) { return refers_to_a_file(item); });
+  }
+  if (value.is_dict()) {
+    return std::ranges::any_of(value.as_dict().begin(), value.as_dict().end(),
+                               [](const auto& entry) { return refers_to_a_file(entry.value()); });
+  }
+  if (const auto* dict = formats::leaf_as<formats::PickleDict>(value)) {
+    return refers_to_a_file(dict->entries());
+  }
+  if (const auto* call = formats::leaf_as<PickleCall>(value)) {
+    return refers_to_a_file(Value(call->args)) || refers_to_a_file(call->kwargs) ||
+           refers_to_a_file(call->state) || refers_to_a_file(Value(call->items)) ||
+           refers_to_a_file(call->entries);
+  }
+  return formats::leaf_as<PickleTensor>(value) != nullptr ||
+         formats::leaf_as<PickleStorage>(value) != nullptr;
+}
 
 /// Turns values with tensors into values with descriptions of them, and collects the storages.
 class TensorSaver {
@@ -35,6 +67,13 @@ class TensorSaver {
       }
       case Value::Kind::kTensor:
         return describe(value.as_tensor());
+      case Value::Kind::kObject:
+        if (refers_to_a_file(value)) {
+          throw ArgumentError(str("A value to be saved is a ", value.kind_name(),
+                                  " with tensors of the file it was loaded from: ",
+                                  value.repr().substr(0, 200), ". Leave it out."));
+        }
+        return value;
       default:
         return value;
     }
@@ -54,6 +93,11 @@ class TensorSaver {
   [[nodiscard]] const std::vector<at::Tensor>& storages() const { return bytes_; }
 
  private:
+  struct Stored {
+    std::string key;
+    std::string_view dtype;  // of the tensor that came first; empty if it is untyped
+  };
+
   Value::List items(const Value& value) {
     Value::List result;
     result.reserve(value.items().size());
@@ -92,32 +136,35 @@ class TensorSaver {
                                                   const formats::TorchDtype& dtype) {
     const auto& storage = tensor.storage();
     const auto size = static_cast<std::int64_t>(storage.nbytes());
-    const auto [found, is_new] =
-        keys_.try_emplace(storage.unsafeGetStorageImpl(), std::to_string(keys_.size()));
+    // Python reads the number of elements; bytes that are no whole element have no typed storage.
+    const bool typed = size % dtype.bytes == 0 && !dtype.storage.empty();
+    const auto [found, is_new] = stored_.try_emplace(
+        storage.unsafeGetStorageImpl(),
+        Stored{.key = std::to_string(stored_.size()), .dtype = typed ? dtype.name : ""});
     if (is_new) {
       bytes_.push_back(
           at::empty({0}, tensor.options().dtype(at::kByte)).set_(storage, 0, {size}, {1}));
     }
     auto described = std::make_shared<PickleStorage>();
-    described->key = found->second;
-    // Python reads the number of elements; bytes that are no whole element have no typed storage.
-    described->dtype = size % dtype.bytes == 0 && !dtype.storage.empty() ? dtype.name : "";
+    described->key = found->second.key;
+    // Loaders keep a storage as they met it first: tensors of another dtype bring their own.
+    described->dtype = dtype.name == found->second.dtype ? dtype.name : "";
     described->location = "cpu";  // Python moves them; a device may be missing where it is read
     described->bytes = storage.nbytes();
     return described;
   }
 
   std::unordered_map<const at::TensorImpl*, Value> tensors_;
-  std::unordered_map<const at::StorageImpl*, std::string> keys_;
+  std::unordered_map<const at::StorageImpl*, Stored> stored_;
   std::vector<at::Tensor> kept_;
   std::vector<at::Tensor> bytes_;
 };
 
 void write_archive(const Value& described, const std::vector<at::Tensor>& storages,
-                   const std::filesystem::path& path) {
-  OutputFile file(path);
+                   OutputFile& file) {
   formats::ArchiveWriter archive([&](std::string_view bytes) { file.write(bytes); },
-                                 formats::archive_name(path), formats::pickle_dumps(described));
+                                 formats::archive_name(file.path()),
+                                 formats::pickle_dumps(described));
   for (std::size_t i = 0; i < storages.size(); ++i) {
     const auto bytes = storages[i].cpu();
     archive.begin_storage(std::to_string(i), static_cast<std::uint64_t>(bytes.numel()));
@@ -126,21 +173,11 @@ void write_archive(const Value& described, const std::vector<at::Tensor>& storag
     archive.end_storage();
   }
   archive.finish();
-  file.publish();
 }
 
 }  // namespace
-}  // namespace detail::checkpoint
 
-void torch_save(const Value& value, const std::filesystem::path& path) {
-  using namespace detail::checkpoint;
-  TensorSaver saver;
-  const Value described = saver.describe(value);
-  write_archive(described, saver.storages(), path);
-}
-
-void torch_save(const StateDict& state, const std::filesystem::path& path) {
-  using namespace detail::checkpoint;
+void write_torch_archive(const StateDict& state, OutputFile& file) {
   TensorSaver saver;
   auto ordered = std::make_shared<PickleCall>();
   ordered->module = "collections";
@@ -148,7 +185,23 @@ void torch_save(const StateDict& state, const std::filesystem::path& path) {
   for (const auto& entry : state) {
     ordered->entries.emplace_back(entry.key(), saver.describe(entry.value().detach()));
   }
-  write_archive(Value(Value::Leaf(std::move(ordered))), saver.storages(), path);
+  write_archive(Value(Value::Leaf(std::move(ordered))), saver.storages(), file);
+}
+
+}  // namespace detail::checkpoint
+
+void torch_save(const Value& value, const std::filesystem::path& path) {
+  detail::checkpoint::TensorSaver saver;
+  const Value described = saver.describe(value);
+  detail::OutputFile file(path);
+  detail::checkpoint::write_archive(described, saver.storages(), file);
+  file.publish();
+}
+
+void torch_save(const StateDict& state, const std::filesystem::path& path) {
+  detail::OutputFile file(path);
+  detail::checkpoint::write_torch_archive(state, file);
+  file.publish();
 }
 
 }  // namespace accelerate

@@ -23,11 +23,24 @@ void sync_folder(const fs::path& folder) {
   if (fd) ::fsync(fd.get());
 }
 
+// Where a symbolic link leads, also if nothing is there yet.
+fs::path end_of_links(fs::path path, std::error_code& error) {
+  for (int links = 0; fs::is_symlink(path, error); ++links) {
+    if (links == 40) {
+      error = std::make_error_code(std::errc::too_many_symbolic_link_levels);
+      break;
+    }
+    path = path.parent_path() / fs::read_symlink(path, error);
+    if (error) break;
+  }
+  return path;
+}
+
 }  // namespace
 
 OutputFile::OutputFile(fs::path path) : path_(std::move(path)), target_(path_) {
   std::error_code error;
-  if (fs::is_symlink(path_, error)) target_ = fs::weakly_canonical(path_, error);
+  if (fs::is_symlink(path_, error)) target_ = end_of_links(path_, error);
   if (error && error != std::errc::no_such_file_or_directory) refuse(error.value());
   struct stat old{};
   const bool exists = ::stat(target_.c_str(), &old) == 0;
@@ -87,9 +100,13 @@ void OutputFile::reserve(std::int64_t bytes) {
   }
 }
 
-void OutputFile::publish() {
+void OutputFile::finish() {
   if (::fsync(fd_.get()) != 0) refuse(errno);
   if (const int failed = fd_.reset(); failed != 0) refuse(failed);
+}
+
+void OutputFile::publish() {
+  if (fd_) finish();
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) refuse(errno);
   temporary_.clear();
   sync_folder(target_.has_parent_path() ? target_.parent_path() : fs::path("."));

@@ -37,7 +37,9 @@ class OutputFile {
   /// Allocates disk space for a file of `bytes` bytes, so that a full disk is reported now. Has no
   /// effect on file systems that cannot do so.
   void reserve(std::int64_t bytes);
-  /// Flushes the file to disk and gives it its name. Nothing may be written afterwards.
+  /// Flushes the file to disk and closes it. Nothing may be written afterwards.
+  void finish();
+  /// Gives the file its name, finished if it is not yet.
   void publish();
 
   /// The path that was passed in.

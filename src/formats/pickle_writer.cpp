@@ -214,7 +214,8 @@ class Writer {
 
   void tensor(const PickleTensor& leaf) {
     const auto* dtype = find_torch_dtype(leaf.dtype);
-    const bool untyped = dtype == nullptr || dtype->storage.empty();
+    // Python takes the dtype of a _v2 tensor from its storage.
+    const bool untyped = dtype == nullptr || leaf.storage->dtype != leaf.dtype;
     if (leaf.is_parameter) global("torch._utils", "_rebuild_parameter");
     global("torch._utils", untyped ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
     opcode(Opcode::kMark);

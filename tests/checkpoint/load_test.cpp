@@ -89,6 +89,14 @@ TEST_F(LoadCheckpointTest, SaysWhatIsNoCheckpoint) {
   EXPECT_EQ(refusal(path_), path_.string() +
                                 " is not a folder containing a `.index.json` file or a "
                                 "pytorch_model.bin or a model.safetensors file");
+  const auto fsdp = path_ / "pytorch_model_fsdp_0";
+  std::filesystem::create_directory(fsdp);
+  std::ofstream(fsdp / ".metadata") << "x";
+  EXPECT_EQ(refusal(fsdp),
+            fsdp.string() +
+                " is a checkpoint of torch.distributed.checkpoint, as FSDP saves it with "
+                "SHARDED_STATE_DICT. Merge it first: accelerate merge-weights " +
+                fsdp.string() + " OUTPUT_FOLDER.");
   EXPECT_EQ(refusal(path_ / "no"),
             "`checkpoint` should be the path to a file containing a whole state dict, or the index "
             "of a sharded checkpoint, or a folder containing a sharded checkpoint or the whole "

@@ -265,5 +265,15 @@ TEST(Safetensors, ARefusedStateDictLeavesTheOldFile) {
   EXPECT_EQ(bytes_of(folder / "a"), before);
 }
 
+TEST(Safetensors, WritesConjugatedAndNegatedViewsAsTheirValues) {
+  StateDict state;
+  state.insert("conjugated", at::complex(at::ones(2), at::ones(2)).conj());
+  state.insert("negated", at::_neg_view(at::ones(3)));
+  const Folder folder;
+  save_file(state, folder / "a");
+  const auto file = File::open(folder / "a");
+  for (const auto& entry : state) EXPECT_TRUE(file.get(entry.key()).equal(entry.value()));
+}
+
 }  // namespace
 }  // namespace accelerate::safetensors

@@ -104,6 +104,15 @@ TEST_F(SaveModelTest, WritesNothingForAModelWithoutTensors) {
   Accelerator accelerator({.cpu = true});
   accelerator.save_model(std::make_shared<test::Leaf>(test::Tied::Pairs{}), path_ / "empty");
   EXPECT_EQ(names_in(path_ / "empty"), Names{});
+
+  const auto old = path_ / "old";
+  accelerator.save_model(filled<test::Small>(), old);
+  const test::CapturedLog log;
+  accelerator.save_model(std::make_shared<test::Leaf>(test::Tied::Pairs{}), old);
+  EXPECT_EQ(names_in(old), Names{"model.safetensors"});
+  ASSERT_EQ(log.messages().size(), 1U);
+  EXPECT_EQ(log.messages()[0], "[RANK 0] The model has no tensors: nothing is written to '" +
+                                   old.string() + "', and weights that are there stay.");
 }
 
 TEST_F(SaveModelTest, RefusesAFileAndTensorsWithoutMemory) {
@@ -156,6 +165,28 @@ TEST_F(SaveModelTest, SavesObjectsAndStateDicts) {
             }),
             "save: a safetensors file holds tensors by name, and the entry 'a' is of kind int. "
             "Leave it out, or save without safe_serialization.");
+}
+
+// The second of the new shards cannot be written, and the first has the name of an old one.
+TEST_F(SaveModelTest, LeavesTheOldShardsWhenANewOneFails) {
+  Accelerator accelerator({.cpu = true});
+  const auto shards = [](float value) {
+    return std::make_shared<test::Leaf>(
+        test::Tied::Pairs{{"a", torch::full(8, value)}, {"b", torch::full(8, value)}});
+  };
+  accelerator.save_model(shards(1), path_, {.max_shard_size = 32});
+  const auto second = path_ / "model-00002-of-00002.safetensors";
+  std::filesystem::remove(second);
+  std::filesystem::create_directory(second);
+  EXPECT_NE(message_of<CheckpointError>([&] {
+              accelerator.save_model(shards(2), path_, {.max_shard_size = 32});
+            }).find(second.string()),
+            std::string::npos);
+  std::filesystem::remove(second);
+  EXPECT_EQ(names_in(path_),
+            (Names{"model-00001-of-00002.safetensors", "model.safetensors.index.json"}));
+  EXPECT_TRUE(torch::equal(load_state_dict(path_ / "model-00001-of-00002.safetensors")["a"],
+                           torch::ones(8)));
 }
 
 // A limit on the size of files stands for a full disk: the write fails midway.

@@ -176,6 +176,36 @@ TEST(TorchSave, WritesConjugatedViewsAsTheirValues) {
   EXPECT_TRUE(stored(Value(tensor)).as_tensor().equal(tensor));
 }
 
+TEST(TorchSave, KeepsTheDtypesOfTensorsThatShareAStorage) {
+  const auto floats = torch::tensor({1.0F, -2.0F});
+  const auto bits = floats.view(at::kInt);
+  const Value again = stored(Value::Dict{{"floats", floats}, {"bits", bits}});
+  EXPECT_TRUE(again.at("floats").as_tensor().equal(floats));
+  EXPECT_EQ(again.at("bits").as_tensor().scalar_type(), at::kInt);
+  EXPECT_TRUE(again.at("bits").as_tensor().equal(bits));
+  EXPECT_TRUE(again.at("bits").as_tensor().is_alias_of(again.at("floats").as_tensor()));
+}
+
+TEST(TorchSave, WritesStoragesThatEndInsideAnElement) {
+  const auto bytes = torch::arange(9, at::kByte);
+  const auto shorts = bytes.slice(0, 0, 8).view(at::kShort);
+  EXPECT_TRUE(stored(Value(shorts)).as_tensor().equal(shorts));
+  const Value again = stored(Value::Dict{{"shorts", shorts}, {"bytes", bytes}});
+  EXPECT_TRUE(again.at("shorts").as_tensor().equal(shorts));
+  EXPECT_TRUE(again.at("bytes").as_tensor().equal(bytes));
+}
+
+TEST(TorchSave, RefusesTensorsThatItDidNotLoad) {
+  const test::Folder folder;
+  const Value value = torch_load(reference("objects.pt"));
+  const auto message =
+      message_of<ArgumentError>([&] { torch_save(value.at("sparse"), folder / "a.pt"); });
+  EXPECT_EQ(message.substr(0, 93),
+            "A value to be saved is a Python object with tensors of the file it was loaded from: "
+            "torch._ut");
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
 TEST(TorchLoad, IgnoresTheGradientFlagOfIntegers) {
   const test::Folder folder;
   torch_save(Value(torch::arange(3)), folder / "a.pt");
