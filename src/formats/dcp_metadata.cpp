@@ -16,6 +16,7 @@ constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata.";
 /// Comparisons of chunks: 10,000 chunks of one tensor.
 constexpr std::uint64_t kMaxComparisons = 100'000'000;
 constexpr std::size_t kMaxRank = 64;
+constexpr std::size_t kMaxPath = 64;
 
 using Numbers = std::vector<std::int64_t>;
 
@@ -260,6 +261,10 @@ class MetadataReader {
                          return item.is_string() || item.is_int();
                        });
     if (!valid) refuse(str("the path of '", name, "' is no tuple of texts and numbers"));
+    if (path->items().size() > kMaxPath) {
+      refuse(str("the path of '", name, "' has ", path->items().size(), " steps; at most ",
+                 kMaxPath, " are read"));
+    }
     return path->as_tuple();
   }
 

@@ -12,6 +12,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Checkpoints of many processes have as many files.
+constexpr std::size_t kMaxOpenFiles = 64;
+
 [[noreturn]] void refuse(const ByteSource& source, const DcpEntry& entry, std::string_view reason) {
   throw format_error(source.name(), source.origin(), str("'", entry.name, "': ", reason));
 }
@@ -113,6 +116,7 @@ DcpReader::DcpReader(fs::path folder) : folder_(std::move(folder)) {
 }
 
 PartBytes DcpReader::part(const DcpEntry& entry, const DcpPlace& place) {
+  if (files_.size() == kMaxOpenFiles && !files_.contains(place.file)) files_.clear();
   auto& file = files_[place.file];
   if (file == nullptr) file = std::make_unique<FileBytes>(folder_ / place.file);
   if (place.offset > file->size() || place.length > file->size() - place.offset) {

@@ -97,9 +97,9 @@ void write_safetensors(DcpReader& reader, const fs::path& path, const MergeOptio
 
 // torch.save
 
-/// Puts `value` at `path`; lists grow as positions come.
+/// Puts `value` at `path`; lists grow as positions come, together by `room` items.
 void set_at(Value& root, std::span<const Value> path, Value value, const DcpEntry& entry,
-            std::size_t longest_list) {
+            std::size_t& room) {
   Value* at = &root;
   for (const auto& step : path) {
     if (step.is_string()) {
@@ -110,13 +110,14 @@ void set_at(Value& root, std::span<const Value> path, Value value, const DcpEntr
       }
     } else {
       if (at->is_none()) *at = Value(Value::List());
-      const auto position = step.as_int();
-      if (at->is_list() && position >= 0 && static_cast<std::size_t>(position) < longest_list) {
+      const auto position = static_cast<std::uint64_t>(step.as_int());  // negative: too large
+      if (at->is_list() && position < at->as_list().size() + room) {
         auto& list = at->as_list();
-        if (list.size() <= static_cast<std::size_t>(position)) {
-          list.resize(static_cast<std::size_t>(position) + 1);
+        if (position >= list.size()) {
+          room -= position + 1 - list.size();
+          list.resize(position + 1);
         }
-        at = &list[static_cast<std::size_t>(position)];
+        at = &list[position];
         continue;
       }
     }
@@ -150,6 +151,8 @@ void write_archive(DcpReader& reader, const fs::path& path, const MergeOptions& 
   const bool one_root = has_one_root(entries);
   Value root = Value(Value::Dict());
   std::vector<const DcpEntry*> tensors;
+  std::size_t room = 0;  // a list has an item for each position in a path, or fewer
+  for (const auto& entry : entries) room += entry.path.size();
   for (const auto& entry : entries) {
     Value value;
     if (entry.dtype != nullptr) {
@@ -162,7 +165,7 @@ void write_archive(DcpReader& reader, const fs::path& path, const MergeOptions& 
             str("'", entry.name, "' is a tensor in its file and none in the metadata."));
       }
     }
-    set_at(root, path_below(entry, one_root), std::move(value), entry, entries.size());
+    set_at(root, path_below(entry, one_root), std::move(value), entry, room);
   }
   Progress progress(entries, options);
   OutputFile file(path);
@@ -179,12 +182,25 @@ void write_archive(DcpReader& reader, const fs::path& path, const MergeOptions& 
   file.publish();
 }
 
+/// True if `path`, which need not exist, is `folder` or below it.
+bool lies_inside(const fs::path& path, const fs::path& folder) {
+  const auto inner = fs::weakly_canonical(fs::absolute(path));
+  const auto outer = fs::canonical(folder);
+  return std::ranges::mismatch(outer, inner).in1 == outer.end();
+}
+
 }  // namespace
 
 fs::path merge_weights(const fs::path& folder, const fs::path& output,
                        const MergeOptions& options) {
   DcpReader reader(folder);
   std::error_code error;
+  if (options.remove_checkpoint_dir && lies_inside(output, folder)) {
+    throw ArgumentError(str("The merged weights would be written to '", output.string(),
+                            "' and removed with the checkpoint '", folder.string(),
+                            "'. Name an output folder outside of it, or do not ask for "
+                            "--remove_checkpoint_dir (remove_checkpoint_dir = true)."));
+  }
   fs::create_directories(output, error);
   if (error) {
     throw CheckpointError(

@@ -21,7 +21,8 @@ constexpr std::size_t kSlots = 2 * (kMaxPatternGroups + 1);
 
 /// A name as code points, with the byte where each begins; one more for the end.
 struct Points {
-  explicit Points(std::string_view name) {
+  Points(std::string_view name, MatchBudget& budget) {
+    budget.spend(name.size() + 1);
     for (std::size_t at = 0; at < name.size();) {
       const auto point = next_code_point(name, at);
       values.push_back(point.value);
@@ -61,6 +62,7 @@ class Machine {
 
   std::optional<Slots> run(std::size_t from, bool anchored, bool must_advance) {
     const std::size_t end = points_.values.size();
+    budget_.spend(program_.size() / 8 + 1);
     std::ranges::fill(seen_at_, kUnset);
     std::optional<Slots> found;
     threads_.clear();
@@ -92,10 +94,11 @@ class Machine {
     return found;
   }
 
-  [[nodiscard]] bool takes(const Instruction& instruction, char32_t c) const {
+  [[nodiscard]] bool takes(const Instruction& instruction, char32_t c) {
     if (instruction.op == Op::kAny) return c != U'\n';
     if (instruction.op == Op::kCharacter) return c == instruction.value;
     const auto& set = classes_[instruction.value];
+    budget_.spend(set.ranges.size() / 8);
     const bool inside = std::ranges::any_of(
         set.ranges, [c](const auto& range) { return range.first <= c && c <= range.second; });
     return inside != set.negated;
@@ -181,14 +184,14 @@ Pattern::Pattern(std::string_view text) : text_(text) {
 }
 
 std::optional<PatternMatch> Pattern::full_match(std::string_view name, MatchBudget& budget) const {
-  const Points points(name);
+  const Points points(name, budget);
   const auto slots = Machine(program_, classes_, points, budget).full_match();
   if (!slots) return std::nullopt;
   return match_of(*slots, points, name);
 }
 
 std::vector<PatternMatch> Pattern::find_all(std::string_view name, MatchBudget& budget) const {
-  const Points points(name);
+  const Points points(name, budget);
   Machine machine(program_, classes_, points, budget);
   std::vector<PatternMatch> matches;
   std::size_t from = 0;

@@ -12,6 +12,7 @@ namespace accelerate::detail::formats {
 namespace {
 
 constexpr std::size_t kMaxRank = 64;
+constexpr std::size_t kMaxStorageName = 64;  // a storage is copied for each of its tensors
 
 [[noreturn]] void fail(const RefuseCall& refuse, std::string_view reason) {
   refuse(reason);
@@ -56,20 +57,25 @@ ValueKey to_key(const Value& value) {
 
 /// An ordered or default dict: its entries; its other attributes, as `_metadata` of modules, are
 /// left out.
-std::optional<Value> plain_dict(const PickleCall& call) {
+std::optional<Value> plain_dict(const PickleCall& call, const RefuseCall& refuse) {
   Value::Dict dict;
+  const auto insert = [&](const Value& key, const Value& value) {
+    const auto made = to_key(key);
+    if (dict.contains(made)) fail(refuse, str("a dict has the key ", made.repr(), " twice"));
+    dict.set(made, value);
+  };
   const bool pairs = call.name == "OrderedDict" && call.args.size() == 1 && call.args[0].is_list();
   if (pairs) {
     // As Python 2 wrote it: a list of pairs.
     for (const auto& pair : call.args[0].as_list()) {
       const bool sequence = pair.is_list() || pair.is_tuple();
       if (!sequence || pair.items().size() != 2 || !is_key(pair.items()[0])) return std::nullopt;
-      dict.set(to_key(pair.items()[0]), pair.items()[1]);
+      insert(pair.items()[0], pair.items()[1]);
     }
   }
   for (const auto& [key, value] : call.entries) {
     if (!is_key(key)) return std::nullopt;
-    dict.set(to_key(key), value);
+    insert(key, value);
   }
   return Value(std::move(dict));
 }
@@ -288,7 +294,7 @@ std::optional<Value> resolve_call(const PickleCall& call, const RefuseCall& refu
   const auto function = call.function();
   if (function == "torch._tensor._rebuild_from_type_v2") return resolve_typed(call, refuse);
   if (function == "collections.OrderedDict" || function == "collections.defaultdict") {
-    return plain_dict(call);
+    return plain_dict(call, refuse);
   }
   if (function == "collections.Counter" && call.args.size() == 1 && call.args[0].is_dict()) {
     return call.args[0];
@@ -315,6 +321,11 @@ Value resolve_persistent_id(const Value& id, const RefuseCall& refuse) {
   const auto* type = storage_id ? leaf_as<PickleGlobal>(parts[1]) : nullptr;
   if (type == nullptr) {
     fail(refuse, "a persistent id is not ('storage', type, key, location, numel)");
+  }
+  for (const auto& name : {parts[2].as_string(), parts[3].as_string()}) {
+    if (name.size() <= kMaxStorageName) continue;
+    fail(refuse, str("the key or location of a storage has ", name.size(), " bytes; at most ",
+                     kMaxStorageName, " are read"));
   }
   const bool untyped = type->full_name() == "torch.storage.UntypedStorage";
   const auto* dtype = type->module() == "torch" ? find_storage_dtype(type->name()) : nullptr;

@@ -12,6 +12,9 @@
 namespace accelerate::detail::formats {
 namespace {
 
+/// A call is larger than other values.
+constexpr std::uint64_t kCallCost = 16;
+
 class TreeBuilder {
  public:
   TreeBuilder(const PickleGraph& graph, const PickleSource& source)
@@ -58,8 +61,9 @@ class TreeBuilder {
     return graph_.input.substr(node.bits, node.size);
   }
   /// Module and name; protocol 2 calls `builtins` by its name in Python 2.
-  [[nodiscard]] std::pair<std::string, std::string> name_of(NodeId id) const {
+  [[nodiscard]] std::pair<std::string, std::string> name_of(NodeId id) {
     const auto& global = graph_.globals[graph_.nodes[id].bits];
+    spend((global.module.size() + global.name.size()) / 16);
     return {std::string(global.module == "__builtin__" ? "builtins" : global.module),
             std::string(global.name)};
   }
@@ -95,6 +99,7 @@ class TreeBuilder {
       case NodeKind::kSet:
       case NodeKind::kFrozenSet: {
         // As protocol 2 writes it, which has no opcodes for sets.
+        spend(kCallCost);
         auto call = std::make_shared<PickleCall>();
         call->module = "builtins";
         call->name = node.kind == NodeKind::kSet ? "set" : "frozenset";
@@ -154,6 +159,7 @@ class TreeBuilder {
 
   Value called(NodeId id, int depth) {
     const auto& node = graph_.calls[graph_.nodes[id].bits];
+    spend(kCallCost);
     auto call = std::make_shared<PickleCall>();
     std::tie(call->module, call->name) = name_of(node.function);
     call->args = list(graph_.items(graph_.nodes[node.args]), depth);

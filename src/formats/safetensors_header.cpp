@@ -27,11 +27,7 @@ constexpr std::array<DtypeFacts, kDtypeCount> kDtypes{{
 }};
 
 // A file that Python cannot open helps nobody.
-void check_text(std::string_view what, std::string_view text) {
-  if (text.size() > kLongestName) {
-    throw ArgumentError(str("The ", what, " ", python_repr(text.substr(0, 60)), "... has ",
-                            text.size(), " bytes; a safetensors file takes ", kLongestName, "."));
-  }
+void check_utf8(std::string_view what, std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {
     const auto point = next_code_point(text, at);
     if (!point.valid) {
@@ -40,6 +36,14 @@ void check_text(std::string_view what, std::string_view text) {
     }
     at += point.length;
   }
+}
+
+void check_name(std::string_view what, std::string_view text) {
+  if (text.size() > kLongestName) {
+    throw ArgumentError(str("The ", what, " ", python_repr(text.substr(0, 60)), "... has ",
+                            text.size(), " bytes; a safetensors file takes ", kLongestName, "."));
+  }
+  check_utf8(what, text);
 }
 
 void check_names(const SafetensorsHeader& header) {
@@ -54,12 +58,12 @@ void check_names(const SafetensorsHeader& header) {
           "A tensor cannot have the name '__metadata__', which safetensors files "
           "use for something else.");
     }
-    check_text("name", name);
+    check_name("name", name);
     before = name;
   }
   for (const auto& [key, value] : header.metadata) {
-    check_text("metadata key", key);
-    check_text("metadata", value);
+    check_name("metadata key", key);
+    check_utf8("metadata", value);
   }
 }
 

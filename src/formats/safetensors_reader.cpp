@@ -106,7 +106,7 @@ class HeaderReader {
     expect('}', "behind", what);
   }
 
-  std::string read_string(std::string_view what) {
+  std::string read_string(std::string_view what, std::size_t longest = kLongestName) {
     skip_blanks();
     const std::size_t start = at_;
     if (peek() != '"') fail(start, str("expected ", what, " in double quotes"));
@@ -123,8 +123,8 @@ class HeaderReader {
     if (end >= json_.size()) fail(start, "the string has no end");
     at_ = end + 1;
     const auto token = json_.substr(start, at_ - start);
-    if (token.size() > kLongestName + 2) {
-      fail(start, str("the string has more than ", kLongestName, " bytes"));
+    if (token.size() > longest + 2) {
+      fail(start, str("the string has more than ", longest, " bytes"));
     }
     if (!escaped) return std::string(token.substr(1, token.size() - 2));
     try {
@@ -170,7 +170,7 @@ class HeaderReader {
 
   void read_metadata() {
     read_object("the metadata", [&](std::string key, std::size_t where) {
-      std::string value = read_string("a text as metadata");
+      std::string value = read_string("a text as metadata", kLongestHeader);
       const auto [at, added] = header_.metadata.try_emplace(std::move(key), std::move(value));
       if (!added) fail(where, str("metadata ", shown(at->first), " is there a second time"));
     });

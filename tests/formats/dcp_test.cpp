@@ -126,6 +126,24 @@ TEST(MergeWeights, RemovesTheCheckpointAfterSuccessIfAsked) {
   EXPECT_TRUE(fs::exists(folder.path() / "out" / "model.safetensors"));
 }
 
+TEST(MergeWeights, DoesNotRemoveWhatItWrites) {
+  const test::Folder folder;
+  const auto in = folder.path() / "in";
+  fs::copy(reference("model"), in, fs::copy_options::recursive);
+  for (const auto& out : {in, in / "out", folder.path() / "other" / ".." / "in" / "out"}) {
+    EXPECT_EQ(message_of<ArgumentError>(
+                  [&] { (void)merge_weights(in, out, {.remove_checkpoint_dir = true}); }),
+              "The merged weights would be written to '" + out.string() +
+                  "' and removed with the checkpoint '" + in.string() +
+                  "'. Name an output folder outside of it, or do not ask for "
+                  "--remove_checkpoint_dir (remove_checkpoint_dir = true).");
+  }
+  EXPECT_TRUE(fs::exists(in / ".metadata"));
+  EXPECT_FALSE(fs::exists(in / "out"));
+  (void)merge_weights(in, folder.path() / "in2", {.remove_checkpoint_dir = true});
+  EXPECT_TRUE(fs::exists(folder.path() / "in2" / "model.safetensors"));
+}
+
 TEST(MergeWeights, NamesTheFolderToPassInstead) {
   const test::Folder folder;
   const auto message = [&] {
@@ -170,7 +188,8 @@ struct Box {
   Value transforms = {};
 };
 
-std::string metadata(const std::vector<std::int64_t>& sizes, const std::vector<Box>& boxes) {
+std::string metadata(const std::vector<std::int64_t>& sizes, const std::vector<Box>& boxes,
+                     const Value& path = Value::tuple({"w"})) {
   Value::List chunks;
   PickleCall::Entries places;
   std::int64_t shift = 0;
@@ -195,7 +214,7 @@ std::string metadata(const std::vector<std::int64_t>& sizes, const std::vector<B
   return pickle_dumps(object(
       "Metadata",
       Value::Dict{{"state_dict_metadata", Value::Dict{{"w", tensor}}},
-                  {"planner_data", Value::Dict{{"w", Value::tuple({"w"})}}},
+                  {"planner_data", Value::Dict{{"w", path}}},
                   {"storage_data", Value(std::make_shared<PickleDict>(std::move(places)))}}));
 }
 
@@ -240,6 +259,33 @@ TEST(DcpMetadata, RefusesFilesOutsideTheFolder) {
     EXPECT_EQ(error_of(metadata({1}, {{.offsets = {0}, .sizes = {1}, .file = name}})),
               "the file '" + name + "' is not in the folder of the checkpoint.");
   }
+}
+
+TEST(DcpMetadata, RefusesPathsThatAreTooLong) {
+  EXPECT_EQ(error_of(metadata({1}, {{{0}, {1}}}, Value::tuple(Value::List(64, Value("a"))))),
+            "nothing was thrown");
+  EXPECT_EQ(error_of(metadata({1}, {{{0}, {1}}}, Value::tuple(Value::List(65, Value("a"))))),
+            "the path of 'w' has 65 steps; at most 64 are read.");
+}
+
+TEST(MergeWeights, RefusesPositionsThatLeaveGaps) {
+  const test::Folder folder;
+  std::ofstream(folder / "__0_0.distcp") << "x";
+  const auto merged = [&](std::int64_t position) {
+    std::ofstream(folder / ".metadata")
+        << metadata({1}, {{{0}, {1}}}, Value::tuple({"root", "a", position}));
+    return message_of<CheckpointError>([&] {
+      (void)merge_weights(folder.path(), folder.path() / "out", {.safe_serialization = false});
+    });
+  };
+  const auto gap = [](const std::string& position) {
+    return "The path of 'w' in the checkpoint, ['root', 'a', " + position +
+           "], does not fit the other paths.";
+  };
+  EXPECT_EQ(merged(3), gap("3"));
+  EXPECT_EQ(merged(-1), gap("-1"));
+  EXPECT_EQ(merged(INT64_MAX), gap("9223372036854775807"));
+  EXPECT_NE(merged(0).find("are not inside the file"), std::string::npos);
 }
 
 TEST(DcpMetadata, RefusesTransformedData) {

@@ -84,6 +84,17 @@ TEST(PatternTest, NamesThePlaceAndTheProblemOfWhatItRefuses) {
   EXPECT_EQ(refusal("\xFF"), "The pattern '\xFF' cannot be used, at byte 1: it is not UTF-8.");
 }
 
+TEST(PatternTest, CountsAllOfItsWork) {
+  const auto spent = [](const std::string& pattern, const std::string& name) {
+    MatchBudget budget(100);
+    return message_of<ConfigError>([&] { (void)Pattern(pattern).find_all(name, budget); })
+        .starts_with("Matching the patterns against all names takes too long.");
+  };
+  EXPECT_FALSE(spent("^a", "a"));
+  EXPECT_TRUE(spent("^a", std::string(100, 'a')));  // it stops at once, but the name is decoded
+  EXPECT_TRUE(spent("^" + std::string(900, 'a'), "a"));
+}
+
 TEST(PatternTest, RefusesPatternsThatAreTooLarge) {
   EXPECT_EQ(refusal(std::string(1001, 'a')),
             "A pattern of 1001 bytes is too long: 1000 are the limit. It begins with "

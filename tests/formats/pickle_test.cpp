@@ -139,6 +139,8 @@ TEST(PickleLoads, RefusesTextsThatAreNotUtf8) {
 TEST(PickleLoads, RefusesAKeyTwice) {
   EXPECT_EQ(error_of(framed("}(X\x01\0\0\0aNX\x01\0\0\0aNu"s)),
             "'p', byte 20: pickle: a dict has the key 'a' twice.");
+  EXPECT_EQ(error_of(framed("ccollections\nOrderedDict\n)R(X\x01\0\0\0aNX\x01\0\0\0aNu"s)),
+            "'p', byte 28: pickle: a dict has the key 'a' twice.");
   EXPECT_EQ(error_of(framed("}(\x88NK\x01Nu")),
             "'p', byte 11: pickle: a dict has the key 1 twice.");
 }
@@ -179,6 +181,12 @@ TEST(PickleLoads, RefusesSharedPartsThatWouldBeCopiedTooOften) {
   for (int i = 0; i < 100'000; ++i) texts += "h\0"s;
   EXPECT_EQ(error_of(framed("(" + texts + "t")),
             "'p', byte 1248588: pickle: copies of its shared parts would take too much memory.");
+  // One long name, often.
+  const std::string name(4000, 'a');
+  std::string names = "c" + name + "\nb\nq\0"s;
+  for (int i = 0; i < 100'000; ++i) names += "h\0"s;
+  EXPECT_EQ(error_of(framed("(" + names + "t")),
+            "'p', byte 204011: pickle: copies of its shared parts would take too much memory.");
 }
 
 TEST(PickleLoads, ReadsAPickleFullOfSmallObjectsWithinItsBudget) {
@@ -233,6 +241,11 @@ TEST(PickleLoads, RefusesStoragesThatAreNone) {
                             "0U\x03"
                             "cpu\x8a\x08\0\0\0\0\0\0\0\x40tQ"s)),
             "'p', byte 51: pickle: a storage has 4611686018427387904 elements.");
+  EXPECT_EQ(error_of(framed("(U\x07storagectorch\nFloatStorage\nU\x41" + std::string(65, '0') +
+                            "U\x03"
+                            "cpuK\x06tQ")),
+            "'p', byte 107: pickle: the key or location of a storage has 65 bytes; at most 64 are "
+            "read.");
 }
 
 TEST(PickleLoads, RefusesPicklesBeyondTheLimit) {

@@ -354,5 +354,12 @@ TEST(SafetensorsHeader, RefusesToWriteWhatCannotBeRead) {
             "whole bytes.");
 }
 
+TEST(SafetensorsHeader, TakesLongMetadata) {
+  const SafetensorsHeader::Metadata metadata{{"config", std::string(1 << 20, 'x')},
+                                             {"lines", std::string(100'000, '\n')}};
+  const auto bytes = safetensors_header_bytes(plan_safetensors({}, metadata));
+  EXPECT_EQ(read_safetensors_header(bytes, "f").metadata, metadata);
+}
+
 }  // namespace
 }  // namespace accelerate::detail::formats
