@@ -8,6 +8,9 @@
 #include "core/json.h"
 #include "core/text.h"
 #include "core/xxh3.h"
+#include "formats/archive.h"
+#include "formats/pickle.h"
+#include "formats/pickle_value.h"
 #include "formats/safetensors_header.h"
 #include "support/command.h"
 #include "support/reference_path.h"
@@ -136,6 +139,66 @@ TEST(CheckpointShow, ShowsTheTensorsOfTorchArchives) {
   for (const auto& tensor : shown.at("tensors").items()) {
     EXPECT_FALSE(tensor.at("xxh3").as_string().empty()) << tensor.repr();
   }
+}
+
+constexpr std::int64_t kStorage = 4096;
+
+// An archive of a value with tensors in one storage of zeros.
+std::string write_archive(const Folder& folder, const Value& value) {
+  std::string file;
+  detail::formats::ArchiveWriter archive([&](std::string_view bytes) { file += bytes; }, "a",
+                                         detail::formats::pickle_dumps(value));
+  archive.begin_storage("0", kStorage);
+  archive.append(std::string(kStorage, '\0'));
+  archive.end_storage();
+  archive.finish();
+  detail::write_file_atomically(folder / "a.pt", file);
+  return folder / "a.pt";
+}
+
+Value stored_bytes(std::int64_t offset, std::int64_t size) {
+  auto storage = std::make_shared<detail::formats::PickleStorage>();
+  storage->key = "0";
+  storage->dtype = "uint8";
+  storage->location = "cpu";
+  storage->bytes = kStorage;
+  auto tensor = std::make_shared<detail::formats::PickleTensor>();
+  tensor->storage = storage;
+  tensor->dtype = "uint8";
+  tensor->offset = offset;
+  tensor->sizes = {size};
+  tensor->strides = {1};
+  return Value(Value::Leaf(tensor));
+}
+
+TEST(CheckpointShow, RefusesNamesAndSumsWithoutEnd) {
+  const Folder folder;
+  const auto error = [&](const Value& value) {
+    const auto path = write_archive(folder, value);
+    const auto outcome = show({path});
+    const auto begin = detail::str("accelerate: '", path, "', byte 0: ");
+    return outcome.error.starts_with(begin) ? outcome.error.substr(begin.size()) : outcome.text();
+  };
+  const std::string key(40'000, 'k');
+  EXPECT_EQ(error(Value::Dict{{key, Value::Dict{{key, stored_bytes(0, 64)}}}}),
+            "a tensor has a name of 80001 bytes; at most 65536 are shown.\n");
+  EXPECT_EQ(error(Value::Dict{{key, Value(Value::List(200, Value()))}}),
+            "the names of its tensors are too long to be shown.\n");
+  Value::List overlapping;
+  for (std::int64_t i = 0; i < 1000; ++i) overlapping.push_back(stored_bytes(i, kStorage - i));
+  EXPECT_EQ(error(Value(std::move(overlapping))), "its tensors overlap too often to be hashed.\n");
+}
+
+TEST(CheckpointShow, ALongNameDoesNotWidenTheTable) {
+  const Folder folder;
+  const auto shared = stored_bytes(0, 64);
+  const std::string name(1000, 'n');
+  const auto outcome = show({write_archive(folder, Value::Dict{{name, shared}, {"b", shared}})});
+  EXPECT_EQ(outcome.code, 0) << outcome.text();
+  const auto rest = "  uint8  [64]      64  " + sum_of_zeros(64) + "\n";
+  EXPECT_NE(outcome.output.find(name + rest), std::string::npos) << outcome.output;
+  EXPECT_NE(outcome.output.find("\nb" + std::string(119, ' ') + rest), std::string::npos)
+      << outcome.output;
 }
 
 }  // namespace
