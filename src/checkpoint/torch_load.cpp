@@ -5,12 +5,14 @@
 #include <unordered_map>
 #include <vector>
 
+#include "accelerate/errors.h"
 #include "accelerate/torch_archive.h"
 #include "checkpoint/parallel_chunks.h"
 #include "checkpoint/torch_dtype.h"
 #include "core/text.h"
 #include "formats/archive.h"
 #include "formats/format_error.h"
+#include "formats/legacy_archive.h"
 
 namespace accelerate {
 namespace detail::checkpoint {
@@ -135,6 +137,11 @@ Value torch_load(const std::filesystem::path& path, const TorchLoadOptions& opti
   const formats::FileBytes file(path);
   const formats::ArchiveReader archive(file);
   if (options.verify_checksums) {
+    if (formats::is_legacy_archive(file)) {
+      throw ArgumentError(str("'", path.string(),
+                              "' is a file from before Torch 1.6, which has no checksums. Load it "
+                              "without verify_checksums."));
+    }
     for (const auto& entry : archive.directory().entries()) formats::check_crc(file, entry);
   }
   Value value = archive.value();

@@ -126,9 +126,11 @@ void ArchiveWriter::finish() {
 }
 
 std::string archive_name(const std::filesystem::path& path) {
-  const auto name = path.filename().string();
-  const auto dot = name.rfind('.');
-  return dot == 0 ? name : name.substr(0, dot);
+  auto name = path.filename().string();
+  if (const auto dot = name.rfind('.'); dot != 0) name = name.substr(0, dot);
+  const bool plain = std::ranges::all_of(
+      name, [](char c) { return c >= ' ' && c <= '~' && c != '\\' && c != ':'; });
+  return plain && name != ".." ? name : "archive";
 }
 
 }  // namespace accelerate::detail::formats

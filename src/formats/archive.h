@@ -56,7 +56,8 @@ class ArchiveWriter {
   std::string folder_;
 };
 
-/// The folder inside an archive, as torch.save names it: the file's name up to its last dot.
+/// The folder inside an archive, as torch.save names it: the file's name up to its last dot, or
+/// "archive" if that is not plain ASCII.
 [[nodiscard]] std::string archive_name(const std::filesystem::path& path);
 
 }  // namespace accelerate::detail::formats

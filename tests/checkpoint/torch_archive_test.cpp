@@ -114,6 +114,12 @@ TEST(TorchLoad, ReadsArchivesWithoutTheEntriesOfNewerVersions) {
 
 TEST(TorchLoad, ComparesChecksumsIfAsked) {
   expect_shared(torch_load(reference("shared.pt"), {.verify_checksums = true}));
+  const auto legacy = reference("legacy.pt");
+  EXPECT_EQ(
+      message_of<ArgumentError>([&] { (void)torch_load(legacy, {.verify_checksums = true}); }),
+      "'" + legacy +
+          "' is a file from before Torch 1.6, which has no checksums. Load it without "
+          "verify_checksums.");
 }
 
 TEST(TorchLoad, MapsTheFileIfAsked) {

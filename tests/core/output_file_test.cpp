@@ -111,6 +111,20 @@ TEST_F(OutputFileTest, KeepsALinkAndReplacesTheFileItPointsTo) {
   EXPECT_EQ(read_file(file("target")), "new");
 }
 
+TEST_F(OutputFileTest, FollowsLinksToWhatIsNotThereYet) {
+  fs::create_symlink("target", file("link"));
+  fs::create_symlink("link", file("outer"));
+  OutputFile output(file("outer"));
+  output.write("new");
+  output.publish();
+  EXPECT_TRUE(fs::is_symlink(file("outer")));
+  EXPECT_TRUE(fs::is_symlink(file("link")));
+  EXPECT_EQ(read_file(file("target")), "new");
+  fs::create_symlink("loop", file("loop"));
+  EXPECT_NE(message_of<CheckpointError>([&] { OutputFile(file("loop")); }).find("symbolic links"),
+            std::string::npos);
+}
+
 TEST_F(OutputFileTest, KeepsThePermissionsOfTheOldFile) {
   detail::write_file_atomically(file(), "old");
   fs::permissions(file(), fs::perms::owner_read | fs::perms::owner_write | fs::perms::group_read);

@@ -62,6 +62,10 @@ TEST(Archive, IsNamedAsItsFileUpToTheLastDot) {
   EXPECT_EQ(archive_name("random_states_0.pkl"), "random_states_0");
   EXPECT_EQ(archive_name("model.v1.bin"), "model.v1");
   EXPECT_EQ(archive_name("model"), "model");
+  EXPECT_EQ(archive_name(".pt"), ".pt");
+  for (const auto* name : {"...", "a\\b.pt", "c:d.pt", "\xff.pt", "\u91cd.pt"}) {
+    EXPECT_EQ(archive_name(name), "archive") << name;
+  }
 }
 
 TEST(Archive, RefusesStoragesOfAnotherSize) {
