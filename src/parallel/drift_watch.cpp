@@ -11,7 +11,9 @@
 #include <utility>
 
 #include "accelerate/errors.h"
+#include "accelerate/state/gradient_state.h"
 #include "comm/peers.h"
+#include "core/failure_hook.h"
 #include "core/log.h"
 #include "core/text.h"
 
@@ -35,10 +37,14 @@ bool is_watched(const at::Tensor& tensor) {
   return c10::isComplexType(dtype) || (c10::isFloatingType(dtype) && !c10::isFloat8Type(dtype));
 }
 
+/// Those of one device, that of the first one: a message has one.
 Parameters watched(const Parameters& all) {
   Parameters result;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (is_watched(all.tensors[i])) result.add(all.names[i], all.tensors[i]);
+    const auto& tensor = all.tensors[i];
+    if (!is_watched(tensor)) continue;
+    if (result.size() > 0 && tensor.device() != result.tensors[0].device()) continue;
+    result.add(all.names[i], tensor);
   }
   return result;
 }
@@ -88,15 +94,21 @@ std::optional<at::ScalarType> sum_dtype(const at::Tensor& tensor) {
 double tolerance_of(const at::Tensor& parameter, std::int64_t elements) {
   const auto dtype = c10::toRealValueType(parameter.scalar_type());
   if (dtype == at::kDouble) return 1e-9;
-  double bit = std::numeric_limits<float>::epsilon();
-  if (dtype == at::kHalf) bit = 0x1p-10;
-  if (dtype == at::kBFloat16) bit = 0x1p-7;
-  return std::max(2e-5, 16 * bit / std::sqrt(static_cast<double>(elements)));
+  double one = 1024 * double{std::numeric_limits<float>::epsilon()};
+  if (dtype == at::kHalf) one = 16 * 0x1p-10;
+  if (dtype == at::kBFloat16) one = 16 * 0x1p-7;
+  return std::max(2e-5, one / std::sqrt(static_cast<double>(elements)));
 }
 
-bool are_equal(double a, double b, double tolerance) {
+bool are_equal(double a, double b, double tolerance, double scale) {
   if (!std::isfinite(a) || !std::isfinite(b)) return std::isnan(a) ? std::isnan(b) : a == b;
-  return std::abs(a - b) <= tolerance * std::max(a, b);
+  return std::abs(a - b) <= tolerance * std::max({a, b, scale});
+}
+
+/// A loader that is prepared is being iterated: whether processes get the same batches is its
+/// business.
+bool in_prepared_loader() {
+  return GradientState::initialized() && GradientState().in_dataloader();
 }
 
 /// "rank 1", "ranks 1 and 3", "ranks 1, 2 and 3".
@@ -108,13 +120,13 @@ std::string rank_list(const std::vector<int>& ranks) {
 
 }  // namespace
 
-std::vector<int> ranks_that_differ(std::span<const double> sums, double tolerance) {
+std::vector<int> ranks_that_differ(std::span<const double> sums, double tolerance, double scale) {
   const auto size = static_cast<int>(sums.size());
   std::vector<int> fewest;
   for (int reference = 0; reference < size; ++reference) {
     std::vector<int> others;
     for (int rank = 0; rank < size; ++rank) {
-      if (!are_equal(sums[reference], sums[rank], tolerance)) others.push_back(rank);
+      if (!are_equal(sums[reference], sums[rank], tolerance, scale)) others.push_back(rank);
     }
     if (others.empty()) return {};
     if (reference == 0 || others.size() < fewest.size()) fewest = std::move(others);
@@ -172,24 +184,21 @@ void DriftWatch::for_each_chunk(std::size_t window, F&& f) {
   }
 }
 
-const at::Tensor& DriftWatch::view_of(Chunk& chunk) const {
-  const auto& tensor = parameters_.tensors[chunk.parameter];
-  // A parameter may have been given other data.
-  if (chunk.view.defined() && chunk.data == tensor.const_data_ptr()) return chunk.view;
-  chunk.data = tensor.const_data_ptr();
-  chunk.view = tensor.detach();
-  if (tensor.dim() > 0) {
-    const auto first = std::min(chunk.first, tensor.size(0));
-    chunk.view = chunk.view.narrow(0, first, std::min(chunk.rows, tensor.size(0) - first));
+at::Tensor DriftWatch::view_of(const Chunk& chunk) const {
+  auto view = parameters_.tensors[chunk.parameter].detach();
+  if (view.dim() > 0) {
+    // A parameter may have been given other data.
+    const auto first = std::min(chunk.first, view.size(0));
+    view = view.narrow(0, first, std::min(chunk.rows, view.size(0) - first));
   }
-  if (chunk.view.is_complex()) chunk.view = at::view_as_real(chunk.view);
-  return chunk.view;
+  return view.is_complex() ? at::view_as_real(view) : view;
 }
 
-double DriftWatch::sum_of(Chunk& chunk) const {
+double DriftWatch::sum_of(const Chunk& chunk) const {
   const auto& tensor = parameters_.tensors[chunk.parameter];
   const std::int64_t row = chunk.elements / chunk.rows;
-  const bool as_planned = chunk.first + chunk.rows <= rows_of(tensor) &&
+  // It may have been moved to a device, or been given another shape.
+  const bool as_planned = tensor.is_cpu() && chunk.first + chunk.rows <= rows_of(tensor) &&
                           tensor.numel() == row * rows_of(tensor) && tensor.is_contiguous();
   const auto sum = [&]<class T>(const T* data, std::int64_t parts) {
     return sum_of_terms(data + chunk.first * row * parts, chunk.elements * parts);
@@ -211,7 +220,7 @@ double DriftWatch::sum_of(Chunk& chunk) const {
         break;
     }
   }
-  const auto& view = view_of(chunk);
+  const auto view = view_of(chunk);
   if (view.numel() == 0) return 0;
   const auto dtype = sum_dtype(view);
   return at::linalg_vector_norm(view, 1, {}, false, dtype).item<double>() +
@@ -236,7 +245,7 @@ void DriftWatch::sum_up_on_host() {
   }
   auto* const sums = own_.mutable_data_ptr<double>();
   std::fill(sums, sums + own_.numel(), 0);
-  for_each_chunk(next_, [&](std::size_t slot, Chunk& chunk) { sums[slot] = sum_of(chunk); });
+  for_each_chunk(next_, [&](std::size_t slot, const Chunk& chunk) { sums[slot] = sum_of(chunk); });
 }
 
 void DriftWatch::sum_up_on_device() {
@@ -247,9 +256,9 @@ void DriftWatch::sum_up_on_device() {
     std::vector<std::int64_t> slots = {};
   };
   std::vector<Norms> all;
-  for_each_chunk(next_, [&](std::size_t slot, Chunk& chunk) {
-    const auto& view = view_of(chunk);
-    if (view.numel() == 0) return;
+  for_each_chunk(next_, [&](std::size_t slot, const Chunk& chunk) {
+    const auto view = view_of(chunk);
+    if (view.numel() == 0 || view.device() != device_) return;
     auto same = std::ranges::find(all, view.scalar_type(), &Norms::dtype);
     if (same == all.end()) same = all.insert(same, {.dtype = view.scalar_type()});
     same->views.push_back(view);
@@ -276,7 +285,7 @@ void DriftWatch::note_loss(const at::Tensor& loss) {
   if (paused_ || !is_due(backwards_ + 1)) return;
   loss_on_host_ = 0;
   loss_on_device_ = at::Tensor();
-  if (loss.numel() != 1 || loss.device() != device_) return;
+  if (loss.numel() != 1 || !loss.is_floating_point() || loss.device() != device_) return;
   if (device_.is_cpu()) {
     loss_on_host_ = loss.item<double>();
   } else {
@@ -355,11 +364,14 @@ void DriftWatch::compare(const Message& message) {
   const auto of_ranks = [&](std::size_t slot) {
     for (std::size_t rank = 0; rank < size; ++rank) sums[rank] = all[rank * slots + slot];
   };
-  for_each_chunk(message.window, [&](std::size_t slot, const Chunk& chunk) {
+  for_each_chunk(message.window, [&](std::size_t slot, Chunk& chunk) {
     of_ranks(slot);
     const auto tolerance = tolerance_of(parameters_.tensors[chunk.parameter], chunk.elements);
-    const auto ranks = ranks_that_differ(sums, tolerance);
-    if (!ranks.empty()) report(chunk, sums, ranks, message.backward);
+    const auto ranks = ranks_that_differ(sums, tolerance, chunk.scale);
+    if (!ranks.empty()) report(chunk, sums, ranks, message);
+    for (const double sum : sums) {
+      if (std::isfinite(sum)) chunk.scale = std::max(chunk.scale, sum);
+    }
   });
   of_ranks(0);
   compare_losses(sums);
@@ -368,40 +380,43 @@ void DriftWatch::compare(const Message& message) {
 void DriftWatch::compare_losses(std::span<const double> losses) {
   const bool same = std::ranges::all_of(losses, [&](double one) { return one == losses[0]; });
   // A loss that stays the same tells nothing, nor does one that is not there.
-  const bool tells = same && losses[0] != 0 && losses[0] != last_loss_;
+  const bool tells = same && losses[0] != 0 && losses[0] != last_loss_ && !in_prepared_loader();
   last_loss_ = losses[0];
   same_losses_ = tells ? same_losses_ + 1 : 0;
   if (same_losses_ != kSameLosses) return;
   warn_once(str("backward: the loss was the same to the last bit on all ", losses.size(),
                 " processes in ", kSameLosses,
-                " comparisons in a row: they train on the same batches, which takes as long as one "
-                "process and learns no more. Prepare the data loader, or give each process data of "
+                " comparisons in a row. If it is computed over gathered values, this is right; "
+                "otherwise the processes train on the same batches, which takes as long as one "
+                "process and learns no more: prepare the data loader, or give each process data of "
                 "its own."));
 }
 
 void DriftWatch::report(const Chunk& chunk, std::span<const double> sums,
-                        const std::vector<int>& ranks, std::int64_t backward) const {
+                        const std::vector<int>& ranks, const Message& message) const {
   const auto& tensor = parameters_.tensors[chunk.parameter];
   const bool whole = chunk.elements == tensor.numel();
   std::vector<std::string> values;
   for (const int rank : ranks) values.push_back(str(sums[static_cast<std::size_t>(rank)]));
   std::size_t reference = 0;
   while (std::ranges::find(ranks, static_cast<int>(reference)) != ranks.end()) ++reference;
-  throw CommError(
-      detail::str(
-          "backward: the parameter '", parameters_.names[chunk.parameter], "' of shape ",
-          tensor.sizes(), " has drifted apart: ", rank_list(ranks),
-          ranks.size() == 1 ? " has" : " have", " other values than rank ", reference,
-          " (the sum over ",
-          whole ? str("its elements")
-                : str("its rows ", chunk.first, " to ", chunk.first + chunk.rows - 1),
-          ", mostly of magnitudes, is ", join(values), " there and ", sums[reference], " on rank ",
-          reference, "). It was seen in averaged backward ", backward,
-          " of the model. Look for what changes parameters on some processes only: a step or a "
-          "load_state_dict under a condition on the rank, values written by hand, gradients "
-          "changed after backward. If processes shall have parameters of their own, set "
-          "drift_check = 0 of AcceleratorOptions, or ACCELERATE_DRIFT_CHECK=0."),
-      ranks.front());
+  const auto text = detail::str(
+      "backward: the parameter '", parameters_.names[chunk.parameter], "' of shape ",
+      tensor.sizes(), " has drifted apart: ", rank_list(ranks),
+      ranks.size() == 1 ? " has" : " have", " other values than rank ", reference,
+      " (the sum over ",
+      whole ? str("its elements")
+            : str("its rows ", chunk.first, " to ", chunk.first + chunk.rows - 1),
+      ", mostly of magnitudes, is ", join(values), " there and ", sums[reference], " on rank ",
+      reference, "). It was seen in averaged backward ", message.backward,
+      " of the model. Look for what changes parameters on some processes only: a step or a "
+      "load_state_dict under a condition on the rank, values written by hand, gradients "
+      "changed after backward. If processes shall have parameters of their own, set "
+      "drift_check = 0 of AcceleratorOptions, or ACCELERATE_DRIFT_CHECK=0.");
+  // A result that a device copies is read by each rank when it is there: the others may wait for
+  // this rank before they come to read theirs.
+  if (const auto tell = failure_hook.load(); tell != nullptr && message.copied) tell(text);
+  throw CommError(text, ranks.front());
 }
 
 }  // namespace accelerate::detail::parallel

@@ -48,15 +48,15 @@ struct Parameters {
 
 /// The ranks whose sum differs from the sum that most ranks have (if several are as frequent, that
 /// of the lowest rank). `sums` are not negative; two of them are equal if they differ by at most
-/// `tolerance` times the larger one, or are both NaN, or both infinite.
+/// `tolerance` times the larger one or `scale`, or are both NaN, or both infinite.
 [[nodiscard]] ACCELERATE_API std::vector<int> ranks_that_differ(std::span<const double> sums,
-                                                                double tolerance);
+                                                                double tolerance, double scale = 0);
 
 class DriftWatch {
  public:
   /// Parameters must be equal on all processes now. `interval`: the averaged backward passes from
   /// one comparison to the next, 1 or more. Dense parameters of floating point or complex numbers
-  /// are watched.
+  /// are watched that are on the device of the first of them.
   DriftWatch(Parameters parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
              std::int64_t interval);
 
@@ -80,9 +80,9 @@ class DriftWatch {
     std::int64_t first = 0;
     std::int64_t rows = 0;
     std::int64_t elements = 0;
-    /// On a device: the rows, and the memory of the parameter that they are a view of.
-    at::Tensor view = {};
-    const void* data = nullptr;
+    /// The largest sum that any process has sent: elements that have become small are as exact as
+    /// they were when they were large.
+    double scale = 0;
   };
   using Window = std::vector<Chunk>;
 
@@ -101,8 +101,8 @@ class DriftWatch {
   [[nodiscard]] bool is_due(std::int64_t backward) const { return backward % every_ == 0; }
   template <class F>
   void for_each_chunk(std::size_t window, F&& f);
-  [[nodiscard]] const at::Tensor& view_of(Chunk& chunk) const;
-  [[nodiscard]] double sum_of(Chunk& chunk) const;
+  [[nodiscard]] at::Tensor view_of(const Chunk& chunk) const;
+  [[nodiscard]] double sum_of(const Chunk& chunk) const;
   void sum_up_on_host();
   void sum_up_on_device();
   void send();
@@ -111,7 +111,7 @@ class DriftWatch {
   void compare(const Message& message);
   void compare_losses(std::span<const double> losses);
   [[noreturn]] void report(const Chunk& chunk, std::span<const double> sums,
-                           const std::vector<int>& ranks, std::int64_t backward) const;
+                           const std::vector<int>& ranks, const Message& message) const;
 
   Parameters parameters_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
