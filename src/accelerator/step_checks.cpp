@@ -1,9 +1,11 @@
 #include "accelerator/step_checks.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/hash.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "accelerate/errors.h"
 #include "accelerator/gradient_watch.h"
@@ -30,10 +32,13 @@ void for_each_parameter(const Optimizer& optimizer, F&& f) {
   }
 }
 
-std::size_t parameter_count(const Optimizer& optimizer) {
-  std::size_t count = 0;
-  for (const auto& group : optimizer.param_groups()) count += group.params().size();
-  return count;
+/// Of the parameters in their order, as objects.
+std::size_t hash_of(const Optimizer& optimizer) {
+  std::size_t hash = 0;
+  for_each_parameter(optimizer, [&](const at::Tensor& parameter, auto, auto) {
+    hash = c10::hash_combine(hash, std::hash<const void*>()(parameter.unsafeGetTensorImpl()));
+  });
+  return hash;
 }
 
 bool has(const Optimizer& optimizer, const at::Tensor& parameter) {
@@ -96,7 +101,12 @@ void StepChecks::operator()(const Optimizer& optimizer) {
   list_model_registry(models_);
   check_strays(optimizer, models_);
   find_unheld(optimizer);
-  check_unheld();
+  // Where no model synchronizes, each process trains for itself.
+  const auto synchronizes = [](const auto& model) { return model->synchronizes; };
+  if (models_.empty() || std::ranges::any_of(models_, synchronizes)) {
+    check_added();
+    check_others();
+  }
   for (const auto& model : models_) {
     if (model->synchronizes) model->engine->before_step();
   }
@@ -109,75 +119,71 @@ bool StepChecks::is_held(const at::Tensor& parameter) const {
 }
 
 void StepChecks::find_unheld(const Optimizer& optimizer) {
-  const auto count = parameter_count(optimizer);
+  const auto hash = hash_of(optimizer);
   const auto same = [](const auto& model, const auto& one) { return model->engine == one.lock(); };
-  if (count == parameters_ && std::ranges::equal(models_, engines_, same)) return;
-  parameters_ = count;
+  if (hash == hash_ && std::ranges::equal(models_, engines_, same)) return;
+  hash_ = hash;
   engines_.clear();
   for (const auto& model : models_) engines_.emplace_back(model->engine);
-  unheld_.clear();
-  names_.clear();
-  added_ = false;
-  std::vector<std::string> others;
-  std::vector<at::Tensor> of_others;
+  parameters_ = 0;
+  added_ = {};
+  others_ = {};
   for_each_parameter(optimizer, [&](const at::Tensor& parameter, auto group, auto index) {
-    if (!parameter.requires_grad() || is_held(parameter)) return;
-    if (const auto name = name_in(models_, parameter); !name.empty()) {
-      added_ = true;
-      unheld_.push_back(parameter);
-      names_.push_back(detail::str("'", name, "'"));
-      return;
-    }
-    of_others.push_back(parameter);
-    others.push_back(detail::str("parameter ", index, " of group ", group, " ", parameter.sizes()));
+    ++parameters_;
+    // Frozen ones too: they may be unfrozen later.
+    if (is_held(parameter)) return;
+    const auto name = name_in(models_, parameter);
+    auto& unheld = name.empty() ? others_ : added_;
+    unheld.tensors.push_back(parameter);
+    unheld.names.push_back(
+        name.empty() ? detail::str("parameter ", index, " of group ", group, " ", parameter.sizes())
+                     : detail::str("'", name, "'"));
   });
-  // An error goes before a warning.
-  if (added_) return;
-  unheld_ = std::move(of_others);
-  names_ = std::move(others);
 }
 
-std::vector<std::string> StepChecks::trained_unheld() const {
+std::vector<std::string> StepChecks::trained(const Unheld& unheld) const {
   std::vector<std::string> names;
-  for (std::size_t i = 0; i < unheld_.size(); ++i) {
+  for (std::size_t i = 0; i < unheld.tensors.size(); ++i) {
+    const auto& parameter = unheld.tensors[i];
     // An engine that was rebuilt may have taken it over.
-    if (unheld_[i].grad().defined() && !is_held(unheld_[i])) names.push_back(names_[i]);
+    if (parameter.grad().defined() && !is_held(parameter)) names.push_back(unheld.names[i]);
   }
   return names;
 }
 
-void StepChecks::check_unheld() {
-  if (unheld_.empty()) return;
-  auto trained = trained_unheld();
-  if (added_) {
-    if (trained.empty()) return;
-    throw StateError(str(
-        "step: parameters that a prepared model got, or that were unfrozen, after prepare have "
-        "gradients which are not averaged over the processes: ",
-        shown(std::move(trained)),
-        ". Prepare the model again: accelerator.free_memory(model), then prepare. If each "
-        "process shall train them for itself, give them to an optimizer that is not prepared."));
-  }
-  if (warned_) return;
+void StepChecks::check_added() const {
+  auto names = trained(added_);
+  if (names.empty()) return;
+  throw StateError(
+      str("step: parameters that a prepared model got, or that were unfrozen, after prepare have "
+          "gradients which are not averaged over the processes: ",
+          shown(std::move(names)),
+          ". Prepare the model again: accelerator.free_memory(model), then prepare. If each "
+          "process shall train them for itself, give them to an optimizer that is not prepared."));
+}
+
+void StepChecks::check_others() {
+  if (warned_ || others_.tensors.empty()) return;
   const char* const remedy =
       "Prepare the model that they belong to, before the first step. If each process shall train "
       "them for itself, or you average their gradients, use an optimizer that is not prepared, or "
       "set drift_check = 0 of AcceleratorOptions.";
-  if (!trained.empty()) {
+  if (auto names = trained(others_); !names.empty()) {
     warned_ = true;
-    const auto count = trained.size();
+    const auto count = names.size();
     warn_once(str("step: the optimizer has ", count,
                   " parameters that no prepared model has, whose gradients are not averaged over "
                   "the processes: ",
-                  shown(std::move(trained)), ". The processes drift apart. ", remedy));
+                  shown(std::move(names)), ". The processes drift apart. ", remedy));
     return;
   }
-  if (unheld_.size() < parameters_) return;
+  if (others_.tensors.size() < parameters_) return;
   warned_ = true;
   warn_once(str("step: none of the ", parameters_,
                 " parameters of the optimizer has a gradient, and no prepared model has any of "
                 "them, so that nothing is trained: ",
-                shown(names_), ". Was it built on the parameters of another model? ", remedy));
+                shown(others_.names), ". Was it built on the parameters of another model? ",
+                remedy));
 }
 
 }  // namespace accelerate::detail::accelerator

@@ -27,21 +27,29 @@ class StepChecks {
  private:
   using Models = std::vector<std::shared_ptr<ModelCore>>;
 
+  /// Parameters of the optimizer that no engine trains.
+  struct Unheld {
+    std::vector<at::Tensor> tensors = {};
+    std::vector<std::string> names = {};
+  };
+
   [[nodiscard]] bool is_held(const at::Tensor& parameter) const;
   void find_unheld(const torch::optim::Optimizer& optimizer);
-  void check_unheld();
-  /// Those of `unheld_` that the step changes, by name.
-  [[nodiscard]] std::vector<std::string> trained_unheld() const;
+  void check_added() const;
+  void check_others();
+  /// Those that the step changes, by name.
+  [[nodiscard]] std::vector<std::string> trained(const Unheld& unheld) const;
 
   Models models_ = {};
-  /// The engines and the number of parameters that `unheld_` was made of.
+  /// The engines and the parameters, as a number and a hash, that `added_` and `others_` were made
+  /// of.
   std::vector<std::weak_ptr<parallel::Engine>> engines_ = {};
   std::size_t parameters_ = 0;
-  /// Parameters of the optimizer that no engine trains.
-  std::vector<at::Tensor> unheld_ = {};
-  std::vector<std::string> names_ = {};
-  /// Whether the modules of prepared models have them, so that they came after `prepare`.
-  bool added_ = false;
+  std::size_t hash_ = 0;
+  /// The modules of prepared models have them: they came, or were unfrozen, after `prepare`.
+  Unheld added_ = {};
+  /// No prepared model has them.
+  Unheld others_ = {};
   bool warned_ = false;
 };
 

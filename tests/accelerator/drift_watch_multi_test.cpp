@@ -57,6 +57,11 @@ TEST(RanksThatDiffer, AreThoseOutsideOfTheMajority) {
   EXPECT_EQ(differ({0, 1e-30}), Ranks{1});
 }
 
+TEST(RanksThatDiffer, MayHaveSumsThatWereLargerBefore) {
+  EXPECT_EQ(ranks_that_differ(std::vector{1e-9, 1e-5}, 1e-4, 1), Ranks());
+  EXPECT_EQ(ranks_that_differ(std::vector{1e-9, 1e-3}, 1e-4, 1), Ranks{1});
+}
+
 TEST(RanksThatDiffer, CompareWhatIsNotFinite) {
   const auto differ = [](std::vector<double> sums) { return ranks_that_differ(sums, 1e-4); };
   EXPECT_EQ(differ({kNan, kNan}), Ranks());
@@ -160,6 +165,7 @@ TEST(DriftWatch, FindsADriftOfTwoProcesses) {
         << "0.5 has become about -0.5";
     // No drift: rounding of another processor.
     EXPECT_EQ(train_with_drift("scalar", 1, 1e-6, 57).backward, 0);
+    EXPECT_EQ(train_with_drift("scalar", 1, 2e-5, 57).backward, 0) << "1024 bits of one element";
     EXPECT_EQ(train_with_drift("brain", 1, 1e-3, 57).backward, 0);
   });
 }
@@ -171,6 +177,22 @@ TEST(DriftWatch, TakesOnePassOverVeryManyParameters) {
     EXPECT_TRUE(contains(seen.message, "'small_999'")) << seen.message;
     EXPECT_GT(seen.backward - 7, 50);
     EXPECT_LE(seen.backward - 7, 40 + 1009 / 16);
+  });
+}
+
+TEST(DriftWatch, IsSilentForAParameterThatBecomesSmall) {
+  on_processes(2, [](PartialState& state) {
+    const int rank = state.process_index();
+    Accelerator accelerator(anew());
+    Zoo net;
+    auto [model, optimizer] = accelerator.prepare(net, sgd(net->parameters()));
+    for (int step = 1; step <= 120; ++step) {
+      if (step == 60) {  // the rounding of 0.5 is all that is left
+        const torch::NoGradGuard no_grad;
+        net->scalar.fill_(1e-9 * (1 + rank));
+      }
+      accelerator.backward(model(input_of(rank, step)) * 0);
+    }
   });
 }
 
@@ -426,6 +448,47 @@ TEST(StepChecks, NameParametersThatAModelGotAfterPrepare) {
   });
 }
 
+TEST(StepChecks, NameParametersThatWereUnfrozenAfterPrepare) {
+  on_processes(2, [](PartialState& state) {
+    const int rank = state.process_index();
+    Accelerator accelerator(anew());
+    Mlp net;
+    net->first->weight.set_requires_grad(false);
+    auto [model, optimizer] = accelerator.prepare(net, sgd(net->parameters()));
+    accelerator.backward(model(input_of(rank)).pow(2).mean());
+    optimizer.step();
+    net->first->weight.set_requires_grad(true);
+    {
+      const auto alone = accelerator.no_sync(model);
+      accelerator.backward(model(input_of(rank)).pow(2).mean());
+      optimizer.step();  // each process for itself, as asked for
+    }
+    const auto message = message_of<StateError>([&, &step = optimizer] { step.step(); });
+    EXPECT_TRUE(contains(message, "'first.weight'")) << message;
+    EXPECT_FALSE(contains(message, "'first.bias'")) << message;
+  });
+}
+
+TEST(StepChecks, SeeAParameterThatTakesThePlaceOfAnother) {
+  on_processes(2, [](PartialState& state) {
+    const int rank = state.process_index();
+    const CapturedLog log;
+    Accelerator accelerator(anew());
+    Mlp net;
+    auto [model, optimizer] = accelerator.prepare(net, sgd(net->parameters()));
+    auto weights = torch::zeros({2}, torch::requires_grad());
+    const auto train = [&, &model = model, &optimizer = optimizer] {
+      accelerator.backward(model(input_of(rank)).pow(2).mean() + weights.sum());
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    train();
+    optimizer.param_groups()[0].params()[3] = weights;
+    train();
+    EXPECT_EQ(count_of(log, "parameter 3 of group 0 [2]"), rank == 0 ? 1 : 0);
+  });
+}
+
 TEST(StepChecks, WarnOnceOfParametersThatNoPreparedModelHas) {
   on_processes(2, [](PartialState& state) {
     const int rank = state.process_index();
@@ -521,7 +584,7 @@ TEST(StepChecks, WarnOfASchedulerThatMovesWhileGradientsAccumulate) {
 TEST(StepChecks, WarnOnceWhereAllProcessesTrainOnTheSameBatches) {
   on_processes(2, [](PartialState& state) {
     const CapturedLog log;
-    const std::string text = "they train on the same batches";
+    const std::string text = "the processes train on the same batches";
     Accelerator accelerator(anew());
     const auto train = [&](auto& loader) {
       Mlp net;
@@ -538,6 +601,15 @@ TEST(StepChecks, WarnOnceWhereAllProcessesTrainOnTheSameBatches) {
     };
     auto prepared = accelerator.prepare(loader());
     train(prepared);
+    EXPECT_EQ(count_of(log, text), 0);
+    // The loss over the batches of all.
+    Mlp net;
+    auto [model, optimizer] = accelerator.prepare(net, sgd(net->parameters()));
+    for (const auto& batch : prepared) {
+      accelerator.backward(model(accelerator.gather(batch)).pow(2).mean());
+      optimizer.step();
+      optimizer.zero_grad();
+    }
     EXPECT_EQ(count_of(log, text), 0);
     auto plain = loader();
     train(plain);
