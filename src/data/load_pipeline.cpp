@@ -212,11 +212,15 @@ class WorkerPass final : public Pass {
       : pool_(std::move(pool)),
         shared_(std::make_shared<SharedLoads>(std::move(recipe), std::move(source), pool_->queue(),
                                               std::move(context), seed)) {}
-  ~WorkerPass() override { shared_->window.cancel(); }
+  ~WorkerPass() override {
+    // In a forked copy the window may be locked by a worker that is not here.
+    if (!shared_->workers->is_forked_copy()) shared_->window.cancel();
+  }
   WorkerPass(const WorkerPass&) = delete;
   WorkerPass& operator=(const WorkerPass&) = delete;
 
   std::optional<LoadedBatch> next() override {
+    shared_->workers->refuse_forked_copy();
     shared_->load_ahead();
     auto taken = shared_->window.take(shared_->recipe->options.timeout);
     if (!taken) return std::nullopt;

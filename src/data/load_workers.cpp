@@ -3,14 +3,19 @@
 #include <ATen/Parallel.h>
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <iostream>
 #include <string>
 #include <utility>
 
 #include "accelerate/data/options.h"
 #include "accelerate/detail/data/indexed_fetch.h"
+#include "comm/group_guard.h"
 #include "core/exception_text.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -67,6 +72,18 @@ void leave_behind(std::int64_t worker, const std::string& job) noexcept {
   }
 }
 
+/// Ends the process where a worker that was left behind still runs: it may call operators, whose
+/// tables are static objects that are about to go.
+void end_without_destructors(int status, void* of_queue) {
+  auto& queue = **static_cast<std::shared_ptr<JobQueue>*>(of_queue);
+  if (queue.is_forked_copy() || queue.await_end(std::chrono::milliseconds(0)).empty()) return;
+  comm::GroupGuard::this_process_ends();
+  std::cout.flush();
+  std::clog.flush();
+  std::fflush(nullptr);
+  ::_exit(status);
+}
+
 }  // namespace
 
 CancelScope::CancelScope(const std::atomic<bool>& cancelled) noexcept
@@ -90,7 +107,7 @@ std::string show_samples(const IndexBatch& indices) {
 JobQueue::JobQueue(std::int64_t num_workers) : workers_(static_cast<std::size_t>(num_workers)) {}
 
 void JobQueue::submit(Job job, std::int64_t worker) {
-  owner_.refuse_forked_copy("load a batch with workers");
+  refuse_forked_copy();
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
@@ -221,6 +238,7 @@ WorkerPool::~WorkerPool() {
     threads_[i].detach();
     leave_behind(worker->first, worker->second);
   }
+  if (!left.empty()) ::on_exit(end_without_destructors, new std::shared_ptr<JobQueue>(queue_));
 }
 
 LoadWindow::LoadWindow(std::size_t capacity, bool in_order, std::int64_t first_sequence)

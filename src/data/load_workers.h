@@ -54,6 +54,8 @@ class JobQueue {
   /// number and the job that it is at.
   [[nodiscard]] std::map<std::int64_t, std::string> await_end(std::chrono::milliseconds patience);
   [[nodiscard]] bool is_forked_copy() const noexcept { return owner_.is_forked_copy(); }
+  /// Throws `StateError` in a forked process, which has no workers.
+  void refuse_forked_copy() const { owner_.refuse_forked_copy("load a batch with workers"); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -90,7 +92,9 @@ class WorkerPool {
   explicit WorkerPool(std::int64_t num_workers);
   /// Waits for the samples that are being read, but not for long: `kPatience`, and while an
   /// exception unwinds, which is to be shown soon, `kPatienceInUnwinding`. A worker that has not
-  /// come back by then is left behind, with a warning that names it.
+  /// come back by then is left behind, with a warning that names it. If it still runs when the
+  /// process exits, the process ends there, without the destructors of static objects, which
+  /// operators need.
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <iostream>
 #include <optional>
 #include <stdexcept>
@@ -117,8 +118,43 @@ TEST(StuckWorker, OfAStreamIsLeftBehindToo) {
       << outcomes[0].output;
 }
 
-TEST(ForkedProcess, HasNoWorkersOfItsParentAndEnds) {
-  const auto loader = number_loader(100, {.batch_size = 2, .num_workers = 2});
+/// How a process ends that calls `std::exit(3)` two seconds after it left a worker behind, which is
+/// in a sample for `time`. The code is 4 if it comes to handlers of `atexit`.
+int exit_code_without_worker(std::chrono::milliseconds time) {
+  const auto outcomes = run_processes(1, {.timeout = 60s}, [time] {
+    std::atexit([] { ::_exit(4); });
+    try {
+      const auto loader = number_loader(8, {.num_workers = 1}, [time](std::int64_t i) {
+        const auto end = std::chrono::steady_clock::now() + (i == 0 ? 0ms : time);
+        while (std::chrono::steady_clock::now() < end) (void)torch::ones({8}).add(1);
+      });
+      for ([[maybe_unused]] auto& batch : loader) {
+        std::this_thread::sleep_for(100ms);
+        throw std::runtime_error("the loss is NaN");
+      }
+    } catch (const std::runtime_error&) {  // it is left behind after 200 ms
+    }
+    std::this_thread::sleep_for(2s);
+    std::cout << "the last word";  // not flushed
+    std::exit(3);
+  });
+  EXPECT_TRUE(outcomes[0].output_contains("ends without its worker 0")) << outcomes[0].output;
+  EXPECT_EQ(outcomes[0].output_contains("the last word"), outcomes[0].exit_code == 3);
+  return outcomes[0].exit_code;
+}
+
+TEST(StuckWorker, ThatRunsAtExitMeetsNoDestructors) {
+  EXPECT_EQ(exit_code_without_worker(1000s), 3);
+  EXPECT_EQ(exit_code_without_worker(1s), 4) << "it has come back";
+}
+
+class ForkedProcess : public testing::TestWithParam<std::chrono::milliseconds> {};
+
+/// With samples that take time the child has to wait for batches that nobody loads.
+TEST_P(ForkedProcess, HasNoWorkersOfItsParentAndEnds) {
+  const auto loader = number_loader(100, {.batch_size = 2, .num_workers = 2}, [](std::int64_t i) {
+    if (i > 1) std::this_thread::sleep_for(GetParam());
+  });
   auto pass = loader.begin();
   const pid_t child = ::fork();
   if (child == 0) {
@@ -137,6 +173,8 @@ TEST(ForkedProcess, HasNoWorkersOfItsParentAndEnds) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
+
+INSTANTIATE_TEST_SUITE_P(SamplesTake, ForkedProcess, testing::Values(0ms, 500ms));
 
 }  // namespace
 }  // namespace accelerate
