@@ -3,8 +3,10 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -33,11 +35,15 @@ struct AllGuards {
   std::vector<std::weak_ptr<SideChannel>> channels;
 
   static AllGuards& get() {
-    static auto* const all = new AllGuards;
-    return *all;
+    static std::atomic<AllGuards*> all = new AllGuards;
+    auto* current = all.load();
+    if (!current->owner.is_forked_copy()) return *current;
+    // A forked copy has groups of its own. The mutex of its parent's may be locked by a thread that
+    // is not here.
+    auto own = std::make_unique<AllGuards>();
+    return all.compare_exchange_strong(current, own.get()) ? *own.release() : *current;
   }
   std::vector<std::shared_ptr<SideChannel>> alive() {
-    if (owner.is_forked_copy()) return {};  // the mutex may be locked by a thread that is not here
     const std::scoped_lock lock(mutex);
     std::erase_if(channels, [](const auto& channel) { return channel.expired(); });
     std::vector<std::shared_ptr<SideChannel>> result;

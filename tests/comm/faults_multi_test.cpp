@@ -440,6 +440,30 @@ TEST(ForkedRank, DoesNotSpeakForItsParent) {
   }
 }
 
+TEST(ForkedRank, OfAGroupOfItsOwnTellsWhyItFails) {
+  const auto outcomes = run_processes(2, {.timeout = 60s}, [](PartialState& state) {
+    const int rank = state.process_index();
+    state.wait_for_everyone();
+    state.destroy_process_group();
+    PartialState::_reset_state();
+    const std::string file = std::getenv("ACCELERATE_DEBUG_RDV_FILE");
+    ::setenv("ACCELERATE_DEBUG_RDV_FILE", (file + ".forked").c_str(), 1);
+    const int status = status_of_fork([rank] {
+      ::_exit(record([rank] {
+        const PartialState own;
+        if (rank == 1) throw std::runtime_error("the disk is full");
+        own.wait_for_everyone();
+      }));
+    });
+    EXPECT_TRUE(WIFEXITED(status)) << status;
+    EXPECT_EQ(WEXITSTATUS(status), rank == 1 ? 1 : kRanksDisagree);
+  });
+  for (const auto& outcome : outcomes) {
+    EXPECT_TRUE(outcome.ok()) << outcome.output;
+    EXPECT_TRUE(outcome.output_contains("the disk is full")) << outcome.output;
+  }
+}
+
 TEST(ForkedRank, ComputesAndEndsWithoutAWordToTheOthers) {
   for (const char* backend : {"gloo", "shm"}) {
     on_processes(2, {.timeout = 60s, .environment = {{"ACCELERATE_HOST_BACKEND", backend}}},
