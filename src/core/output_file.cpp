@@ -17,6 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr ssize_t kLargePart = 1 << 20;
+
 // So that the new name survives a crash too. Some file systems cannot: then it is not an error.
 void sync_folder(const fs::path& folder) {
   const Descriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -85,6 +87,10 @@ void OutputFile::write_at(std::int64_t offset, std::span<const std::byte> bytes)
     const auto written = ::pwrite(fd_.get(), bytes.data(), bytes.size(), offset);
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) refuse(errno);
+    // The disk begins with large parts while the next ones are copied, not when all wait for it.
+    if (written >= kLargePart) {
+      static_cast<void>(::sync_file_range(fd_.get(), offset, written, SYNC_FILE_RANGE_WRITE));
+    }
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     offset += written;
   }
