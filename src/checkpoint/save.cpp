@@ -84,7 +84,7 @@ void write_file(const StateDict& state, const fs::path& path, bool safe_serializ
 }
 
 /// The files of a model appear when all of them are on the disk. The index is away meanwhile, so
-/// that nobody takes old and new shards for one model.
+/// that old and new shards are never taken for one model.
 void write_files(const StateDict& state, const fs::path& folder, const WeightNames& names,
                  const StateDictSplit& split, bool safe_serialization) {
   std::list<detail::OutputFile> files;

@@ -55,7 +55,7 @@ thread_local const std::atomic<bool>* cancel_flag = nullptr;
 
 constexpr std::size_t kMostIndicesShown = 16;
 
-/// Ends the making of a batch that nobody will take. Never reaches the program.
+/// Ends the making of a batch that is not wanted any more. Never reaches the program.
 class LoadCancelled : public std::exception {
  public:
   [[nodiscard]] const char* what() const noexcept override { return "the pass was left"; }

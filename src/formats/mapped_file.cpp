@@ -39,7 +39,7 @@ MappedFile::MappedFile(const std::filesystem::path& path)
   if (!S_ISREG(facts.st_mode)) refuse(path_, "it is no regular file");
   const auto size = static_cast<std::size_t>(facts.st_size);
   if (size == 0) return;
-  // NORESERVE: no memory is set aside for pages that nobody will write.
+  // NORESERVE: no memory is set aside for pages that are never written.
   void* address =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd_.get(), 0);
   if (address == MAP_FAILED) refuse(path_, errno);

@@ -26,7 +26,7 @@ constexpr std::array<DtypeFacts, kDtypeCount> kDtypes{{
     {"I64", 64},        {"U64", 64},
 }};
 
-// A file that Python cannot open helps nobody.
+// A file that Python cannot open is of no use.
 void check_utf8(std::string_view what, std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {
     const auto point = next_code_point(text, at);

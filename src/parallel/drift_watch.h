@@ -14,7 +14,7 @@
 // weights of its own for a backward and restore them before they step.
 //
 // In shared memory the message takes a microsecond, and its result is compared at once. Elsewhere
-// eight windows share a message that nobody waits for; its result is read at a later backward.
+// eight windows share a message without a wait; its result is read at a later backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
