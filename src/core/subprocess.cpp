@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -163,6 +164,13 @@ ExitStatus collect(pid_t pid) {
   return found == pid ? ExitStatus::from_wait(status) : ExitStatus{.code = 255, .signal = 0};
 }
 
+void announce(int fd) {
+  std::array<char, 16> line{'+'};
+  char* end = std::to_chars(line.data() + 1, line.data() + line.size() - 1, ::getpid()).ptr;
+  *end++ = '\n';
+  write_fully(fd, {line.data(), end});
+}
+
 // Between fork and exec: system calls only.
 void set_up_child(const SpawnOptions& options, const Prepared& prepared, int output, int error,
                   pid_t parent) {
@@ -176,6 +184,7 @@ void set_up_child(const SpawnOptions& options, const Prepared& prepared, int out
     // The parent may have ended before the line above.
     if (::getppid() != parent) ::_exit(128 + options.death_signal);
   }
+  if (options.announce_fd >= 0) announce(options.announce_fd);
   if (options.no_input) redirect(prepared.null_fd, STDIN_FILENO);
   if (options.output == StreamTarget::kNull) output = prepared.null_fd;
   if (options.error == StreamTarget::kNull) error = prepared.null_fd;

@@ -90,7 +90,6 @@ void CleanupProcess::send(const std::string& line) {
   if (pid_ > 0) write_fully(pipe_.write_end(), line + "\n");
 }
 
-void CleanupProcess::add_group(pid_t group) { send(str("+", group)); }
 void CleanupProcess::forget_group(pid_t group) { send(str("-", group)); }
 void CleanupProcess::add_folder(const std::filesystem::path& folder) {
   send("d" + folder.string());

@@ -23,7 +23,9 @@ class CleanupProcess {
   CleanupProcess(const CleanupProcess&) = delete;
   CleanupProcess& operator=(const CleanupProcess&) = delete;
 
-  void add_group(pid_t group);
+  /// Where a child announces its process group (`SpawnOptions::announce_fd`); -1 without a cleanup
+  /// process. The child does it, so that a launcher killed right after the start misses none.
+  [[nodiscard]] int group_fd() const noexcept { return pid_ > 0 ? pipe_.write_end() : -1; }
   void forget_group(pid_t group);
   void add_folder(const std::filesystem::path& folder);
 

@@ -161,8 +161,8 @@ void Workers::spawn(const LaunchRound& round, const StoreFacts& store, int local
   options.no_input = rank != 0 || ::isatty(STDIN_FILENO) == 1;
   if (rank == 0 && store.listen_fd >= 0) options.inherit.push_back(store.listen_fd);
   route(options, round, place, processes_.size());
-  const auto index = processes_.spawn(options);
-  cleanup_.add_group(processes_.pid(index));
+  options.announce_fd = cleanup_.group_fd();
+  processes_.spawn(options);
   places_.push_back(std::move(place));
 }
 
