@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "accelerate/api.h"
+#include "accelerate/checkpoint/accelerator_state.h"
 #include "accelerate/checkpoint/key_mapping.h"
 #include "accelerate/checkpoint/merge_fsdp_weights.h"
 #include "accelerate/checkpoint/shards.h"
