@@ -199,8 +199,12 @@ Manifest parse_manifest(std::string_view json, const fs::path& path) {
                     .step = fields.integer("step", 0)};
   const auto& files = fields.get("files");
   if (!files.is_list()) fields.wrong("files", files, "a list");
+  std::int64_t total = 0;
   for (const auto& entry : files.as_list()) {
     manifest.files.push_back(read_file_entry(entry, manifest.files.size(), path));
+    if (__builtin_add_overflow(total, manifest.files.back().size, &total)) {
+      refuse(path, "its files have more bytes than 64 bits count");
+    }
   }
   std::ranges::sort(manifest.files, {}, &ManifestFile::name);
   const auto twice = std::ranges::adjacent_find(manifest.files, {}, &ManifestFile::name);
