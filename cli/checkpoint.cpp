@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "accelerate/errors.h"
@@ -111,17 +112,10 @@ std::string local_time(double seconds) {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts)};
 }
 
-/// Where a tensor lies in its file.
-struct Place {
-  std::int64_t offset = 0;
-  std::int64_t bytes = 0;
-  auto operator<=>(const Place&) const = default;
-};
-
 // The checksum of each tensor, or "(a view)" if its elements are not contiguous. Each place is read
 // once, however many tensors lie there; overlapping ones are read several times.
 std::vector<std::string> sums_of(const MappedFile& file, const FileContent& content) {
-  std::map<Place, std::string> sums;
+  std::map<std::pair<std::int64_t, std::int64_t>, std::string> sums;  // by offset and size
   std::int64_t total = 0;
   for (const auto& tensor : content.tensors) {
     if (!tensor.strides.empty() || !sums.try_emplace({tensor.offset, tensor.bytes}).second)
@@ -134,7 +128,7 @@ std::vector<std::string> sums_of(const MappedFile& file, const FileContent& cont
   ByteBar bar("hashing", total);
   for (auto& [place, sum] : sums) {
     sum = detail::formats::xxh3_text(
-        detail::formats::xxh3_of(file, place.offset, place.bytes, bar.next_part()));
+        detail::formats::xxh3_of(file, place.first, place.second, bar.next_part()));
   }
   std::vector<std::string> result;
   for (const auto& tensor : content.tensors) {
@@ -188,12 +182,9 @@ int show_file(const fs::path& path, bool json) {
 // What is known of a checkpoint; fields of the manifest are none without it.
 Value::Dict json_of(const CheckpointFolder& checkpoint) {
   const auto& manifest = checkpoint.manifest;
-  Value::Dict dict{{"path", checkpoint.path.string()},
-                   {"state", checkpoint.state()},
-                   {"complete", checkpoint.problem.empty()},
-                   {"saved_at", checkpoint.saved_at},
-                   {"files", checkpoint.files},
-                   {"bytes", checkpoint.bytes}};
+  Value::Dict dict{{"path", checkpoint.path.string()},       {"state", checkpoint.state()},
+                   {"complete", checkpoint.problem.empty()}, {"saved_at", checkpoint.saved_at},
+                   {"num_files", checkpoint.files},          {"bytes", checkpoint.bytes}};
   dict.set("step", manifest ? Value(manifest->step) : Value());
   dict.set("iteration", manifest ? Value(manifest->iteration) : Value());
   dict.set("num_processes", manifest ? Value(manifest->num_processes) : Value());
@@ -355,9 +346,9 @@ int verify(const Words& words, bool json) {
 // Values of random generators have hundreds of numbers.
 std::string shortened(const std::string& text) {
   constexpr int kWidest = 50;
-  const auto whole = shown(text);
+  auto whole = shown(text);
   if (detail::display_width(whole) <= kWidest) return whole;
-  return detail::display_trim(whole, kWidest - 3) + "...";
+  return detail::display_trim(std::move(whole), kWidest - 3) + "...";
 }
 
 std::string text_of(const Difference& difference) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstring>
 #include <span>
+#include <tuple>
 
 #include "accelerate/errors.h"
 #include "commands/checkpoint_content.h"
@@ -176,7 +177,7 @@ struct OpenFile {
       items.push_back(
           {tensor.name, str(torch_name(tensor.dtype), " [", join(tensor.shape), "]"), &tensor});
     }
-    std::ranges::stable_sort(items, {}, &Item::name);
+    std::ranges::sort(items, {}, [](const Item& item) { return std::tie(item.name, item.text); });
   }
 
   std::shared_ptr<const MappedFile> file;

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "accelerate/errors.h"
 #include "accelerate/value.h"
@@ -114,28 +115,6 @@ ManifestFile read_file_entry(const Value& entry, std::size_t index, const fs::pa
   return {.name = name, .size = fields.integer("size", 0), .xxh3 = fields.sum("xxh3")};
 }
 
-/// Sums the counts of several threads for one callback.
-class SharedProgress {
- public:
-  explicit SharedProgress(const HashProgress& progress) : progress_(progress) {}
-
-  /// The callback of one file.
-  [[nodiscard]] HashProgress of_file() {
-    if (!progress_) return {};
-    return [this, before = std::int64_t{0}](std::int64_t bytes) mutable {
-      const std::lock_guard lock(mutex_);
-      total_ += bytes - before;
-      before = bytes;
-      progress_(total_);
-    };
-  }
-
- private:
-  const HashProgress& progress_;
-  std::mutex mutex_;
-  std::int64_t total_ = 0;
-};
-
 /// What is wrong with a file, or "".
 std::string difference(const fs::path& folder, const ManifestFile& expected, VerifyDepth depth,
                        const HashProgress& progress) {
@@ -237,11 +216,17 @@ std::vector<std::string> verify_manifest(const fs::path& folder, const Manifest&
   constexpr std::size_t kMostThreads = 8;
   const auto& files = manifest.files;
   std::vector<std::string> found(files.size());
-  SharedProgress shared(progress);
   std::atomic<std::size_t> next = 0;
+  std::mutex mutex;  // of `progress` and `total`
+  std::int64_t total = 0;
   const auto work = [&] {
     for (auto i = next++; i < files.size(); i = next++) {
-      found[i] = difference(folder, files[i], depth, shared.of_file());
+      const auto add = [&, before = std::int64_t{0}](std::int64_t bytes) mutable {
+        const std::lock_guard lock(mutex);
+        total += bytes - std::exchange(before, bytes);
+        progress(total);
+      };
+      found[i] = difference(folder, files[i], depth, progress ? HashProgress(add) : progress);
     }
   };
   {

@@ -163,6 +163,7 @@ TEST_F(Project, IsListedFromTheFolderOfItsCheckpointsToo) {
   EXPECT_TRUE(checkpoint.at("newest_complete").as_bool());
   EXPECT_EQ(checkpoint.at("step").as_int(), 120);
   EXPECT_EQ(checkpoint.at("num_processes").as_int(), 2);
+  EXPECT_EQ(checkpoint.at("num_files").as_int(), 2);
 }
 
 TEST_F(Project, UnfinishedSavesAreMentioned) {
