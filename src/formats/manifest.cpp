@@ -7,6 +7,7 @@
 #include <system_error>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "accelerate/errors.h"
 #include "accelerate/value.h"
@@ -114,28 +115,6 @@ ManifestFile read_file_entry(const Value& entry, std::size_t index, const fs::pa
   return {.name = name, .size = fields.integer("size", 0), .xxh3 = fields.sum("xxh3")};
 }
 
-/// Sums the counts of several threads for one callback.
-class SharedProgress {
- public:
-  explicit SharedProgress(const HashProgress& progress) : progress_(progress) {}
-
-  /// The callback of one file.
-  [[nodiscard]] HashProgress of_file() {
-    if (!progress_) return {};
-    return [this, before = std::int64_t{0}](std::int64_t bytes) mutable {
-      const std::lock_guard lock(mutex_);
-      total_ += bytes - before;
-      before = bytes;
-      progress_(total_);
-    };
-  }
-
- private:
-  const HashProgress& progress_;
-  std::mutex mutex_;
-  std::int64_t total_ = 0;
-};
-
 /// What is wrong with a file, or "".
 std::string difference(const fs::path& folder, const ManifestFile& expected, VerifyDepth depth,
                        const HashProgress& progress) {
@@ -199,8 +178,12 @@ Manifest parse_manifest(std::string_view json, const fs::path& path) {
                     .step = fields.integer("step", 0)};
   const auto& files = fields.get("files");
   if (!files.is_list()) fields.wrong("files", files, "a list");
+  std::int64_t total = 0;
   for (const auto& entry : files.as_list()) {
     manifest.files.push_back(read_file_entry(entry, manifest.files.size(), path));
+    if (__builtin_add_overflow(total, manifest.files.back().size, &total)) {
+      refuse(path, "its files have more bytes than 64 bits count");
+    }
   }
   std::ranges::sort(manifest.files, {}, &ManifestFile::name);
   const auto twice = std::ranges::adjacent_find(manifest.files, {}, &ManifestFile::name);
@@ -233,11 +216,17 @@ std::vector<std::string> verify_manifest(const fs::path& folder, const Manifest&
   constexpr std::size_t kMostThreads = 8;
   const auto& files = manifest.files;
   std::vector<std::string> found(files.size());
-  SharedProgress shared(progress);
   std::atomic<std::size_t> next = 0;
+  std::mutex mutex;  // of `progress` and `total`
+  std::int64_t total = 0;
   const auto work = [&] {
     for (auto i = next++; i < files.size(); i = next++) {
-      found[i] = difference(folder, files[i], depth, shared.of_file());
+      const auto add = [&, before = std::int64_t{0}](std::int64_t bytes) mutable {
+        const std::lock_guard lock(mutex);
+        total += bytes - std::exchange(before, bytes);
+        progress(total);
+      };
+      found[i] = difference(folder, files[i], depth, progress ? HashProgress(add) : progress);
     }
   };
   {

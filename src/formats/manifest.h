@@ -53,7 +53,8 @@ struct Manifest {
 /// Reads a manifest; `path` names it in messages. Unknown keys are ignored, because a later version
 /// may add some. Throws `FormatError` with the path and the problem: not JSON, a key twice, another
 /// format or a newer version of it, a field that is missing, of another kind or out of range, a
-/// file name that leads out of the folder (see `problem_with_inner_path`) or is there twice.
+/// file name that leads out of the folder (see `problem_with_inner_path`) or is there twice, sizes
+/// whose sum does not fit into 64 bits.
 [[nodiscard]] Manifest parse_manifest(std::string_view json, const std::filesystem::path& path);
 
 /// The manifest in a folder; nullopt if there is none. Throws `FormatError` as `parse_manifest`,

@@ -378,6 +378,7 @@ TEST(FishCompletion, KnowsCommandsFlagsAndChoices) {
   EXPECT_EQ(completed("accelerate la"), Words{"launch"});
   EXPECT_EQ(completed("accelerate launch --num_m"), Words{"--num_machines"});
   EXPECT_EQ(completed("accelerate checkpoint s"), Words{"show"});
+  EXPECT_EQ(completed("accelerate checkpoint ver"), Words{"verify"});
   EXPECT_EQ(completed("accelerate checkpoint show --j"), Words{"--json"});
   EXPECT_EQ(completed("accelerate launch --mixed_precision b"), Words{"bf16"});
   EXPECT_EQ(completed("accelerate to-fsdp2 --over"), Words{"--overwrite"});

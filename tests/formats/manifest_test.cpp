@@ -127,6 +127,10 @@ TEST(Manifest, RefusesFieldsThatAreMissingOrWrong) {
                 "digits.");
   EXPECT_EQ(refusal(changed("\"files\": [", "\"files\": [3,")),
             start + "entry 0 of files is of kind int and no object.");
+  auto large = example();
+  for (auto& file : large.files) file.size = std::int64_t{1} << 62;
+  EXPECT_EQ(refusal(write_manifest(large)),
+            start + "its files have more bytes than 64 bits count.");
   EXPECT_EQ(refusal(changed("\"files\": [", "\"files\": 3, \"old\": [")),
             start + "files of the manifest is 3 instead of a list.");
 }
