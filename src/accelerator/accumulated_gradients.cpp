@@ -35,7 +35,8 @@ at::Tensor gradient_of(const Value& parts) {
   if (parts.is_tensor()) return parts.as_tensor();
   std::vector<std::int64_t> size;
   for (const auto& one : parts.at("size").items()) size.push_back(one.as_int());
-  return at::sparse_coo_tensor(parts.at("indices").as_tensor(), parts.at("values").as_tensor(), size)
+  return at::sparse_coo_tensor(parts.at("indices").as_tensor(), parts.at("values").as_tensor(),
+                               size)
       ._coalesced_(true);
 }
 

@@ -48,11 +48,6 @@ void check_supported(const AcceleratorOptions& options, const Environment& envir
     throw UnsupportedError(str("log_with asks for ", to_string(options.log_with.front()),
                                ", but this version has no trackers yet. Leave it out."));
   }
-  if (options.project_config && options.project_config->save_on_preemption) {
-    throw UnsupportedError(
-        "save_on_preemption of project_config is true, but this version has no checkpoints yet: "
-        "nothing would be saved. Leave it out.");
-  }
 }
 
 /// Also those that have no effect on this run: what is wrong with them shall not come out later.
@@ -141,8 +136,7 @@ ProjectConfiguration project_of(const AcceleratorOptions& options, const Environ
   ProjectConfiguration project = options.project_config.value_or(ProjectConfiguration{});
   if (options.project_dir && !project.project_dir) project.set_directories(options.project_dir);
   project = resolved(project, environment);
-  if (project.save_on_preemption &&
-      !(project.automatic_checkpoint_naming && project.project_dir)) {
+  if (project.save_on_preemption && !(project.automatic_checkpoint_naming && project.project_dir)) {
     throw ConfigError(
         "save_on_preemption needs a name for what it saves: set automatic_checkpoint_naming and "
         "project_dir of the ProjectConfiguration too.");
@@ -157,7 +151,8 @@ void warn_of_next_checkpoint(const AcceleratorCore& core) {
   const auto next = *project.project_dir / "checkpoints" / str("checkpoint_", project.iteration);
   std::error_code error;
   if (!std::filesystem::exists(next, error)) return;
-  info(str("'", next.string(), "' exists. Call load_state() to go on from the newest checkpoint, or "
+  info(str("'", next.string(),
+           "' exists. Call load_state() to go on from the newest checkpoint, or "
            "set the iteration of the ProjectConfiguration: save_state does not overwrite it."));
 }
 

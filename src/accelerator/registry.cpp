@@ -47,8 +47,8 @@ StateDict fitted(const StateDict& file, const StateDict& own) {
     state.insert(known ? std::string(name) : entry.key(), entry.value());
   }
   for (const auto& names : checkpoint::same_elements(own)) {
-    const auto present = std::ranges::find_if(
-        names, [&](const std::string& name) { return state.contains(name); });
+    const auto present =
+        std::ranges::find_if(names, [&](const std::string& name) { return state.contains(name); });
     if (present == names.end()) continue;
     const auto tensor = state[*present];
     for (const auto& name : names) {

@@ -1,8 +1,8 @@
 // Saving and loading the state of a run: `save_state`, `load_state`.
 #include "accelerator/run_state.h"
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/version.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -157,8 +157,8 @@ fs::path newest_checkpoint(const AcceleratorCore& core, bool verify) {
   for (const auto& one : std::views::reverse(all)) {
     const auto problems = problems_of(one.path, verify);
     if (problems.empty()) return one.path;
-    warn(str("The checkpoint '", one.path.string(), "' is damaged and passed over: ",
-             problems.front()));
+    warn(str("The checkpoint '", one.path.string(),
+             "' is damaged and passed over: ", problems.front()));
   }
   throw ArgumentError(str("load_state: '", folder.string(), "' has no ",
                           all.empty() ? "" : "complete ", "checkpoint. Save one first."));
@@ -184,8 +184,8 @@ fs::path agreed_folder(const AcceleratorCore& core, const fs::path& input_dir, b
     if (chosen_here || !core.state.is_local_main_process()) return std::string();
     const auto problems = problems_of(folder, verify);
     if (!problems.empty()) {
-      throw CheckpointError(str("The checkpoint '", folder.string(), "' is damaged: ",
-                                join(problems, "; "), ". Load an older one."),
+      throw CheckpointError(str("The checkpoint '", folder.string(),
+                                "' is damaged: ", join(problems, "; "), ". Load an older one."),
                             folder);
     }
     return std::string();
@@ -200,9 +200,10 @@ void check_custom_objects(const AcceleratorCore& core, const fs::path& folder) {
     constexpr std::string_view kBegin = "custom_checkpoint_";
     constexpr std::string_view kEnd = ".pkl";
     if (!name.starts_with(kBegin) || !name.ends_with(kEnd)) continue;
-    const auto digits = std::string_view(name).substr(
-        kBegin.size(), name.size() - kBegin.size() - kEnd.size());
-    if (!digits.empty() && digits.find_first_not_of("0123456789") == std::string_view::npos) ++found;
+    const auto digits =
+        std::string_view(name).substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size());
+    if (!digits.empty() && digits.find_first_not_of("0123456789") == std::string_view::npos)
+      ++found;
   }
   const auto registered = core.registry.custom.size();
   if (found == registered) return;
@@ -238,8 +239,8 @@ void load_everything(AcceleratorCore& core, const fs::path& folder,
        .strict_rng = options.strict_rng});
   if (!manifest) return;  // Python saves no gradients, and keeps those that are there
   AccumulatedGradients(core.registry, /*accumulating=*/false)
-      .load_state_dict(gradients_in(folder, core.state.process_index(),
-                                    core.state.num_processes(), saved_by));
+      .load_state_dict(
+          gradients_in(folder, core.state.process_index(), core.state.num_processes(), saved_by));
 }
 
 template <class Hook>
@@ -254,8 +255,7 @@ fs::path save_state(AcceleratorCore& core, const fs::path& output_dir,
                     const SaveStateOptions& options, std::source_location where) {
   core.run_state.wait();
   const auto exchange = checkpoint::exchange_by_collective("save_state", where);
-  auto job = std::make_unique<SaveJob>(target_of(core, output_dir),
-                                       facts_of(core));
+  auto job = std::make_unique<SaveJob>(target_of(core, output_dir), facts_of(core));
   const auto target = job->target().folder;
   job->open(exchange);
   info(str("Saving current state to ", target.string()));
@@ -270,8 +270,7 @@ fs::path save_state(AcceleratorCore& core, const fs::path& output_dir,
   }
   // What one process throws here, all do.
   exchange([&] {
-    job->add(files_to_save(core, job->target().place(),
-                                                options.safe_serialization));
+    job->add(files_to_save(core, job->target().place(), options.safe_serialization));
     if (asynchronous) job->take_snapshot(core.run_state.buffers);
     return std::string();
   });
@@ -318,8 +317,7 @@ fs::path CheckpointMembers::load_state(const fs::path& input_dir, const LoadStat
   wait_for_save_state();
   const auto exchange = detail::checkpoint::exchange_by_collective("load_state", where);
   auto& core = *core_;
-  const auto folder =
-      detail::accelerator::agreed_folder(core, input_dir, options.verify, exchange);
+  const auto folder = detail::accelerator::agreed_folder(core, input_dir, options.verify, exchange);
   detail::info(str("Loading states from ", folder.string()));
   exchange([&] {
     detail::accelerator::load_everything(core, folder, options);

@@ -36,8 +36,7 @@ void load_weights(Stateful& model, std::size_t index, const fs::path& folder,
   if (!is_there(file)) {
     file = folder / checkpoint::weights_file_name(index, /*safe_serialization=*/false);
   }
-  const auto state =
-      load_state_dict(file, {{"", c10::str(device_of(options.map_location))}});
+  const auto state = load_state_dict(file, {{"", c10::str(device_of(options.map_location))}});
   Value::Dict tensors;
   for (const auto& entry : state) tensors.set(entry.key(), Value(entry.value()));
   model.load_state_dict(Value(std::move(tensors)));
@@ -76,8 +75,7 @@ void load_random_states(Stateful& random, const fs::path& folder, const StateEnt
 
 }  // namespace
 
-fs::path save_accelerator_state(const fs::path& output_dir,
-                                std::span<const StateDict> model_states,
+fs::path save_accelerator_state(const fs::path& output_dir, std::span<const StateDict> model_states,
                                 std::span<const StateEntry> entries,
                                 const SaveAcceleratorStateOptions& options) {
   std::list<detail::OutputFile> written;

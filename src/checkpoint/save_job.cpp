@@ -29,7 +29,8 @@ using formats::ManifestFile;
 // The disk is the limit: two files at a time keep it busy while one is hashed or encoded.
 constexpr std::size_t kFilesAtOnce = 4;
 
-[[noreturn]] void refuse(std::string_view what, const fs::path& path, const std::error_code& error) {
+[[noreturn]] void refuse(std::string_view what, const fs::path& path,
+                         const std::error_code& error) {
   throw CheckpointError(str("Cannot ", what, " '", path.string(), "': ", error.message(), "."),
                         path);
 }

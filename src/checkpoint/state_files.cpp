@@ -24,8 +24,8 @@ bool is_empty(const StateEntry& entry, const Value& state) {
 }  // namespace
 
 std::string weights_file_name(std::size_t index, bool safe_serialization) {
-  return str(safe_serialization ? kSafeModelName : kModelName,
-             index == 0 ? "" : str("_", index), safe_serialization ? ".safetensors" : ".bin");
+  return str(safe_serialization ? kSafeModelName : kModelName, index == 0 ? "" : str("_", index),
+             safe_serialization ? ".safetensors" : ".bin");
 }
 
 std::string state_file_name(const StateEntry& entry, int process_index, bool own) {

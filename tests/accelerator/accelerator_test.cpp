@@ -329,7 +329,7 @@ TEST_F(AcceleratorTest, RefusesOptionsThatContradictEachOther) {
   EXPECT_NE(message({.log_with = {LoggerType::kTensorboard}}).find("tensorboard"),
             std::string::npos);
   EXPECT_NE(message({.project_config = ProjectConfiguration{.save_on_preemption = true}})
-                .find("save_on_preemption of project_config is true"),
+                .find("save_on_preemption needs a name"),
             std::string::npos);
   EXPECT_NE(message({.parallelism_config = ParallelismConfig{.tp_size = 2}}).find("tp_size"),
             std::string::npos);

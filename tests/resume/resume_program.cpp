@@ -1,4 +1,5 @@
-// A training run that says what it computes, batch by batch, and goes on from its newest checkpoint.
+// A training run that says what it computes, batch by batch, and goes on from its newest
+// checkpoint.
 //
 //     accelerate launch --num_processes 2 resume_program folder=F [name=value ...]
 //
@@ -109,13 +110,13 @@ void train(const Settings& settings) {
   Net net;
   AdamW adamw(net->parameters(), {.lr = 0.01});
   CosineAnnealingLR cosine(adamw, {.t_max = 40});
-  auto data = make_data_loader(
-      NoisyRows{.rows = static_cast<std::size_t>(settings.number("rows", 50))},
-      {.batch_size = settings.number("batch", 4),
-       .shuffle = true,
-       .num_workers = settings.number("workers", 0)});
-  auto [model, optimizer, loader, scheduler] = accelerator.prepare(
-      net, std::move(adamw), std::move(data), std::move(cosine));
+  auto data =
+      make_data_loader(NoisyRows{.rows = static_cast<std::size_t>(settings.number("rows", 50))},
+                       {.batch_size = settings.number("batch", 4),
+                        .shuffle = true,
+                        .num_workers = settings.number("workers", 0)});
+  auto [model, optimizer, loader, scheduler] =
+      accelerator.prepare(net, std::move(adamw), std::move(data), std::move(cosine));
   Progress progress;
   accelerator.register_for_checkpointing(progress);
   set_seed(5, {.device_specific = true});  // every process draws numbers of its own from here on
@@ -144,9 +145,9 @@ void train(const Settings& settings) {
       for (std::int64_t i = 0; i < ids.size(0); ++i) line << ' ' << ids[i].item<std::int64_t>();
       auto tensors = model.parameters();
       for (const auto& buffer : net->buffers()) tensors.push_back(buffer);
-      line << " loss " << loss.item<float>() << " sum " << std::hex << sum_of(tensors)
-           << " lr " << scheduler.get_last_lr().front() << " random "
-           << torch::rand({1}).item<float>() << ' ' << host_rng()() << '\n';
+      line << " loss " << loss.item<float>() << " sum " << std::hex << sum_of(tensors) << " lr "
+           << scheduler.get_last_lr().front() << " random " << torch::rand({1}).item<float>() << ' '
+           << host_rng()() << '\n';
       trace.write(line.str());
       if (progress.batches % every == 0) {
         accelerator.save_state({}, {.asynchronous = asynchronous});

@@ -50,7 +50,9 @@ Lines lines_of_process(const fs::path& folder, int rank) {
     words >> word >> batch;
     const auto [found, is_new] = lines.emplace(batch, line);
     if (is_new || found->second == line) continue;
-    ADD_FAILURE() << "process " << rank << " computed a batch twice:\n" << found->second << "\n" << line;
+    ADD_FAILURE() << "process " << rank << " computed a batch twice:\n"
+                  << found->second << "\n"
+                  << line;
     break;
   }
   return lines;
@@ -61,8 +63,9 @@ struct Case {
   Words settings = {};
 
   [[nodiscard]] CommandOptions command(const fs::path& folder, const Words& more = {}) const {
-    return launch(processes, {},
-                  Words{built("tests/resume_program"), "folder=" + folder.string()} + settings + more);
+    return launch(
+        processes, {},
+        Words{built("tests/resume_program"), "folder=" + folder.string()} + settings + more);
   }
 };
 
@@ -83,7 +86,8 @@ void run_with_kills(const Case& one, const fs::path& folder, int kills) {
   for (int i = 0; i < kills; ++i) {
     const int until = batches_in(folder) + between(1, 7);
     Command command(one.command(folder, {"pause_us=" + std::to_string(between(0, 3000))}));
-    (void)eventually([&] { return batches_in(folder) >= until || !command.running(); }, Seconds(60));
+    (void)eventually([&] { return batches_in(folder) >= until || !command.running(); },
+                     Seconds(60));
     ::usleep(static_cast<useconds_t>(between(0, 5000)));
     command.kill_all();
     (void)command.wait();
@@ -92,7 +96,8 @@ void run_with_kills(const Case& one, const fs::path& folder, int kills) {
 }
 
 void expect_same_run(const Case& one) {
-  SCOPED_TRACE(std::to_string(one.processes) + " processes, " + testing::PrintToString(one.settings));
+  SCOPED_TRACE(std::to_string(one.processes) + " processes, " +
+               testing::PrintToString(one.settings));
   const Folder unbroken;
   const Folder broken;
   run_unbroken(one, unbroken.path());

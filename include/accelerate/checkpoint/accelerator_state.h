@@ -50,9 +50,10 @@ struct SaveAcceleratorStateOptions {
   bool save_on_each_node = false;
   bool safe_serialization = true;
 };
-/// Writes the files of this process: weights as "model.safetensors", "model_1.safetensors", ..., and
-/// of each entry, models left out, the file of its name. The main process writes what is common to
-/// all, each one its random states. Each file appears complete or not at all. Returns the folder.
+/// Writes the files of this process: weights as "model.safetensors", "model_1.safetensors", ...,
+/// and of each entry, models left out, the file of its name. The main process writes what is common
+/// to all, each one its random states. Each file appears complete or not at all. Returns the
+/// folder.
 ///
 /// Throws as `save`. `Accelerator::save_state` does this for all processes at once, or for none.
 ACCELERATE_API std::filesystem::path save_accelerator_state(
