@@ -19,9 +19,6 @@
 
 namespace accelerate::detail::accelerator {
 
-/// What a process that has saved its state on such a signal exits with.
-inline constexpr int kPreemptedExitCode = 75;
-
 class Preemption {
  public:
   /// Takes over the two signals of this process, until the object is destroyed.

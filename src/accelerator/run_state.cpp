@@ -19,6 +19,7 @@
 #include "core/exception_text.h"
 #include "core/files.h"
 #include "core/log.h"
+#include "core/subprocess.h"
 #include "core/text.h"
 #include "state/partial_facts.h"
 

@@ -26,6 +26,9 @@
 
 namespace accelerate::detail::inline core {
 
+/// The exit code of a worker that was asked to stop (SIGTERM, SIGUSR1) and saved its state first.
+inline constexpr int kPreemptedExitCode = 75;
+
 /// How a process ended: with a code, or by a signal.
 struct ExitStatus {
   int code = 0;    ///< -1 when a signal ended it

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <csignal>
+#include <iterator>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "accelerate/errors.h"
@@ -39,6 +41,8 @@ constexpr auto kNextNotice = std::chrono::seconds(30);
 constexpr auto kWaitForOthers = std::chrono::seconds(300);
 
 const std::vector<int> kDefaultSignals = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+constexpr std::string_view kPreempted =
+    "accelerate: preempted: the workers saved their state, exit code 75";
 
 /// Binds the worker port, so that no other program can take it.
 Descriptor open_worker_port(const LaunchConfig& config, Console& console) {
@@ -143,6 +147,7 @@ class Agent {
                                             .max_nodes = config_.max_nodes,
                                             .fixed = !elastic_,
                                             .max_restarts = config_.max_restarts,
+                                            .shutdown_timeout = config_.shutdown_timeout,
                                             .join_timeout = conf_.join_timeout,
                                             .last_call = conf_.last_call},
                                   .master_port = port,
@@ -280,8 +285,7 @@ class Agent {
         worker_port_.reset();  // no helper: rank 0 opens the port itself
       }
     }
-    terminated_.clear();
-    failed_ = false;
+    failures_.clear();
     reported_end_ = false;
     done_since_.reset();
     doing_ = Doing::kRuns;
@@ -291,14 +295,15 @@ class Agent {
   void report(const std::vector<WorkerFailure>& failures) {
     AgentMessage message{.kind = Kind::kFailed};
     for (const auto& failure : failures) {
-      (failure.terminated_by_launcher ? terminated_ : message.failures).push_back(failure);
-      failed_ = true;
+      if (!failure.terminated_by_launcher) message.failures.push_back(failure);
+      failures_.push_back(failure);
     }
     message.all_ended = doing_ == Doing::kRuns && !workers_->running() && !reported_end_;
-    if (!message.failures.empty() || (message.all_ended && failed_)) link_->send(message);
+    const bool failed = !failures_.empty();
+    if (!message.failures.empty() || (message.all_ended && failed)) link_->send(message);
     if (!message.all_ended) return;
     reported_end_ = true;
-    if (failed_) return;  // the coordinator decides about the other workers
+    if (failed) return;  // the coordinator decides about the other workers
     done_since_ = Clock::now();
     link_->send({.kind = Kind::kSucceeded});
   }
@@ -328,7 +333,10 @@ class Agent {
     if (host_ && config_.several_machines() && !worker_port_) {
       worker_port_ = open_worker_port(config_, console_);
     }
-    link_->send({.kind = Kind::kStopped, .failures = std::exchange(terminated_, {})});
+    AgentMessage message{.kind = Kind::kStopped};
+    std::ranges::copy_if(failures_, std::back_inserter(message.failures),
+                         &WorkerFailure::terminated_by_launcher);
+    link_->send(message);
   }
 
   void finish(const Verdict& verdict) {
@@ -342,6 +350,7 @@ class Agent {
     // An error of the job, which no worker reports: shown even with --quiet.
     if (!verdict.reason.empty()) console_.say("accelerate: " + verdict.reason);
     if (plan_.quiet) return;
+    if (verdict.exit_code == kPreemptedExitCode) return console_.say(kPreempted);
     const bool has_failure = std::ranges::any_of(
         verdict.failures, [](const auto& each) { return !each.terminated_by_launcher; });
     if (has_failure) console_.say(failure_report(plan_.program, verdict.failures));
@@ -368,9 +377,23 @@ class Agent {
       case SIGWINCH:
         if (workers_) workers_->set_terminal_size();
         return;
+      case SIGUSR1:
+        return is_passed_on_only(signal) ? pass_on(signal) : leave(signal);
       default:
         return leave(signal);
     }
+  }
+
+  /// SIGUSR1 asks workers to save their state and to end, or means something else to them: they
+  /// have no time limit. Without workers, or in --signals_to_handle, it ends the launcher.
+  [[nodiscard]] bool is_passed_on_only(int signal) const {
+    return doing_ == Doing::kRuns &&
+           std::ranges::find(config_.signals_to_handle, signal) == config_.signals_to_handle.end();
+  }
+
+  void pass_on(int signal) {
+    link_->send({.kind = Kind::kPassedOn, .signal = signal});
+    workers_->signal(signal);
   }
 
   /// Ctrl-Z. Workers have sessions of their own, where SIGTSTP has no effect.
@@ -396,13 +419,18 @@ class Agent {
 
   void end_by_signal() {
     exit_code_ = code_after_signal();
-    if (!plan_.quiet) console_.say(str("accelerate: stopped by ", signal_name(*signal_)));
+    if (plan_.quiet) return;
+    if (exit_code_ == kPreemptedExitCode) return console_.say(kPreempted);
+    console_.say(str("accelerate: stopped by ", signal_name(*signal_)));
   }
 
-  /// Workers may end after a signal with a code of their own, e.g. 75: preempted after a good save.
+  /// 75 if all workers saved their state, which they may have done before the signal came here;
+  /// else the code of a worker that ended after it by itself.
   [[nodiscard]] int code_after_signal() const {
-    for (const auto& failure : terminated_) {
-      if (failure.status.signal == 0) return failure.status.code;
+    if (is_preemption(failures_)) return kPreemptedExitCode;
+    for (const auto& failure : failures_) {
+      const bool by_itself = failure.status.signal == 0 && !failure.is_preempted();
+      if (failure.terminated_by_launcher && by_itself) return failure.status.code;
     }
     return 128 + *signal_;
   }
@@ -449,9 +477,8 @@ class Agent {
 
   Doing doing_ = Doing::kWaits;
   std::optional<Workers> workers_;
-  std::vector<WorkerFailure> terminated_;
-  bool failed_ = false;
-  bool reported_end_ = false;  // that no worker of the round runs any more
+  std::vector<WorkerFailure> failures_;  // of this round
+  bool reported_end_ = false;            // that no worker of the round runs any more
   std::optional<Clock::time_point> kill_at_;
   std::optional<Clock::time_point> done_since_;
   std::optional<Clock::time_point> notice_at_;

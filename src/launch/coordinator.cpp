@@ -147,6 +147,7 @@ std::vector<Coordinator::Id> Coordinator::in_rank_order() const {
 
 Orders Coordinator::start() {
   phase_ = Phase::kRunning;
+  passed_on_ = 0;
   const auto ids = in_rank_order();
   LaunchRound round{.number = rounds_++,
                     .restart_count = restarts_,
@@ -183,6 +184,7 @@ Orders Coordinator::after_stop(Clock::time_point now) {
   }
   if (verdict_) {
     for (const auto& failure : failures_) verdict_->failures.push_back(failure);
+    if (is_preemption(verdict_->failures)) verdict_->exit_code = kPreemptedExitCode;
     return end(*verdict_);
   }
   gather(now);
@@ -208,12 +210,18 @@ void Coordinator::announce(const std::string& text, Orders& orders) const {
   for (const auto& [id, node] : nodes_) orders.insert(orders.begin(), notice(id, text));
 }
 
+bool Coordinator::ended_on_request(const WorkerFailure& cause) const noexcept {
+  return passed_on_ != 0 && (cause.is_preempted() || cause.status.signal == passed_on_);
+}
+
 Orders Coordinator::fail_or_restart(Verdict verdict, Clock::time_point now) {
-  if (restarts_ < rules_.max_restarts) {
+  const auto cause = root_cause(verdict.failures);
+  if (restarts_ < rules_.max_restarts && !(cause && ended_on_request(*cause))) {
     ++restarts_;
     std::string text = verdict.reason;
-    if (const auto cause = root_cause(verdict.failures)) {
-      text = str("rank ", cause->rank, " on ", cause->host, " ended with ", cause->status.text());
+    if (cause) {
+      text = str("rank ", cause->rank, " on ", cause->host, " ended with ", cause->status.text(),
+                 cause->is_preempted() ? " (preempted)" : "");
     }
     auto orders = stop(now);
     announce(str(text, "; restart ", restarts_, " of ", rules_.max_restarts), orders);
@@ -228,7 +236,8 @@ Orders Coordinator::fail_or_restart(Verdict verdict, Clock::time_point now) {
 // has told of it.
 bool Coordinator::more_to_learn() const {
   const auto told = std::ranges::count_if(failures_, &WorkerFailure::is_consequence);
-  if (told > 0 && told < std::ssize(failures_)) return false;
+  const auto preempted = std::ranges::count_if(failures_, &WorkerFailure::is_preempted);
+  if (told > 0 && told + preempted < std::ssize(failures_)) return false;
   return std::ranges::any_of(nodes_, [](const auto& each) {
     return each.second.doing == Doing::kRuns && !each.second.all_ended;
   });
@@ -245,6 +254,7 @@ Orders Coordinator::failed(Id id, const WorkerFailure& failure, Clock::time_poin
   auto time = now;
   if (failure.is_consequence()) time += kRootCauseDelay;
   if (failure.status.signal != 0) time += kSurvivorDelay;
+  if (failure.is_preempted()) time += rules_.shutdown_timeout;
   decide_at_ = decide_at_ ? std::min(*decide_at_, time) : time;
   return decide_if_due(now);
 }
@@ -263,7 +273,9 @@ Orders Coordinator::decide_if_due(Clock::time_point now) {
 
 Orders Coordinator::decide_about_failures(Clock::time_point now) {
   Verdict verdict{.exit_code = kFailure, .reason = {}, .failures = failures_};
-  if (const auto cause = root_cause(failures_)) verdict.exit_code = cause->status.shell_code();
+  // The code of a preemption is for all workers: `after_stop` looks at those that still run.
+  const auto cause = root_cause(failures_);
+  if (cause && !cause->is_preempted()) verdict.exit_code = cause->status.shell_code();
   return fail_or_restart(std::move(verdict), now);
 }
 

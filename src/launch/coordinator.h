@@ -27,6 +27,8 @@ struct CoordinatorRules {
   /// True: machines have fixed ranks and all of them are needed. False: they come and go (c10d).
   bool fixed = true;
   int max_restarts = 0;
+  /// How long workers have to end by themselves after one of them was preempted.
+  std::chrono::milliseconds shutdown_timeout = std::chrono::seconds(30);
   /// How long to wait for machines.
   std::chrono::milliseconds join_timeout = std::chrono::seconds(900);
   /// How long to wait for more machines after `min_nodes` have joined.
@@ -59,6 +61,8 @@ class Coordinator {
   [[nodiscard]] std::vector<Order> lost(Id id, const std::string& why, Clock::time_point now);
   /// A signal ends the launcher of the machine, which ends its own workers.
   [[nodiscard]] std::vector<Order> leaves(Id id, int signal, Clock::time_point now);
+  /// A launcher got the signal and passed it on. Workers that end because of it stay ended.
+  void passed_on(int signal) noexcept { passed_on_ = signal; }
   /// To be called at the time of `next_event`, or earlier.
   [[nodiscard]] std::vector<Order> tick(Clock::time_point now);
 
@@ -91,6 +95,8 @@ class Coordinator {
   /// A notice for all machines, before the other orders.
   void announce(const std::string& text, std::vector<Order>& orders) const;
   [[nodiscard]] std::vector<Order> fail_or_restart(Verdict verdict, Clock::time_point now);
+  /// Whether workers ended because a launcher was asked to stop.
+  [[nodiscard]] bool ended_on_request(const WorkerFailure& cause) const noexcept;
   [[nodiscard]] bool more_to_learn() const;
   /// Decides about the failures if the time has come or no more is to be learnt.
   [[nodiscard]] std::vector<Order> decide_if_due(Clock::time_point now);
@@ -103,6 +109,7 @@ class Coordinator {
   std::optional<Clock::time_point> last_call_until_ = std::nullopt;
   std::optional<Clock::time_point> decide_at_ = std::nullopt;
   std::vector<WorkerFailure> failures_ = {};
+  int passed_on_ = 0;  // a signal; 0 for none
   /// Set while stopping for the last time.
   std::optional<Verdict> verdict_ = std::nullopt;
   int rounds_ = 0;

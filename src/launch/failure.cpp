@@ -87,12 +87,15 @@ std::string told_about(const WorkerFailure& root, const std::vector<WorkerFailur
 }
 
 // The root cause first: a failure of its own, then the rank that the others blame, those that lost
-// their peers, and those that the launcher ended.
+// their peers, those that saved their state, and those that the launcher ended.
 void sort_by_cause(std::vector<WorkerFailure>& failures) {
   const auto blamed = rank_blamed(failures);
   const auto order_of = [&](const WorkerFailure& failure) {
-    int place = failure.terminated_by_launcher ? 3 : failure.is_consequence() ? 2 : 0;
-    if (place > 0 && failure.rank == blamed) place = 1;
+    int place = 0;
+    if (failure.is_consequence()) place = 2;
+    if (failure.is_preempted()) place = 3;
+    if (failure.terminated_by_launcher) place = 4;
+    if (place > 0 && failure.rank == blamed && !failure.is_preempted()) place = 1;
     return std::make_tuple(place, failure.time_us, failure.rank);
   };
   std::ranges::stable_sort(failures, {}, order_of);
@@ -190,9 +193,9 @@ std::string signal_hint(int signal) {
 std::string message_text(const WorkerFailure& failure) {
   if (const auto account = account_of(failure); !account.empty()) return account;
   if (!failure.message.empty()) return failure.message;
-  if (failure.status.signal == 0) {
-    return failure.is_consequence() ? "It lost its peers." : "";
-  }
+  if (failure.is_consequence()) return "It lost its peers.";
+  if (failure.is_preempted()) return "It was asked to stop and saved its state; others did not.";
+  if (failure.status.signal == 0) return "";
   const int signal = failure.status.signal;
   return str("Signal ", signal, " (", signal_name(signal), ") received by PID ", failure.pid,
              signal_hint(signal));
@@ -310,6 +313,11 @@ std::string others_text(const std::vector<WorkerFailure>& failures) {
 }  // namespace
 
 bool WorkerFailure::is_consequence() const noexcept { return status.code == kLostPeers; }
+bool WorkerFailure::is_preempted() const noexcept { return status.code == kPreemptedExitCode; }
+
+bool is_preemption(const std::vector<WorkerFailure>& failures) {
+  return !failures.empty() && std::ranges::all_of(failures, &WorkerFailure::is_preempted);
+}
 
 std::optional<WorkerFailure> root_cause(const std::vector<WorkerFailure>& failures) {
   if (failures.empty()) return std::nullopt;

@@ -32,11 +32,16 @@ struct WorkerFailure {
 
   /// Exit code 70: it lost its peers, which is seldom the root cause.
   [[nodiscard]] bool is_consequence() const noexcept;
+  /// Exit code 75: it was asked to stop and saved its state, which is not an error.
+  [[nodiscard]] bool is_preempted() const noexcept;
 };
+
+/// True if all of them are preempted, and there is one.
+[[nodiscard]] bool is_preemption(const std::vector<WorkerFailure>& failures);
 
 /// The root cause: the earliest failure. If all workers only lost their peers (exit code 70), the
 /// rank that most of them blame, even if the launcher had to end it; else the first that lost them.
-/// nullopt for an empty list.
+/// A preempted worker only if all are. nullopt for an empty list.
 [[nodiscard]] std::optional<WorkerFailure> root_cause(const std::vector<WorkerFailure>& failures);
 
 /// Reads time and message from the error file of torch's or our `record`. Returns false if there is

@@ -31,9 +31,9 @@ static constexpr auto value_fields(std::type_identity<AgentMessage>) {
 
 namespace {
 
-constexpr std::array<std::string_view, 11> kNames = {"alive",   "hello",   "failed",  "succeeded",
-                                                     "stopped", "leaving", "welcome", "start",
-                                                     "stop",    "end",     "notice"};
+constexpr std::array<std::string_view, 12> kNames = {"alive",   "hello",   "failed",    "succeeded",
+                                                     "stopped", "leaving", "passed_on", "welcome",
+                                                     "start",   "stop",    "end",       "notice"};
 
 }  // namespace
 

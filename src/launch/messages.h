@@ -56,6 +56,7 @@ struct AgentMessage {
     kSucceeded,  ///< all workers of the machine ended with code 0
     kStopped,    ///< all workers of the machine have been ended; `failures`: those that still ran
     kLeaving,    ///< `signal` ends the machine's launcher
+    kPassedOn,   ///< the launcher got `signal` and passed it on to its workers
     kWelcome,    ///< the answer to a hello
     kStart,      ///< `round`, `master_port`, `agent_store`
     kStop,

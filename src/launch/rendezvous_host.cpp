@@ -112,6 +112,8 @@ void RendezvousHost::handle(int id, const AgentMessage& message, Clock::time_poi
       return carry_out(coordinator_.stopped(id, message.failures, now));
     case Kind::kLeaving:
       return carry_out(coordinator_.leaves(id, message.signal, now));
+    case Kind::kPassedOn:
+      return coordinator_.passed_on(message.signal);
     default:
       return;
   }

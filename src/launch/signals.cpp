@@ -22,7 +22,7 @@ SignalQueue::SignalQueue(const std::vector<int>& signals) {
     if (is_ignored(signal)) ::signal(signal, SIG_DFL);
     ::sigaddset(&set, signal);
   }
-  for (const int signal : {SIGTSTP, SIGCONT, SIGWINCH}) ::sigaddset(&set, signal);
+  for (const int signal : {SIGTSTP, SIGCONT, SIGWINCH, SIGUSR1}) ::sigaddset(&set, signal);
   ::sigprocmask(SIG_BLOCK, &set, &before_);
   pipe_before_ = ::signal(SIGPIPE, SIG_IGN);
   fd_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));

@@ -9,9 +9,9 @@
 
 namespace accelerate::detail::launch {
 
-/// Blocks the given signals, SIGTSTP, SIGCONT and SIGWINCH in this process during its lifetime and
-/// returns them one by one. Ignores SIGPIPE. A SIGHUP that was ignored before (`nohup`) stays
-/// ignored.
+/// Blocks the given signals, SIGTSTP, SIGCONT, SIGWINCH and SIGUSR1 in this process during its
+/// lifetime and returns them one by one. Ignores SIGPIPE. A SIGHUP that was ignored before
+/// (`nohup`) stays ignored.
 class SignalQueue {
  public:
   explicit SignalQueue(const std::vector<int>& signals);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <string>
 
 namespace accelerate::detail::launch {
@@ -196,6 +197,81 @@ TEST(Coordinator, GivesSurvivorsHalfASecondToTellWhereAWorkerWasKilled) {
   auto alone = running(fixed(1), 1);
   EXPECT_EQ(shown(alone.failed(0, killed, kStartOfTime)), "");
   EXPECT_EQ(shown(alone.all_ended(0, kStartOfTime)), "0 stop");
+}
+
+WorkerFailure ended_by_us(int rank, ExitStatus status) {
+  auto result = failure(rank, 0);
+  result.status = status;
+  result.terminated_by_launcher = true;
+  return result;
+}
+
+// All four workers of two machines save their state and end with 75.
+void preempt_all(Coordinator& coordinator) {
+  for (const int rank : {3, 0, 1, 2}) {
+    EXPECT_EQ(shown(coordinator.failed(rank / 2, failure(rank, 75), kStartOfTime)), "");
+  }
+  EXPECT_EQ(shown(coordinator.all_ended(0, kStartOfTime)), "");
+  EXPECT_EQ(shown(coordinator.all_ended(1, kStartOfTime)), "0 stop, 1 stop");
+  (void)coordinator.stopped(0, {}, kStartOfTime);
+}
+
+TEST(Coordinator, LetsThePeersOfAPreemptedWorkerEndByThemselves) {
+  auto coordinator = running(fixed(2), 2);
+  preempt_all(coordinator);
+  const auto orders = coordinator.stopped(1, {}, kStartOfTime);
+  ASSERT_EQ(shown(orders), "0 end, 1 end");
+  EXPECT_EQ(orders[0].message.verdict.exit_code, 75);
+}
+
+TEST(Coordinator, DoesNotCallItPreemptedIfAWorkerHasNotSavedInTime) {
+  for (const bool saves : {true, false}) {
+    auto coordinator = running(fixed(1), 1);
+    EXPECT_EQ(shown(coordinator.failed(0, failure(1, 75), kStartOfTime)), "");
+    EXPECT_EQ(coordinator.next_event(), kStartOfTime + 30s);
+    EXPECT_EQ(shown(coordinator.tick(kStartOfTime + 30s)), "0 stop");
+    const ExitStatus status =
+        saves ? ExitStatus{.code = 75} : ExitStatus{.code = -1, .signal = SIGKILL};
+    const auto orders = coordinator.stopped(0, {ended_by_us(0, status)}, kStartOfTime + 31s);
+    EXPECT_EQ(orders.front().message.verdict.exit_code, saves ? 75 : 1);
+  }
+}
+
+TEST(Coordinator, DoesNotWaitForPreemptedWorkersWhenAnotherOneFails) {
+  auto coordinator = running(fixed(2), 2);
+  EXPECT_EQ(shown(coordinator.failed(0, failure(0, 75), kStartOfTime)), "");
+  EXPECT_EQ(shown(coordinator.failed(1, failure(2, 5), kStartOfTime)), "0 stop, 1 stop");
+  (void)coordinator.stopped(0, {}, kStartOfTime);
+  EXPECT_EQ(coordinator.stopped(1, {}, kStartOfTime).front().message.verdict.exit_code, 5);
+}
+
+TEST(Coordinator, RestartsPreemptedWorkersUnlessALauncherGotTheSignal) {
+  auto coordinator = running(fixed(2, 5), 2);
+  preempt_all(coordinator);
+  EXPECT_EQ(shown(coordinator.stopped(1, {}, kStartOfTime)), "0 start, 1 start");
+  coordinator.passed_on(SIGUSR1);
+  preempt_all(coordinator);
+  const auto orders = coordinator.stopped(1, {}, kStartOfTime);
+  ASSERT_EQ(shown(orders), "0 end, 1 end");
+  EXPECT_EQ(orders[0].message.verdict.exit_code, 75);
+}
+
+TEST(Coordinator, RestartsAfterAFailureThatHasNothingToDoWithTheSignal) {
+  auto coordinator = running(fixed(1, 5), 1);
+  coordinator.passed_on(SIGUSR1);
+  (void)coordinator.failed(0, failure(0, 1), kStartOfTime);
+  EXPECT_EQ(shown(coordinator.stopped(0, {}, kStartOfTime)), "0 start");
+}
+
+TEST(Coordinator, TellsTheOthersThatALeavingMachineHasPreemptedThem) {
+  auto coordinator = running(fixed(2), 2);
+  EXPECT_EQ(shown(coordinator.leaves(1, SIGTERM, kStartOfTime)), "0 stop");
+  const auto orders = coordinator.stopped(
+      0, {ended_by_us(0, {.code = 75}), ended_by_us(1, {.code = 75})}, kStartOfTime);
+  ASSERT_EQ(shown(orders), "0 end");
+  EXPECT_EQ(orders[0].message.verdict.exit_code, 75);
+  EXPECT_EQ(orders[0].message.verdict.reason,
+            "machine 1 (host1, 10.0.0.2) was told to end by SIGTERM");
 }
 
 TEST(Coordinator, RestartsTheWholeGroupAsOftenAsAllowed) {

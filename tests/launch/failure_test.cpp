@@ -58,6 +58,12 @@ TEST(RootCause, IsNoneThatLostItsPeersUnlessAllDid) {
   EXPECT_EQ(blamed({exited(0, 70, 20), exited(1, 70, 10), ended_by_us(2, 5)}), 1);
 }
 
+TEST(RootCause, IsNoneThatSavedItsStateUnlessAllDid) {
+  EXPECT_EQ(blamed({exited(0, 75, 10), exited(1, 3, 20)}), 1);
+  EXPECT_EQ(blamed({exited(0, 75, 10), exited(1, 70, 20)}), 1);
+  EXPECT_EQ(blamed({exited(0, 75, 20), exited(1, 75, 10), ended_by_us(2, 5)}), 1);
+}
+
 // Rank 2 is in another collective than the others, and all know it.
 WorkerFailure tells_of_rank_2(int rank, std::int64_t time_us) {
   auto failure = exited(rank, 70, time_us);

@@ -69,6 +69,32 @@ TEST(LaunchSignal, MayBeAnotherOneThatWasChosen) {
   EXPECT_EQ(count_of(outcome.output, "saved"), 2) << outcome.text();
 }
 
+TEST(LaunchSignal, MayMeanSomethingElseToWorkersIfItIsSigusr1) {
+  const Folder folder;
+  Command command(launch(2, {"--shutdown_timeout", "1"},
+                         {"/bin/sh", "-c",
+                          "trap 'echo noted' USR1; echo up; "
+                          "while [ ! -e '" +
+                              folder / "go" + "' ]; do sleep 0.02; done"}));
+  ASSERT_TRUE(command.saw("up", 2));
+  command.signal(SIGUSR1);
+  ASSERT_TRUE(command.saw("noted", 2)) << command.error();
+  ::usleep(1'200'000);
+  EXPECT_TRUE(command.running()) << "they need not end";
+  std::ofstream(folder / "go") << "";
+  expect_clean_end(command.wait(), 0);
+}
+
+TEST(LaunchSignal, Sigusr1EndsWorkersThatDoNotExpectItForGood) {
+  Command command(waiting(2, {"--max_restarts", "5"}, {}));
+  ASSERT_TRUE(command.saw("up", 2));
+  command.signal(SIGUSR1);
+  const auto outcome = command.wait();
+  expect_clean_end(outcome, 128 + SIGUSR1);
+  EXPECT_TRUE(contains(outcome.error, "(SIGUSR1) received by PID")) << outcome.text();
+  EXPECT_EQ(count_of(outcome.output, "up"), 2) << outcome.text();
+}
+
 TEST(LaunchSignal, IsHeardByTheFirstProcessOfAContainer) {
   // There nothing happens to a process that does not ask for a signal.
   auto options = waiting(2, {}, {"trap=0"});

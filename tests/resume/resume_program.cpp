@@ -5,7 +5,8 @@
 //
 // Each process appends to F/trace.<rank> one line per batch: its number, which samples it had, the
 // loss, a sum of all parameters, the learning rate and random numbers, floats in hexadecimal. Two
-// runs are the same if their lines are.
+// runs are the same if their lines are. F/pid.<rank> has its process, as soon as it can be
+// preempted.
 #include <accelerate/accelerate.h>
 #include <fcntl.h>
 #include <torch/torch.h>
@@ -106,6 +107,8 @@ void train(const Settings& settings) {
                              .use_seedable_sampler = settings.number("seedable", 0) != 0,
                              .use_stateful_dataloader = true},
        .project_config = project});
+  const auto rank = std::to_string(accelerator.process_index());
+  Trace(folder + "/pid." + rank).write(std::to_string(::getpid()) + '\n');
   set_seed(11);
   Net net;
   AdamW adamw(net->parameters(), {.lr = 0.01});
@@ -124,7 +127,7 @@ void train(const Settings& settings) {
   const bool saved = accelerator.agree_to_stop(
       std::filesystem::exists(std::filesystem::path(folder) / "checkpoints"));
   if (saved) accelerator.load_state();
-  const Trace trace(folder + "/trace." + std::to_string(accelerator.process_index()));
+  const Trace trace(folder + "/trace." + rank);
   const int every = settings.number("every", 3);
   const bool asynchronous = settings.number("async", 0) != 0;
   while (loader.iteration() < settings.number("epochs", 2)) {

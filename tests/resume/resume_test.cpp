@@ -4,14 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <map>
 #include <random>
 #include <set>
-#include <sstream>
 
-#include "launch/launching.h"
+#include "resume/resuming.h"
 
 namespace accelerate::test {
 namespace {
@@ -37,49 +33,6 @@ int between(int least, int most) {
   return std::uniform_int_distribution<int>(least, most)(random_engine());
 }
 
-/// The lines of a process by the number of the batch. A batch that was computed twice, because the
-/// first time came after the last checkpoint, must have the same line both times.
-using Lines = std::map<int, std::string>;
-Lines lines_of_process(const fs::path& folder, int rank) {
-  Lines lines;
-  std::ifstream file(folder / ("trace." + std::to_string(rank)));
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    std::string word;
-    int batch = 0;
-    words >> word >> batch;
-    const auto [found, is_new] = lines.emplace(batch, line);
-    if (is_new || found->second == line) continue;
-    ADD_FAILURE() << "process " << rank << " computed a batch twice:\n"
-                  << found->second << "\n"
-                  << line;
-    break;
-  }
-  return lines;
-}
-
-struct Case {
-  int processes = 1;
-  Words settings = {};
-
-  [[nodiscard]] CommandOptions command(const fs::path& folder, const Words& more = {}) const {
-    return launch(
-        processes, {},
-        Words{built("tests/resume_program"), "folder=" + folder.string()} + settings + more);
-  }
-};
-
-void run_unbroken(const Case& one, const fs::path& folder) {
-  expect_clean_end(run(one.command(folder), patient(Seconds(120))), 0);
-}
-
-int batches_in(const fs::path& folder) {
-  std::ifstream file(folder / "trace.0");
-  int lines = 0;
-  for (std::string line; std::getline(file, line);) ++lines;
-  return lines;
-}
-
 /// Kills the whole run a few times, when it has computed some more batches and then some
 /// microseconds, and at last lets it end.
 void run_with_kills(const Case& one, const fs::path& folder, int kills) {
@@ -102,17 +55,7 @@ void expect_same_run(const Case& one) {
   const Folder broken;
   run_unbroken(one, unbroken.path());
   run_with_kills(one, broken.path(), number_from_variable("ACCELERATE_RESUME_KILLS", 2));
-  for (int rank = 0; rank < one.processes; ++rank) {
-    const auto expected = lines_of_process(unbroken.path(), rank);
-    EXPECT_GT(expected.size(), 10U);
-    const auto lines = lines_of_process(broken.path(), rank);
-    EXPECT_EQ(lines.size(), expected.size()) << "process " << rank;
-    for (const auto& [batch, line] : expected) {
-      const auto found = lines.find(batch);
-      ASSERT_NE(found, lines.end()) << "batch " << batch << " of process " << rank;
-      ASSERT_EQ(found->second, line) << "process " << rank;
-    }
-  }
+  expect_same_traces(one.processes, unbroken.path(), broken.path());
 }
 
 TEST(Resume, IsExactOnOneProcess) { expect_same_run({.processes = 1}); }
