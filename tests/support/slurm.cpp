@@ -92,7 +92,7 @@ void Slurm::write_configuration() const {
        << "JobAcctGatherType=jobacct_gather/none\n"
        << "AccountingStorageType=accounting_storage/none\n"
        // The nodes are as large as we say, whatever this machine has.
-       << "SlurmdParameters=config_overrides\nReturnToService=2\nKillWait=2\n"
+       << "SlurmdParameters=config_overrides\nReturnToService=2\nKillWait=10\n"
        << "StateSaveLocation=" << folder_ / "state" << "\n"
        << "SlurmdSpoolDir=" << folder_ / "spool-%n" << "\n"
        << "SlurmctldPidFile=" << folder_ / "slurmctld.pid" << "\n"
