@@ -2,9 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <array>
 #include <atomic>
-#include <csignal>
 #include <vector>
 
 #include "accelerate/errors.h"
@@ -20,7 +18,6 @@ constexpr std::array kSignals = {SIGTERM, SIGUSR1};
 constexpr auto kAskEvery = std::chrono::milliseconds(200);
 
 std::atomic<int> received = 0;
-std::array<struct sigaction, kSignals.size()> before{};
 
 void note_signal(int signal) { received.store(signal, std::memory_order_relaxed); }
 
@@ -31,26 +28,38 @@ std::vector<std::uint8_t> bytes_of(const std::string& text) { return {text.begin
 Preemption::Preemption(const AcceleratorState& state)
     : device_(state.device()), rank_(state.process_index()), size_(state.num_processes()) {
   if (size_ > 1) {
-    store_ = state.process_group()->getStore();
+    const auto group = state.process_group();
+    if (!group) {
+      throw StateError(
+          "save_on_preemption: processes cannot agree on a step, because the process group has "
+          "been "
+          "destroyed. Call end_training after the last Accelerator only.");
+    }
+    store_ = group->getStore();
     if (!store_) {
       throw UnsupportedError(
           "save_on_preemption: the process group that was lent has no store, through which "
           "processes could agree on a step. Let the library make the group, or turn it off.");
     }
   }
+  static int objects = 0;
+  number_ = objects++;
   struct sigaction action{};
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    ::sigaction(kSignals[i], &action, &before[i]);
+    ::sigaction(kSignals[i], &action, &before_[i]);
   }
 }
 
 Preemption::~Preemption() {
-  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before[i], nullptr);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
 }
 
-std::string Preemption::key(const std::string& name) { return "accelerate/preemption/" + name; }
+// What an earlier run of this program has left in the store must not count.
+std::string Preemption::key(const std::string& name) const {
+  return str("accelerate/preemption/", number_, "/", name);
+}
 
 bool Preemption::is_requested() {
   if (received.load(std::memory_order_relaxed) != 0) {
@@ -65,6 +74,14 @@ bool Preemption::is_requested() {
 
 bool Preemption::stops_here(std::int64_t synchronized) {
   if (size_ == 1) return received.load(std::memory_order_relaxed) != 0;
+  try {
+    return is_agreed(synchronized);
+  } catch (const c10::Error&) {
+    return false;  // the store is gone with its process; the next collective tells which one
+  }
+}
+
+bool Preemption::is_agreed(std::int64_t synchronized) {
   if (!requested_) requested_ = is_requested();
   if (!requested_) return false;
   // From here on this process is never ahead of the gradients that it has averaged with others.

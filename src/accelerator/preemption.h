@@ -6,11 +6,14 @@
 // while training goes on: a process that got the signal leaves a request; each one that sees it
 // answers at the end of a batch; when all have answered, process 0 names the step after the one it
 // is at. A process cannot have passed that step, since gradients are averaged once more before it.
+// A run that ends before that step ends as if there had been no signal.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <array>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -37,12 +40,15 @@ class Preemption {
   using Clock = std::chrono::steady_clock;
 
   [[nodiscard]] bool is_requested();
-  [[nodiscard]] static std::string key(const std::string& name);
+  [[nodiscard]] bool is_agreed(std::int64_t synchronized);
+  [[nodiscard]] std::string key(const std::string& name) const;
 
   c10::intrusive_ptr<c10d::Store> store_ = nullptr;  // null with one process
   c10::Device device_;
   int rank_ = 0;
   int size_ = 1;
+  int number_ = 0;  // of this object, the same on all processes
+  std::array<struct sigaction, 2> before_ = {};
   Clock::time_point asked_ = {};
   bool requested_ = false;
   bool answered_ = false;

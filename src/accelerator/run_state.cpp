@@ -40,6 +40,10 @@ namespace detail::accelerator {
 RunState::~RunState() {
   // Where an error ends the program, other processes may be gone and will not answer.
   if (std::uncaught_exceptions() > 0) thread_.request_stop();
+  wait_and_warn();
+}
+
+void RunState::wait_and_warn() {
   try {
     wait();
   } catch (const std::exception& error) {
@@ -289,6 +293,8 @@ fs::path save_state(AcceleratorCore& core, const fs::path& output_dir,
 void check_preemption(AcceleratorCore& core, std::source_location where) {
   const auto& preemption = core.preemption;
   if (!preemption || !preemption->stops_here(core.backward.synchronized())) return;
+  // Its failure is no reason not to save now.
+  core.run_state.wait_and_warn();
   const auto folder = save_state(core, {}, {}, where);
   if (core.state.is_main_process()) {
     std::cerr << "accelerate: preempted (" << preemption->reason() << "): the state is saved in '"

@@ -35,6 +35,8 @@ class RunState {
   void start(std::unique_ptr<checkpoint::SaveJob> job, const checkpoint::StoreExchange& where);
   /// Returns when no save is under way, and throws what it threw.
   void wait();
+  /// The same, with a warning instead of the exception.
+  void wait_and_warn();
 
  private:
   std::exception_ptr failure_ = nullptr;

@@ -133,6 +133,48 @@ TEST(Preemption, OfTwoProcessesWhileTheySaveAsynchronously) {
                        .moment = Moment::kWhileItSaves});
 }
 
+TEST(Preemption, SavesThoughTheLastAsynchronousSaveHasFailed) {
+  const Folder folder;
+  Command command(training(1, {"async=1", "every=20"}).command(folder.path(), kSlow));
+  ASSERT_TRUE(eventually([&] { return batches_in(folder.path()) > 0; }, Seconds(60)));
+  // In the way of the checkpoint of batch 20.
+  std::ofstream(folder / "checkpoints") << "a file";
+  ASSERT_TRUE(eventually([&] { return batches_in(folder.path()) >= 30; }, Seconds(60)));
+  fs::remove(folder / "checkpoints");
+  command.signal(SIGTERM);
+  const auto outcome = command.wait(patient(Seconds(60)));
+  expect_preempted(outcome, 1);
+  EXPECT_EQ(count_of(outcome.error, "The last asynchronous save_state failed"), 1)
+      << outcome.text();
+}
+
+TEST(Preemption, AtTheEndOfARunStopsTheNextOne) {
+  // The signal comes in the last of 8 batches, and process 0 names a step that never comes. The
+  // next run in the same processes agrees anew.
+  const Folder first;
+  const Folder second;
+  const Case run_twice{2, {"rows=32", "every=1000", "preemption=1", "pause_us=250000"}};
+  const auto outcome =
+      run(run_twice.command(first.path(), {"signal_at=8", "then=" + second.path().string()}),
+          patient(Seconds(60)));
+  expect_preempted(outcome, 2);
+  EXPECT_EQ(batches_in(first.path()), 8);
+  EXPECT_EQ(batches_in(second.path()), 2);
+}
+
+TEST(Preemption, LeavesItToTheOthersToSayThatAProcessDied) {
+  // Process 0 has the store. It is killed while process 1 rests at the end of a batch.
+  const Folder folder;
+  Command command(
+      training(2).command(folder.path(), {"preemption=1", "pause_us=250000", "every=1000"}));
+  ASSERT_TRUE(eventually([&] { return batches_in(folder.path()) >= 2; }, Seconds(60)));
+  ::kill(worker_pid(folder.path(), 0), SIGKILL);
+  const auto outcome = command.wait(patient(Seconds(60)));
+  expect_clean_end(outcome, 128 + SIGKILL);
+  EXPECT_TRUE(contains(rest_of_line(outcome.error, "[default1]:rank 0 ("), ") died "))
+      << outcome.text();
+}
+
 TEST(Preemption, OfAWorkerIsFollowedByARestartThatResumes) {
   const Folder unbroken;
   const Folder folder;

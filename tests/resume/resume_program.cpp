@@ -12,6 +12,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <iostream>
@@ -155,12 +156,18 @@ void train(const Settings& settings) {
       if (progress.batches % every == 0) {
         accelerator.save_state({}, {.asynchronous = asynchronous});
       }
-      if (const int pause = settings.number("pause_us", 0); pause > 0) ::usleep(pause);
+      const bool is_last = accelerator.is_last_process();
+      static bool rests = true;  // from the signal on it is ahead of the others
+      if (is_last && progress.batches == settings.number("signal_at", 0)) {
+        ::raise(SIGUSR1);
+        rests = false;
+      }
+      if (const int pause = settings.number("pause_us", 0); rests && pause > 0) ::usleep(pause);
     }
   }
   accelerator.wait_for_save_state();
   accelerator.print("done");
-  accelerator.end_training();
+  if (!settings.given.contains("then")) accelerator.end_training();
 }
 
 }  // namespace
@@ -173,6 +180,10 @@ int main(int argc, char** argv) {
   }
   try {
     train(settings);
+    if (const auto then = settings.given.extract("then")) {  // a second run in these processes
+      settings.given["folder"] = then.mapped();
+      train(settings);
+    }
   } catch (const std::exception& error) {
     std::cerr << error.what() << '\n';
     return 1;
