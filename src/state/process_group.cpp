@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include "accelerate/errors.h"
 #include "core/call_site.h"
