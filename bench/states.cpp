@@ -81,7 +81,8 @@ int main() {
   optimizer.step();
   optimizer.zero_grad();
   std::int64_t bytes = 0;
-  for (const auto& parameter : net->parameters()) bytes += 3 * static_cast<std::int64_t>(parameter.nbytes());
+  for (const auto& parameter : net->parameters())
+    bytes += 3 * static_cast<std::int64_t>(parameter.nbytes());
   const double mb = static_cast<double>(bytes) / 1e6;
 
   const auto state = folder / "state";

@@ -126,9 +126,7 @@ class SplittingGroup<R (c10d::ProcessGroup::*)(Args...)> : public c10d::ProcessG
 class Group : public SplittingGroup<decltype(&c10d::ProcessGroup::splitGroup)> {
  public:
   Group(const c10::intrusive_ptr<c10d::Store>& store, const ProcessGroupOptions& options)
-      : SplittingGroup(store, options.rank, options.world_size),
-        store_(store),
-        options_(options) {}
+      : SplittingGroup(store, options.rank, options.world_size), store_(store), options_(options) {}
 
   /// In a forked process the backends stay: the ends of their threads and connections belong to the
   /// process that made them.
