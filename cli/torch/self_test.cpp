@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <numeric>
+#include <set>
 #include <thread>
 
 #include "core/text.h"
@@ -136,15 +138,15 @@ std::string check_collectives(Check& check) {
 }
 
 std::string check_split(Check& check) {
-  const auto count = static_cast<std::size_t>(2 * check.ranks() + 1);
-  std::vector<std::int64_t> all(count);
-  for (std::size_t i = 0; i < count; ++i) all[i] = static_cast<std::int64_t>(i);
+  std::vector<int> all(static_cast<std::size_t>(check.ranks()) * 2 + 1);
+  std::iota(all.begin(), all.end(), 0);
   auto part = check.accelerator.split_between_processes(all);
   part[0] += check.fault();
   check.expect("all parts in rank order", join(all), join(gather_object(part)));
   const auto padded = check.accelerator.split_between_processes(all, {.apply_padding = true});
-  check.expect("length of a padded part", check.ranks() > 1 ? "3" : str(count), str(padded.size()));
-  return str("split_between_processes of ", count, " items, also padded");
+  check.expect("length of a padded part", check.ranks() > 1 ? "3" : str(all.size()),
+               str(padded.size()));
+  return str("split_between_processes of ", all.size(), " items, also padded");
 }
 
 std::string check_random(Check& check) {
@@ -390,7 +392,7 @@ void run(const NamedCheck& named, Accelerator& accelerator, bool faulty) {
                     " ranks found this check wrong)"));
   }
   if (accelerator.is_main_process()) {
-    std::cout << "ok  " << named.name << ": " << seen << std::endl;
+    std::cout << "ok  " << named.name << ": " << seen << '\n' << std::flush;
   }
 }
 
@@ -402,13 +404,14 @@ void run_all() {
     const int processes = accelerator.num_processes();
     std::cout << "Self-test: " << processes << (processes == 1 ? " process, " : " processes, ")
               << to_string(accelerator.distributed_type()) << ", mixed precision '"
-              << to_string(accelerator.mixed_precision()) << "'" << std::endl;
+              << to_string(accelerator.mixed_precision()) << "'" << '\n'
+              << std::flush;
   }
   const auto fault = fault_of(accelerator.process_index());
   if (fault == "exit") std::_Exit(1);
   for (const auto& check : kChecks) run(check, accelerator, fault == check.name);
   accelerator.end_training();
-  if (prints) std::cout << kSuccess << std::endl;
+  if (prints) std::cout << kSuccess << '\n' << std::flush;
 }
 
 }  // namespace
