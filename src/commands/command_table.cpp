@@ -69,6 +69,11 @@ constexpr auto kMergeFlags = std::to_array<Flag>({
      .help = "Remove CHECKPOINT_DIR after success."},
 });
 
+constexpr auto kTestFlags = std::to_array<Flag>({
+    kHelpFlag,
+    {.name = "config_file", .value_name = "FILE", .help = "Launch with this configuration file instead of the default one."},
+});
+
 constexpr auto kTpuFlags = std::to_array<Flag>({
     kHelpFlag,
     {.name = "config_file", .value_name = "FILE", .help = "For TPU pods only."},
@@ -203,6 +208,21 @@ constexpr Command kMergeWeights{
     .examples = "  accelerate merge-weights checkpoint_0/pytorch_model_fsdp_0 merged\n",
 };
 
+constexpr Command kTest{
+    .name = "test",
+    .help = "Check that the processes of a launch train together.",
+    .about =
+        "Launches a self-test with the settings of the configuration file, as `accelerate launch` "
+        "does a program. One line says what each check has seen: ranks and devices, collectives, "
+        "data loaders, random states, mixed precision, a training run that must equal that of one "
+        "process, gradient accumulation, saving and loading. The first check that fails ends the "
+        "test, with what each rank expected and got.",
+    .flags = [] { return std::span<const Flag>(kTestFlags); },
+    .examples =
+        "  accelerate test\n"
+        "  accelerate test --config_file two_processes.yaml\n",
+};
+
 constexpr Command kCompletion{
     .name = "completion",
     .help = "Print the completion script for bash, zsh or fish.",
@@ -228,11 +248,9 @@ std::span<const Command> command_table() {
       kToFsdp2,
       kCheckpoint,
       kMergeWeights,
+      kTest,
       kCompletion,
       kTpuConfig,
-      {.name = "test",
-       .help = "Run the self-test under the configured launch.",
-       .instead = "`accelerate launch` any program of your own."},
       {.name = "monitor",
        .help = "Watch a running job.",
        .instead = "--tee and --log_dir of `accelerate launch` keep its output."},

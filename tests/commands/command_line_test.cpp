@@ -136,11 +136,9 @@ TEST(CommandLine, GuessesAWrongCommand) {
 }
 
 TEST(CommandLine, NamesTheCommandsThatAreNotThereYet) {
-  for (const auto* name : {"test", "monitor"}) {
-    const auto answer = ran({kAccelerate, name});
-    EXPECT_EQ(answer.code, 2) << name;
-    EXPECT_TRUE(has(answer.err, str("`accelerate ", name, "` is not available yet")));
-  }
+  const auto answer = ran({kAccelerate, "monitor"});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_TRUE(has(answer.err, "`accelerate monitor` is not available yet"));
 }
 
 TEST(CommandLine, TakesTheCommandFromItsOwnName) {
