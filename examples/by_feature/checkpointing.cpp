@@ -28,8 +28,10 @@ struct Progress {
 /// Trains until the end, or until so many batches in all. Returns where it began, and the accuracy.
 std::pair<std::int64_t, double> train(const std::filesystem::path& project,
                                       std::int64_t stop_after) {
-  accelerate::ProjectConfiguration configuration{
-      .project_dir = project, .automatic_checkpoint_naming = true, .total_limit = 2};
+  accelerate::ProjectConfiguration configuration{.project_dir = project,
+                                                 .automatic_checkpoint_naming = true,
+                                                 .total_limit = 2,
+                                                 .save_on_preemption = true};
   accelerate::Accelerator accelerator(
       {.dataloader_config = {.use_stateful_dataloader = true}, .project_config = configuration});
   accelerate::set_seed(42);
