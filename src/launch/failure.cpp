@@ -98,7 +98,7 @@ void sort_by_cause(std::vector<WorkerFailure>& failures) {
     if (place > 0 && failure.rank == blamed && !failure.is_preempted()) place = 1;
     return std::make_tuple(place, failure.time_us, failure.rank);
   };
-  std::ranges::stable_sort(failures, {}, order_of);
+  std::ranges::sort(failures, {}, order_of);
 }
 
 // ---- the error file -----------------------------------------------------------------------------
