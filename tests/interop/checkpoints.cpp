@@ -35,7 +35,9 @@ struct NetImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
     return second(drop(torch::relu(norm(first(x))))).flatten();
   }
-  torch::nn::Linear first{6, 8}, second{8, 1};
+  // Behind a norm the gradient of a bias would be noise, which Adam blows up.
+  torch::nn::Linear first{torch::nn::LinearOptions(6, 8).bias(false)};
+  torch::nn::Linear second{8, 1};
   torch::nn::BatchNorm1d norm{8};
   torch::nn::Dropout drop;
 };

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 class Net(nn.Module):
     def __init__(self, dropout):
         super().__init__()
-        self.first = nn.Linear(6, 8)
+        self.first = nn.Linear(6, 8, bias=False)  # behind a norm its gradient would be noise, which Adam blows up
         self.norm = nn.BatchNorm1d(8)
         self.drop = nn.Dropout(dropout)
         self.second = nn.Linear(8, 1)
