@@ -5,12 +5,15 @@
 #include <string_view>
 #include <utility>
 
+#include "accelerate/checkpoint.h"
 #include "accelerate/constants.h"
 #include "accelerate/detail/accelerator/prepare.h"
 #include "accelerate/state.h"
 #include "accelerate/value/from_value.h"
 #include "checkpoint/aliases.h"
+#include "checkpoint/state_files.h"
 #include "core/text.h"
+#include "parallel/engine.h"
 
 namespace accelerate::detail::accelerator {
 namespace {
@@ -60,7 +63,7 @@ StateDict fitted(const StateDict& file, const StateDict& own) {
 
 /// The state of a prepared model: parameters and buffers by the names that the module gives them,
 /// which are those in Python's files on any number of processes.
-class ModelState final : public Stateful {
+class ModelState final : public Stateful, public checkpoint::LoadsWeights {
  public:
   ModelState(std::shared_ptr<ModelCore> model, bool strict)
       : model_(std::move(model)), strict_(strict) {}
@@ -71,6 +74,20 @@ class ModelState final : public Stateful {
   void load_state_dict(const Value& state) override {
     const auto own = accelerate::state_dict(*model_->module);
     model_->load_state_dict(fitted(to_state_dict(state), own), strict_);
+  }
+
+  [[nodiscard]] bool can_load_weights() const override {
+    return !model_->engine || !model_->engine->is_sharded();
+  }
+  void load_weights(const std::filesystem::path& file) override {
+    const auto own = accelerate::state_dict(*model_->module);
+    KeyMapping names;
+    for (const std::string prefix : {"module.", "_orig_mod."}) {
+      const bool has_prefix = std::ranges::any_of(
+          own.keys(), [&](const std::string& name) { return name.starts_with(prefix); });
+      if (!has_prefix) names.strip_prefix(prefix);
+    }
+    load_checkpoint_in_model(*model_->module, file, {.strict = strict_, .key_mapping = names});
   }
 
  private:

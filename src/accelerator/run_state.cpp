@@ -245,18 +245,15 @@ void load_everything(AcceleratorCore& core, const fs::path& folder,
   std::erase_if(objects.models, [&](const auto& model) {
     return std::ranges::find(models, model->module) == models.end();
   });
-  const bool several_devices = core.state.use_distributed() && is_on_device(core);
   const auto manifest = formats::read_manifest(folder);
   const std::int64_t saved_by = manifest ? manifest->num_processes : core.state.num_processes();
   auto entry_settings = entry_options(core, options.strict);
   entry_settings.loaders_per_process &= saved_by == core.state.num_processes();
   const auto entries = objects.entries(entry_settings);
-  accelerate::load_accelerator_state(
-      folder, entries,
-      {.process_index = core.state.process_index(),
-       .map_location = options.map_location.value_or(several_devices ? MapLocation::kOnDevice
-                                                                     : MapLocation::kCpu),
-       .strict_rng = options.strict_rng});
+  accelerate::load_accelerator_state(folder, entries,
+                                     {.process_index = core.state.process_index(),
+                                      .map_location = options.map_location,
+                                      .strict_rng = options.strict_rng});
   if (!manifest) return;  // Python saves no gradients, and keeps those that are there
   AccumulatedGradients(core.registry, /*accumulating=*/false)
       .load_state_dict(

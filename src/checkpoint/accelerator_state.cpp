@@ -23,7 +23,7 @@ bool is_there(const fs::path& file) {
 }
 
 c10::Device device_of(std::optional<MapLocation> location) {
-  return location == MapLocation::kOnDevice ? PartialState().device() : c10::Device(c10::kCPU);
+  return location == MapLocation::kCpu ? c10::Device(c10::kCPU) : PartialState().device();
 }
 
 Value read(const fs::path& file, const LoadAcceleratorStateOptions& options) {
@@ -35,6 +35,10 @@ void load_weights(Stateful& model, std::size_t index, const fs::path& folder,
   auto file = folder / checkpoint::weights_file_name(index, /*safe_serialization=*/true);
   if (!is_there(file)) {
     file = folder / checkpoint::weights_file_name(index, /*safe_serialization=*/false);
+  }
+  auto* const direct = dynamic_cast<checkpoint::LoadsWeights*>(&model);
+  if (direct != nullptr && direct->can_load_weights() && !options.map_location) {
+    return direct->load_weights(file);
   }
   const auto state = load_state_dict(file, {{"", c10::str(device_of(options.map_location))}});
   Value::Dict tensors;

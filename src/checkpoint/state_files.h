@@ -1,6 +1,7 @@
 // src/checkpoint/state_files.h - the files of a run's state and what each holds.
 #pragma once
 
+#include <filesystem>
 #include <span>
 #include <string>
 #include <variant>
@@ -18,6 +19,17 @@ struct StateFile {
   std::variant<Value, StateDict> content;
   /// A safetensors file; else a torch archive.
   bool safetensors = false;
+};
+
+/// An object that takes weights straight from a file, tensor by tensor.
+class LoadsWeights {
+ public:
+  virtual void load_weights(const std::filesystem::path& file) = 0;
+  /// False if only `load_state_dict` can be called, with all tensors in memory.
+  [[nodiscard]] virtual bool can_load_weights() const = 0;
+
+ protected:
+  ~LoadsWeights() = default;
 };
 
 /// "model.safetensors", "model_1.safetensors", "pytorch_model.bin", ...

@@ -34,8 +34,8 @@ struct SaveStateOptions {
 };
 
 struct LoadStateOptions {
-  /// Where the tensors of files are put before they are copied into place. Unset: on the device
-  /// with several processes that have a GPU each, else on the CPU.
+  /// Where the tensors of files are put before they are copied into place. Unset: straight into
+  /// place where that is possible, else on the device of the process.
   std::optional<MapLocation> map_location = std::nullopt;
   /// Whether models must find all of their tensors in the files, and no others.
   bool strict = true;
@@ -62,7 +62,7 @@ ACCELERATE_API std::filesystem::path save_accelerator_state(
 
 struct LoadAcceleratorStateOptions {
   int process_index = 0;
-  /// Unset: on the CPU.
+  /// As in `LoadStateOptions`.
   std::optional<MapLocation> map_location = std::nullopt;
   bool strict_rng = false;
 };
