@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +43,10 @@ class GradientsTest : public LoadStateTest {};
 class LoaderStateTest : public LoadStateTest {};
 class AcceleratorStateTest : public LoadStateTest {};
 
+/// Weights go straight into the model, or by way of tensors in a place that was asked for.
+const std::vector<std::optional<MapLocation>> kLocations = {std::nullopt, MapLocation::kCpu,
+                                                            MapLocation::kOnDevice};
+
 /// The folder without its manifest: one that Python might have written.
 void make_unverified(const fs::path& folder) { fs::remove(folder / "accelerate_state.json"); }
 
@@ -67,10 +72,9 @@ TEST_F(LoadStateTest, ComparesChecksumsUnlessToldNotTo) {
   EXPECT_NE(run.value(), 2);
 
   fs::resize_file(path_ / "custom_checkpoint_0.pkl", 7);
-  EXPECT_TRUE(has(message_of<CheckpointError>([&] {
-                    run.accelerator.load_state(path_, {.verify = false});
-                  }),
-                  "'custom_checkpoint_0.pkl' has 7 bytes"));
+  EXPECT_TRUE(has(
+      message_of<CheckpointError>([&] { run.accelerator.load_state(path_, {.verify = false}); }),
+      "'custom_checkpoint_0.pkl' has 7 bytes"));
 }
 
 TEST_F(LoadStateTest, AFileThatAnObjectNeedsIsNamedWhenItIsMissing) {
@@ -93,8 +97,7 @@ TEST_F(LoadStateTest, ReadsACheckpointOfPython) {
     torch::nn::Linear net(2, 2);
     auto sgd = SGD(net->parameters(), {.lr = 9, .momentum = 0.5});
     auto steps = StepLR(sgd, {.step_size = 2, .gamma = 0.5});
-    auto [model, optimizer, scheduler] =
-        accelerator.prepare(net, std::move(sgd), std::move(steps));
+    auto [model, optimizer, scheduler] = accelerator.prepare(net, std::move(sgd), std::move(steps));
     Progress progress;
     accelerator.register_for_checkpointing(progress);
     accelerator.load_state(test::reference_path("run_state/" + format), {.strict_rng = true});
@@ -137,15 +140,19 @@ TEST_F(LoadStateTest, TiedWeightsSurvive) {
       auto model = accelerator.prepare(test::filled<test::Tied>());
       accelerator.save_state(folder, {.safe_serialization = safe});
       ASSERT_EQ(log.messages().size(), safe ? 1 : 0);
-      if (safe) { EXPECT_TRUE(has(log.messages()[0], "Removed shared tensor")); }
+      if (safe) {
+        EXPECT_TRUE(has(log.messages()[0], "Removed shared tensor"));
+      }
     }
-    Accelerator accelerator(anew());
-    auto net = std::make_shared<test::Tied>();
-    auto model = accelerator.prepare(net);
-    accelerator.load_state(folder);
-    test::expect_equal(*net, *test::filled<test::Tied>());
-    const auto own = state_dict(*net);
-    EXPECT_EQ(own["embed.weight"].data_ptr(), own["head.weight"].data_ptr()) << "still one tensor";
+    for (const auto& location : kLocations) {
+      Accelerator accelerator(anew());
+      auto net = std::make_shared<test::Tied>();
+      auto model = accelerator.prepare(net);
+      accelerator.load_state(folder, {.map_location = location});
+      test::expect_equal(*net, *test::filled<test::Tied>());
+      const auto own = state_dict(*net);
+      EXPECT_EQ(own["embed.weight"].data_ptr(), own["head.weight"].data_ptr()) << "one tensor";
+    }
   }
 }
 
@@ -159,9 +166,11 @@ TEST_F(LoadStateTest, PrefixesOfWrappersAreTakenOff) {
       prefixed.insert(prefix + entry.key(), torch::full_like(entry.value(), 4));
     }
     safetensors::save_file(prefixed, path_ / "model.safetensors");
-    run.fill(0);
-    run.accelerator.load_state(path_);
-    EXPECT_EQ(run.value(), 4) << prefix;
+    for (const auto& location : kLocations) {
+      run.fill(0);
+      run.accelerator.load_state(path_, {.map_location = location});
+      EXPECT_EQ(run.value(), 4) << prefix;
+    }
   }
 }
 
@@ -173,16 +182,20 @@ TEST_F(LoadStateTest, OtherWeightsAreRefusedUnlessLoadingIsNotStrict) {
   accelerator.save_state(path_);
   Accelerator other(anew());
   auto other_model = other.prepare(second);
-  const auto message = message_of<StateDictMismatch>([&] { other.load_state(path_); });
-  EXPECT_TRUE(has(message, "Missing key(s) in state_dict: \"weight\", \"bias\""));
-  EXPECT_TRUE(has(message, "Unexpected key(s) in state_dict: \"0.bias\", \"0.weight\""));
-  other.load_state(path_, {.strict = false});
+  const test::CapturedLog log;
+  for (const auto& location : kLocations) {
+    const auto message =
+        message_of<StateDictMismatch>([&] { other.load_state(path_, {.map_location = location}); });
+    EXPECT_TRUE(has(message, "Missing key(s) in state_dict: "));
+    EXPECT_TRUE(has(message, "Unexpected key(s) in state_dict: \"0.bias\", \"0.weight\""));
+    other.load_state(path_, {.map_location = location, .strict = false});
+  }
 }
 
 TEST_F(LoadStateTest, TakesTensorsThroughTheDeviceOrTheCpu) {
   SavedRun run(anew(), /*value=*/1);
   run.accelerator.save_state(path_);
-  for (const auto location : {MapLocation::kCpu, MapLocation::kOnDevice}) {
+  for (const auto& location : kLocations) {
     run.fill(0);
     run.accelerator.load_state(path_, {.map_location = location});
     EXPECT_EQ(run.value(), 1);
@@ -219,9 +232,8 @@ TEST_F(LoadStateTest, AnotherNumberOfRegisteredObjectsIsRefusedBeforeAnythingIsL
 TEST_F(LoadStateTest, NothingIsRegisteredWhereOneObjectCannotBe) {
   SavedRun run;
   Progress progress;
-  EXPECT_THROW(
-      run.accelerator.register_for_checkpointing(progress, std::shared_ptr<Progress>()),
-      ArgumentError);
+  EXPECT_THROW(run.accelerator.register_for_checkpointing(progress, std::shared_ptr<Progress>()),
+               ArgumentError);
   run.accelerator.save_state(path_);
   EXPECT_FALSE(fs::exists(path_ / "custom_checkpoint_0.pkl"));
 }
@@ -400,7 +412,9 @@ TEST_F(LoaderStateTest, WithoutPositionsSkippedBatchesLeaveTheSameOnes) {
     const Resumed run(path_, seedable, /*stateful=*/false);
     EXPECT_EQ(run.expected.size(), 14);
     EXPECT_EQ(run.found, run.expected);
-    if (seedable) { EXPECT_EQ(run.found_next, run.expected_next); }
+    if (seedable) {
+      EXPECT_EQ(run.found_next, run.expected_next);
+    }
   }
 }
 

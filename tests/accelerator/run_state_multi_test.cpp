@@ -89,8 +89,8 @@ TEST(SaveStateOnProcesses, WithSaveOnEachNodeOneProcessOfEachHostWrites) {
     const auto first = std::to_string(rank / 2 * 2);
     const auto second = std::to_string(rank / 2 * 2 + 1);
     EXPECT_EQ(names_in(host / "state"),
-              (Names{"accelerate_state.json", "model.safetensors", "random_states_" + first + ".pkl",
-                     "random_states_" + second + ".pkl"}));
+              (Names{"accelerate_state.json", "model.safetensors",
+                     "random_states_" + first + ".pkl", "random_states_" + second + ".pkl"}));
     run.fill(0);
     run.accelerator.load_state("state", {.strict_rng = true});
     EXPECT_EQ(run.value(), 2);
@@ -146,10 +146,12 @@ void load_between_steps(const fs::path& folder, int saved_by, double gradient) {
   ASSERT_EQ(log.messages().size(), has_states ? 0 : 1);
   if (run.accelerator.num_processes() <= saved_by) return;
   const auto load_strictly = [&] { run.accelerator.load_state(folder, {.strict_rng = true}); };
-  const auto message =
-      has_states ? message_of<CommError>(load_strictly) : message_of<CheckpointError>(load_strictly);
+  const auto message = has_states ? message_of<CommError>(load_strictly)
+                                  : message_of<CheckpointError>(load_strictly);
   EXPECT_TRUE(has(message, "no random states of process 1"));
-  if (!has_states) { EXPECT_TRUE(has(log.messages()[0], "no random states of process 1")); }
+  if (!has_states) {
+    EXPECT_TRUE(has(log.messages()[0], "no random states of process 1"));
+  }
 }
 
 TEST(SaveStateOnProcesses, TwoSaveAndOneLoads) {
@@ -232,10 +234,9 @@ TEST(SaveStateOnProcesses, AHookThatThrowsOnOneProcessEndsTheSaveOfAll) {
   const SharedFolder folder;
   on_processes(2, folder.options(), [&] {
     SavedRun run(automatic(folder.path()));
-    auto handle = run.accelerator.register_save_state_pre_hook(
-        [&](auto, auto&, const fs::path&) {
-          if (!run.accelerator.is_main_process()) throw std::runtime_error("not this one");
-        });
+    auto handle = run.accelerator.register_save_state_pre_hook([&](auto, auto&, const fs::path&) {
+      if (!run.accelerator.is_main_process()) throw std::runtime_error("not this one");
+    });
     const auto save = [&] { run.accelerator.save_state(); };
     EXPECT_TRUE(has(run.accelerator.is_main_process() ? message_of<CommError>(save)
                                                       : message_of<std::runtime_error>(save),
@@ -253,10 +254,9 @@ TEST(SaveStateOnProcesses, AMissingFolderIsNamedOnAll) {
   const SharedFolder folder;
   on_processes(2, folder.options(), [&] {
     SavedRun run;
-    EXPECT_TRUE(has(message_of<ArgumentError>([&] {
-                      run.accelerator.load_state(folder.path() / "none");
-                    }),
-                    "folder does not exist"));
+    EXPECT_TRUE(
+        has(message_of<ArgumentError>([&] { run.accelerator.load_state(folder.path() / "none"); }),
+            "folder does not exist"));
     const auto other = folder.path() / std::to_string(run.accelerator.process_index());
     EXPECT_TRUE(has(message_of<ArgumentError>([&] { run.accelerator.save_state(other); }),
                     "All must name one folder"));

@@ -75,8 +75,7 @@ TEST_F(SaveStateTest, NumbersObjectsOfOneKindAsPythonDoes) {
   auto steps = StepLR(sgd, {.step_size = 1});
   auto more_steps = StepLR(adamw, {.step_size = 1});
   const auto data = [] { return make_data_loader(torch::arange(4), {.batch_size = 2}); };
-  auto prepared =
-      run.accelerator.prepare(second, sgd, adamw, steps, more_steps, data(), data());
+  auto prepared = run.accelerator.prepare(second, sgd, adamw, steps, more_steps, data(), data());
   Progress first_object, second_object;
   run.accelerator.register_for_checkpointing(first_object, second_object);
   run.accelerator.save_state(path_, {.safe_serialization = false});
@@ -117,10 +116,12 @@ TEST_F(SaveStateTest, WeightsOfPythonInTheOtherFormatDoNotHideTheNewOnes) {
 
 TEST_F(SaveStateTest, NeedsAFolder) {
   SavedRun run;
-  EXPECT_TRUE(has(message_of<ArgumentError>([&] { run.accelerator.save_state(); }), "no folder is given"));
+  EXPECT_TRUE(
+      has(message_of<ArgumentError>([&] { run.accelerator.save_state(); }), "no folder is given"));
   SavedRun without_project(
       anew({.project_config = ProjectConfiguration{.automatic_checkpoint_naming = true}}));
-  EXPECT_TRUE(has(message_of<ArgumentError>([&] { without_project.accelerator.save_state(); }), "project_dir"));
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] { without_project.accelerator.save_state(); }),
+                  "project_dir"));
   EXPECT_EQ(run.accelerator.save_iteration(), 0) << "only saves that worked count";
 }
 
@@ -143,7 +144,8 @@ TEST_F(SaveStateTest, LeavesTheOldCheckpointWhereAFileCannotBeWritten) {
   Progress progress;
   run.accelerator.register_for_checkpointing(progress);
   run.fill(2);
-  EXPECT_TRUE(has(message_of<CheckpointError>([&] { run.accelerator.save_state(path_); }), "custom_checkpoint_0.pkl"));
+  EXPECT_TRUE(has(message_of<CheckpointError>([&] { run.accelerator.save_state(path_); }),
+                  "custom_checkpoint_0.pkl"));
   EXPECT_EQ(run.accelerator.save_iteration(), 1);
   fs::remove(path_ / "custom_checkpoint_0.pkl");
   SavedRun reader;
@@ -225,7 +227,9 @@ TEST_F(AutomaticNamesTest, AreThoseOfPythonOnTheSameCalls) {
           EXPECT_EQ(run->accelerator.save_state("ignored"),
                     project.path() / expected.at("saved").get<std::string>());
         } else {
-          EXPECT_TRUE(has(message_of<ArgumentError>([&] { run->accelerator.save_state("ignored"); }), expected.at("error").get<std::string>()));
+          EXPECT_TRUE(
+              has(message_of<ArgumentError>([&] { run->accelerator.save_state("ignored"); }),
+                  expected.at("error").get<std::string>()));
         }
         EXPECT_EQ(Json(checkpoints_of(project.path())), expected.at("folders"));
         EXPECT_EQ(run->accelerator.save_iteration(), expected.at("save_iteration"));
@@ -254,7 +258,8 @@ TEST_F(AutomaticNamesTest, ExplicitFoldersMoveTheNumberToo) {
   run.accelerator.save_state(path_ / "a");
   run.accelerator.save_state(path_ / "a");
   EXPECT_EQ(run.accelerator.save_iteration(), 2);
-  EXPECT_TRUE(has(message_of<ArgumentError>([&] { run.accelerator.set_save_iteration(-1); }), "-1"));
+  EXPECT_TRUE(
+      has(message_of<ArgumentError>([&] { run.accelerator.set_save_iteration(-1); }), "-1"));
 }
 
 TEST_F(AutomaticNamesTest, WithoutAFolderTheNewestIsLoadedAndNumbersGoOnBehindIt) {
@@ -294,14 +299,17 @@ TEST_F(AutomaticNamesTest, ADamagedCheckpointIsPassedOverWithAWarning) {
   for (int i = 0; i < 2; ++i) {
     fs::remove(path_ / "checkpoints" / ("checkpoint_" + std::to_string(i)) / "random_states_0.pkl");
   }
-  EXPECT_TRUE(has(message_of<ArgumentError>([&] { run.accelerator.load_state(); }), "has no complete checkpoint"));
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] { run.accelerator.load_state(); }),
+                  "has no complete checkpoint"));
 }
 
 TEST_F(AutomaticNamesTest, WithoutACheckpointThereIsNothingToLoad) {
   SavedRun run(automatic(path_));
-  EXPECT_TRUE(has(message_of<ArgumentError>([&] { run.accelerator.load_state(); }), "has no checkpoint"));
+  EXPECT_TRUE(
+      has(message_of<ArgumentError>([&] { run.accelerator.load_state(); }), "has no checkpoint"));
   SavedRun named;
-  EXPECT_TRUE(has(message_of<ArgumentError>([&] { named.accelerator.load_state(); }), "no folder is given and automatic checkpoint naming is off"));
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] { named.accelerator.load_state(); }),
+                  "no folder is given and automatic checkpoint naming is off"));
 }
 
 // ---- hooks --------------------------------------------------------------------------------------
@@ -317,7 +325,8 @@ struct TwoModels {
   static std::vector<std::int64_t> outputs_of(
       std::span<const std::shared_ptr<torch::nn::Module>> modules) {
     std::vector<std::int64_t> outputs;
-    for (const auto& module : modules) outputs.push_back(module->as<torch::nn::Linear>()->bias.size(0));
+    for (const auto& module : modules)
+      outputs.push_back(module->as<torch::nn::Linear>()->bias.size(0));
     return outputs;
   }
 
@@ -386,8 +395,8 @@ TEST_F(StateHooksTest, AreCalledAsPythonCallsThem) {
 
 TEST_F(StateHooksTest, FilesOfAHookBelongToAnAutomaticallyNamedCheckpoint) {
   SavedRun run(automatic(path_), /*value=*/1);
-  auto handle = run.accelerator.register_save_state_pre_hook(
-      [](auto, auto&, const fs::path& output_dir) {
+  auto handle =
+      run.accelerator.register_save_state_pre_hook([](auto, auto&, const fs::path& output_dir) {
         write_text(output_dir / "adapters/first.txt", "from a hook");
       });
   run.accelerator.save_state();

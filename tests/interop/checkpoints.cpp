@@ -288,9 +288,9 @@ void run(const std::string& cases, const fs::path& work, const std::string& chai
   if (!state.is_main_process()) return;
   for (int step = begin; step < end; step += 20) {
     const auto before = step == begin ? from : chain;
-    traces["scaler"].update(train_scaler(
-        work / (before + ranks) / "scaler" / std::to_string(step), step, step + 20,
-        work / (chain + ranks) / "scaler" / std::to_string(step + 20)));
+    traces["scaler"].update(
+        train_scaler(work / (before + ranks) / "scaler" / std::to_string(step), step, step + 20,
+                     work / (chain + ranks) / "scaler" / std::to_string(step + 20)));
   }
   std::ofstream file(work / (chain + ranks + ".json"));
   if (!(file << traces.dump() << "\n")) throw std::runtime_error("cannot write the traces");
