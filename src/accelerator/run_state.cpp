@@ -80,8 +80,8 @@ RemovableHandle add_hook(const std::shared_ptr<HookList<Hook>>& hooks, Hook hook
 
 template <class Hook, class... Args>
 void call_hooks(const std::shared_ptr<HookList<Hook>>& hooks, Args&... args) {
-  const auto now = *hooks;  // a hook may register or remove some
-  for (const auto& [number, hook] : now) hook(args...);
+  auto now = *hooks;  // a hook may register or remove some
+  for (auto& [number, hook] : now) hook(args...);
 }
 
 // ---- save ---------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ void check_preemption(AcceleratorCore& core, std::source_location where) {
   const auto folder = save_state(core, {}, {}, where);
   if (core.state.is_main_process()) {
     std::cerr << "accelerate: preempted (" << preemption->reason() << "): the state is saved in '"
-              << folder.string() << "'." << std::endl;
+              << folder.string() << "'.\n";
   }
   core.state.destroy_process_group();
   std::cout.flush();
