@@ -61,14 +61,15 @@ StateDict fitted(const StateDict& file, const StateDict& own) {
   return state;
 }
 
-/// The state of a prepared model: parameters and buffers, with the names of Python's wrapper.
+/// The state of a prepared model: parameters and buffers by the names that the module gives them,
+/// which are those in Python's files on any number of processes.
 class ModelState final : public Stateful, public checkpoint::LoadsWeights {
  public:
   ModelState(std::shared_ptr<ModelCore> model, bool strict)
       : model_(std::move(model)), strict_(strict) {}
 
   [[nodiscard]] Value state_dict() override {
-    return to_value_dict(state_dict_of(model_->module, model_, /*unwrap=*/false));
+    return to_value_dict(state_dict_of(model_->module, model_, /*unwrap=*/true));
   }
   void load_state_dict(const Value& state) override {
     const auto own = accelerate::state_dict(*model_->module);

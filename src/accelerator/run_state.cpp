@@ -5,10 +5,12 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <iterator>
 #include <ranges>
 #include <utility>
 
@@ -69,6 +71,24 @@ void RunState::wait() {
 
 namespace {
 
+// ---- hooks --------------------------------------------------------------------------------------
+
+template <class Hook>
+RemovableHandle add_hook(const std::shared_ptr<HookList<Hook>>& hooks, Hook hook) {
+  static std::atomic<std::int64_t> registrations = 0;
+  const auto number = ++registrations;
+  hooks->emplace(number, std::move(hook));
+  return RemovableHandle([weak = std::weak_ptr(hooks), number] {
+    if (const auto list = weak.lock()) list->erase(number);
+  });
+}
+
+template <class Hook, class... Args>
+void call_hooks(const std::shared_ptr<HookList<Hook>>& hooks, Args&... args) {
+  auto now = *hooks;  // a hook may register or remove some
+  for (auto& [number, hook] : now) hook(args...);
+}
+
 // ---- save ---------------------------------------------------------------------------------------
 
 SaveTarget target_of(const AcceleratorCore& core, const fs::path& output_dir) {
@@ -113,9 +133,9 @@ std::vector<checkpoint::StateFile> files_to_save(AcceleratorCore& core, const fs
   std::vector<StateDict> weights;
   for (const auto& model : core.registry.models) {
     models.push_back(model->module);
-    weights.push_back(state_dict_of(model->module, model, /*unwrap=*/false));
+    weights.push_back(state_dict_of(model->module, model, /*unwrap=*/true));
   }
-  for (const auto& hook : *core.run_state.save_hooks) hook(models, weights, folder);
+  call_hooks(core.run_state.save_hooks, models, weights, folder);
   auto entries = core.registry.entries(entry_options(core));
   entries.push_back(gradients_entry(core.registry, !core.gradient_state.sync_gradients()));
   return checkpoint::files_of_process(weights, entries,
@@ -223,7 +243,7 @@ void load_everything(AcceleratorCore& core, const fs::path& folder,
                      const LoadStateOptions& options) {
   std::vector<std::shared_ptr<torch::nn::Module>> models;
   for (const auto& model : core.registry.models) models.push_back(model->module);
-  for (const auto& hook : *core.run_state.load_hooks) hook(models, folder);
+  call_hooks(core.run_state.load_hooks, models, folder);
 
   check_custom_objects(core, folder);
   ObjectRegistry objects = core.registry;
@@ -243,14 +263,6 @@ void load_everything(AcceleratorCore& core, const fs::path& folder,
   AccumulatedGradients(core.registry, /*accumulating=*/false)
       .load_state_dict(
           gradients_in(folder, core.state.process_index(), core.state.num_processes(), saved_by));
-}
-
-template <class Hook>
-RemovableHandle add_hook(const std::shared_ptr<HookList<Hook>>& hooks, Hook hook) {
-  const auto place = hooks->insert(hooks->end(), std::move(hook));
-  return RemovableHandle([weak = std::weak_ptr(hooks), place] {
-    if (const auto list = weak.lock()) list->erase(place);
-  });
 }
 
 fs::path save_state(AcceleratorCore& core, const fs::path& output_dir,
@@ -358,8 +370,8 @@ std::vector<StateEntry> CheckpointMembers::_state_entries() const {
   return core_->registry.entries();
 }
 
-void CheckpointMembers::register_object(std::shared_ptr<Stateful> object) {
-  core_->registry.custom.push_back(std::move(object));
+void CheckpointMembers::register_objects(std::vector<std::shared_ptr<Stateful>> objects) {
+  std::ranges::move(objects, std::back_inserter(core_->registry.custom));
 }
 
 }  // namespace accelerate

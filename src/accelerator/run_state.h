@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <exception>
-#include <list>
+#include <map>
 #include <memory>
 #include <source_location>
 #include <thread>
@@ -13,9 +13,9 @@
 
 namespace accelerate::detail::accelerator {
 
-/// Hooks in the order of registration; each is removed through its place.
+/// Hooks by the number of their registration.
 template <class Hook>
-using HookList = std::list<Hook>;
+using HookList = std::map<std::int64_t, Hook>;
 
 /// What saving needs beside the objects that are saved.
 class RunState {

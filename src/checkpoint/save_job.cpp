@@ -135,13 +135,15 @@ void remove_checkpoint(const fs::path& folder, const fs::path& staging) {
   }
 }
 
-void prune(const fs::path& project, std::int64_t limit) {
-  auto all = formats::numbered_checkpoints(project / "checkpoints");
-  const auto excess = static_cast<std::int64_t>(all.size()) - limit;
+/// Keeps `newest`, whatever its number is, and of the others those with the highest numbers.
+void prune(const fs::path& project, std::int64_t limit, const fs::path& newest) {
+  auto others = formats::numbered_checkpoints(project / "checkpoints");
+  std::erase_if(others, [&](const auto& one) { return one.path == newest; });
+  const auto excess = static_cast<std::int64_t>(others.size()) + 1 - limit;
   if (excess <= 0) return;
   info(str("Deleting ", excess, " checkpoints to make room for new checkpoint."));
-  all.resize(static_cast<std::size_t>(excess));
-  for (const auto& one : all) remove_checkpoint(one.path, project / kStagingName);
+  others.resize(static_cast<std::size_t>(excess));
+  for (const auto& one : others) remove_checkpoint(one.path, project / kStagingName);
 }
 
 }  // namespace
@@ -305,7 +307,7 @@ void SaveJob::publish_folder() {
   fs::rename(target_.place(), target_.folder, error);
   if (error) refuse("publish the checkpoint", target_.folder, error);
   sync(target_.folder.parent_path());
-  if (target_.total_limit) prune(*target_.project, *target_.total_limit);
+  if (target_.total_limit) prune(*target_.project, *target_.total_limit, target_.folder);
   fs::remove(*target_.project / kStagingName, error);
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -26,9 +27,13 @@ inline std::map<std::string, std::string> files_in(const std::filesystem::path& 
   }
   return files;
 }
+/// The names of files and folders in it.
 inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
-  for (const auto& [name, bytes] : files_in(folder)) names.push_back(name);
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    names.push_back(entry.path().filename());
+  }
+  std::ranges::sort(names);
   return names;
 }
 

@@ -18,6 +18,7 @@
 #include "launch/plan.h"
 #include "launch/resolve.h"
 #include "launch/settings.h"
+#include "support/has.h"
 
 namespace accelerate::detail::launch {
 
@@ -112,12 +113,7 @@ inline std::string warnings(const LaunchPlan& plan) {
   return text;
 }
 
-// Assertions that show the text they looked at.
-inline testing::AssertionResult has(const std::string& text, const std::string& part) {
-  const bool found = text.find(part) != std::string::npos;
-  return (found ? testing::AssertionSuccess() : testing::AssertionFailure())
-         << "'" << part << "' in: " << text;
-}
+using test::has;
 inline testing::AssertionResult starts(const std::string& text, const std::string& part) {
   return (text.starts_with(part) ? testing::AssertionSuccess() : testing::AssertionFailure())
          << "'" << part << "' in front of: " << text;

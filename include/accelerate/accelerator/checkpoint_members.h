@@ -83,10 +83,11 @@ class ACCELERATE_API CheckpointMembers : public AcceleratorBase {
   /// Registers objects with `state_dict()` and `load_state_dict(state)`
   /// (accelerate/state/stateful.h), and modules, to be saved with the state of the run. They must
   /// outlive the accelerator; one that is given by `std::shared_ptr` is shared. Objects count from
-  /// 0 in the order of registration.
+  /// 0 in the order of registration. Throws `ArgumentError` for an empty pointer, and then
+  /// registers none of them.
   template <class... Ts>
   void register_for_checkpointing(Ts&&... objects) {
-    (register_object(detail::accelerator::stateful_of(std::forward<Ts>(objects))), ...);
+    register_objects({detail::accelerator::stateful_of(std::forward<Ts>(objects))...});
   }
 
   /// For this library: all that was prepared or registered, in the order in which Python saves it.
@@ -99,7 +100,7 @@ class ACCELERATE_API CheckpointMembers : public AcceleratorBase {
   ~CheckpointMembers();
 
  private:
-  void register_object(std::shared_ptr<Stateful> object);
+  void register_objects(std::vector<std::shared_ptr<Stateful>> objects);
 };
 
 }  // namespace accelerate
