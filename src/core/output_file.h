@@ -50,6 +50,8 @@ class OutputFile {
 
   /// The path that was passed in.
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+  /// Where the file is until it is published.
+  [[nodiscard]] const std::filesystem::path& temporary() const noexcept { return temporary_; }
   /// How many bytes `write` has written, which is where its next call begins.
   [[nodiscard]] std::int64_t position() const noexcept { return position_; }
 
