@@ -136,13 +136,16 @@ OutputFile::Sum OutputFile::finish_and_sum() {
 }
 
 void OutputFile::publish() {
+  publish_unflushed();
+  flush_path(target_.has_parent_path() ? target_.parent_path() : fs::path("."));
+}
+
+void OutputFile::publish_unflushed() {
   if (fd_) finish();
   const int result =
       uninterrupted([this] { return ::rename(temporary_.c_str(), target_.c_str()); });
   if (result != 0) refuse(errno);
   temporary_.clear();
-  // So that the new name survives a crash too.
-  flush_path(target_.has_parent_path() ? target_.parent_path() : fs::path("."));
 }
 
 }  // namespace accelerate::detail::inline core

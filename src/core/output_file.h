@@ -45,8 +45,10 @@ class OutputFile {
     std::int64_t size = 0;
   };
   [[nodiscard]] Sum finish_and_sum();
-  /// Gives the file its name, finished if it is not yet.
+  /// Gives the file its name, finished if it is not yet, and flushes the name.
   void publish();
+  /// The same without the flush, for several files in a folder: `flush_path` of it follows.
+  void publish_unflushed();
 
   /// The path that was passed in.
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
