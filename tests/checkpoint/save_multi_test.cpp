@@ -13,6 +13,7 @@
 #include "support/command.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
+#include "support/shared_folder.h"
 
 namespace accelerate {
 namespace {
@@ -21,26 +22,7 @@ using test::filled;
 using test::Folder;
 using test::message_of;
 using test::names_in;
-
-/// A folder that all ranks know: the parent makes it, ranks find it in the environment.
-class SharedFolder {
- public:
-  SharedFolder() {
-    if (in_child_process()) {
-      path_ = std::getenv("SAVE_TEST_FOLDER");
-    } else {
-      path_ = own_.emplace().path();
-    }
-  }
-  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-  [[nodiscard]] OnProcessesOptions options() const {
-    return {.environment = {{"SAVE_TEST_FOLDER", path_.string()}}};
-  }
-
- private:
-  std::optional<Folder> own_;
-  std::filesystem::path path_;
-};
+using test::SharedFolder;
 
 Accelerator on_cpu_with(const ProjectConfiguration& project) {
   return Accelerator({.cpu = true, .project_config = project});
