@@ -307,7 +307,7 @@ void check_preemption(AcceleratorCore& core, std::source_location where) {
   const auto folder = save_state(core, {}, {}, where);
   if (core.state.is_main_process()) {
     std::cerr << "accelerate: preempted (" << preemption->reason() << "): the state is saved in '"
-              << folder.string() << "'." << std::endl;
+              << folder.string() << "'.\n";
   }
   core.state.destroy_process_group();
   std::cout.flush();

@@ -133,7 +133,7 @@ SaveJob::SaveJob(SaveTarget target, Manifest facts)
       folder_(from_root(target_.folder)),
       staging_(target_.automatic ? staging_beside(folder_.parent_path()) : fs::path()),
       place_(target_.automatic ? staging_ / folder_.filename() : folder_),
-      facts_(std::move(facts)) {}
+      manifest_(std::move(facts)) {}
 
 SaveJob::~SaveJob() {
   if (published_ || !target_.automatic || !lock_) return;
@@ -152,7 +152,7 @@ void SaveJob::make_place() {
   if (target_.automatic) {
     if (fs::exists(folder_, error)) {
       throw ArgumentError(
-          str("Checkpoint directory ", target_.folder.string(), " (", facts_.iteration,
+          str("Checkpoint directory ", target_.folder.string(), " (", manifest_.iteration,
               ") already exists. Set the iteration to start with: ProjectConfiguration::iteration, "
               "or Accelerator::set_save_iteration."));
     }
@@ -233,9 +233,13 @@ void SaveJob::run(const Exchange& exchange, SnapshotBuffers* buffers) {
       return std::string();
     });
   };
-  if (owns) collect(parts);
+  by_owner([&] {
+    collect(parts);
+    if (!target_.automatic) invalidate_unlisted_files();
+    write_manifest();
+  });
   if (!target_.automatic) {
-    by_owner([&] { invalidate_unlisted_files(); });
+    // Nothing is written any more: what follows are renames, to be a mixture for a short time only.
     exchange([&] {
       for (auto& output : outputs_) output.publish_unflushed();
       return std::string();
@@ -250,43 +254,43 @@ void SaveJob::run(const Exchange& exchange, SnapshotBuffers* buffers) {
 // ---- the manifest -------------------------------------------------------------------------------
 
 void SaveJob::collect(const std::vector<std::string>& parts) {
+  std::set<std::string> known;
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     if (owners_[rank] != owner_) continue;
-    for (auto& file : parse_part(parts[rank])) facts_.files.push_back(std::move(file));
+    for (auto& file : parse_part(parts[rank])) {
+      known.insert(file.name);
+      manifest_.files.push_back(std::move(file));
+    }
   }
+  if (target_.automatic) add_other_files(place_, "", known, manifest_.files);
+  std::ranges::sort(manifest_.files, {}, &ManifestFile::name);
+}
+
+void SaveJob::write_manifest() {
+  manifest_file_.emplace(place_ / kManifestName).write(formats::write_manifest(manifest_));
+  manifest_file_->finish();
 }
 
 /// A folder without a manifest, which Python wrote, gets one that cannot hold: until the files are
 /// replaced, they are a mixture.
-void SaveJob::invalidate_unlisted_files() {
+void SaveJob::invalidate_unlisted_files() const {
   std::error_code error;
   const auto is_there = [&](const ManifestFile& file) {
     return fs::exists(place_ / file.name, error);
   };
   if (is_there({.name = std::string(kManifestName)}) ||
-      std::ranges::none_of(facts_.files, is_there)) {
+      std::ranges::none_of(manifest_.files, is_there)) {
     return;
   }
-  auto manifest = facts_;
+  auto manifest = manifest_;
   manifest.files = {{.name = "what an interrupted save_state would have written"}};
-  write(manifest);
-}
-
-void SaveJob::write(const Manifest& manifest) const {
   OutputFile file(place_ / kManifestName);
   file.write(formats::write_manifest(manifest));
   file.publish();
 }
 
 void SaveJob::seal() {
-  auto manifest = facts_;
-  if (target_.automatic) {
-    std::set<std::string> known;
-    for (const auto& file : manifest.files) known.insert(file.name);
-    add_other_files(place_, "", known, manifest.files);
-  }
-  std::ranges::sort(manifest.files, {}, &ManifestFile::name);
-  const auto problems = formats::verify_manifest(place_, manifest, formats::VerifyDepth::kSizes);
+  const auto problems = formats::verify_manifest(place_, manifest_, formats::VerifyDepth::kSizes);
   if (!problems.empty()) {
     throw CheckpointError(
         str("The checkpoint in '", place_.string(), "' is not published: ", problems.front()),
@@ -294,10 +298,11 @@ void SaveJob::seal() {
   }
   if (!target_.automatic) {
     // Before the new manifest: with a weights file that it does not name, the folder is a mixture.
-    for (const auto& one : stale_files(place_, manifest)) remove_path(one);
-    flush_path(place_);
+    const auto stale = stale_files(place_, manifest_);
+    for (const auto& one : stale) remove_path(one);
+    if (!stale.empty()) flush_path(place_);
   }
-  write(manifest);
+  manifest_file_->publish();
   if (target_.automatic) publish_folder();
 }
 

@@ -69,8 +69,8 @@ class SaveJob {
   [[nodiscard]] std::string write_files(SnapshotBuffers* buffers);
   void make_place();
   void collect(const std::vector<std::string>& parts);
-  void invalidate_unlisted_files();
-  void write(const formats::Manifest& manifest) const;
+  void write_manifest();
+  void invalidate_unlisted_files() const;
   void seal();
   void publish_folder();
   void prune() const;
@@ -80,7 +80,8 @@ class SaveJob {
   std::filesystem::path staging_;  // with automatic names
   std::filesystem::path place_;
   Descriptor lock_;  // of the owner, from `open` on
-  formats::Manifest facts_;
+  formats::Manifest manifest_;
+  std::optional<OutputFile> manifest_file_;
   std::vector<StateFile> files_;
   std::list<OutputFile> outputs_;
   int owner_ = 0;
