@@ -56,8 +56,9 @@ void RunState::wait_and_warn() {
 void RunState::start(std::unique_ptr<checkpoint::SaveJob> job, const StoreExchange& where) {
   thread_ = std::jthread([this, where, job = std::move(job)](std::stop_token stop) mutable {
     try {
-      job->run(checkpoint::exchange_by_store(where, std::move(stop)), /*buffers=*/nullptr);
-      job.reset();
+      checkpoint::StoreRounds rounds(where, std::move(stop));
+      job->run([&](const auto& encode) { return rounds.exchange(encode); }, /*buffers=*/nullptr);
+      rounds.finish();
     } catch (...) {
       failure_ = std::current_exception();
     }
@@ -107,7 +108,7 @@ SaveTarget target_of(const AcceleratorCore& core, const fs::path& output_dir) {
         "the ProjectConfiguration.");
   }
   return {.folder = *project.project_dir / "checkpoints" / str("checkpoint_", project.iteration),
-          .project = project.project_dir,
+          .automatic = true,
           .total_limit = project.total_limit};
 }
 
@@ -127,7 +128,7 @@ EntryOptions entry_options(const AcceleratorCore& core, bool strict = true) {
           .loaders_per_process = core.state.num_processes() > 1};
 }
 
-std::vector<checkpoint::StateFile> files_to_save(AcceleratorCore& core, const fs::path& folder,
+std::vector<checkpoint::StateFile> files_to_save(AcceleratorCore& core, const SaveJob& job,
                                                  bool safe_serialization) {
   std::vector<std::shared_ptr<torch::nn::Module>> models;
   std::vector<StateDict> weights;
@@ -135,19 +136,21 @@ std::vector<checkpoint::StateFile> files_to_save(AcceleratorCore& core, const fs
     models.push_back(model->module);
     weights.push_back(state_dict_of(model->module, model, /*unwrap=*/true));
   }
-  call_hooks(core.run_state.save_hooks, models, weights, folder);
+  call_hooks(core.run_state.save_hooks, models, weights, job.place());
   auto entries = core.registry.entries(entry_options(core));
   entries.push_back(gradients_entry(core.registry, !core.gradient_state.sync_gradients()));
-  return checkpoint::files_of_process(weights, entries,
-                                      {.process_index = core.state.process_index(),
-                                       .save_on_each_node = core.project.save_on_each_node,
-                                       .safe_serialization = safe_serialization});
+  return checkpoint::files_of_process(
+      weights, entries,
+      {.process_index = core.state.process_index(),
+       // Not twice into a folder that nodes share.
+       .save_on_each_node = core.project.save_on_each_node && job.owner() != 0,
+       .safe_serialization = safe_serialization});
 }
 
 StoreExchange store_exchange(const AcceleratorCore& core) {
   const auto group = core.state.process_group();
   return {.store = group ? group->getStore() : nullptr,
-          .prefix = str("accelerate/save_state/", core.run_state.saves),
+          .prefix = str("accelerate/save_state/", RunState::saves),
           .rank = core.state.process_index(),
           .size = core.state.num_processes(),
           .timeout = state::current_facts()->timeout};
@@ -170,7 +173,9 @@ std::vector<std::string> problems_of(const fs::path& folder, bool verify) {
   }
 }
 
-fs::path newest_checkpoint(const AcceleratorCore& core, bool verify) {
+/// Collective. The newest checkpoint that is complete on all hosts, of which the first processes
+/// look at it.
+fs::path newest_checkpoint(const AcceleratorCore& core, bool verify, const Exchange& exchange) {
   const auto& project = core.project;
   if (!project.automatic_checkpoint_naming || !project.project_dir) {
     throw ArgumentError(
@@ -178,35 +183,46 @@ fs::path newest_checkpoint(const AcceleratorCore& core, bool verify) {
         "set automatic_checkpoint_naming and project_dir of the ProjectConfiguration.");
   }
   const auto folder = *project.project_dir / "checkpoints";
-  const auto all = formats::numbered_checkpoints(folder);
-  for (const auto& one : std::views::reverse(all)) {
-    const auto problems = problems_of(one.path, verify);
-    if (problems.empty()) return one.path;
-    warn(str("The checkpoint '", one.path.string(),
-             "' is damaged and passed over: ", problems.front()));
+  const bool looks = core.state.is_local_main_process();
+  const auto lists = exchange([&] {
+    if (!looks) return std::string();
+    std::string names = ":";
+    for (const auto& one : formats::numbered_checkpoints(folder)) {
+      names += one.path.filename().string() + ":";
+    }
+    return names;
+  });
+  auto names = split(lists.front(), ':');
+  std::erase_if(names, [&](const auto& name) {
+    return name.empty() || std::ranges::any_of(lists, [&](const auto& list) {
+             return !list.empty() && list.find(str(":", name, ":")) == std::string::npos;
+           });
+  });
+  for (const auto& name : std::views::reverse(names)) {
+    const auto problems = exchange([&] {
+      const auto found = looks ? problems_of(folder / name, verify) : std::vector<std::string>();
+      return found.empty() ? std::string() : found.front();
+    });
+    const auto problem = std::ranges::find_if_not(problems, &std::string::empty);
+    if (problem == problems.end()) return folder / name;
+    warn(str("The checkpoint '", (folder / name).string(),
+             "' is damaged and passed over: ", *problem));
   }
   throw ArgumentError(str("load_state: '", folder.string(), "' has no ",
-                          all.empty() ? "" : "complete ", "checkpoint. Save one first."));
+                          lists.front() == ":" ? "" : "complete ", "checkpoint. Save one first."));
 }
 
-/// The folder, looked at by the main process and by the first one of each other host.
+/// Collective. The folder, after the first process of each host has looked at it.
 fs::path agreed_folder(const AcceleratorCore& core, const fs::path& input_dir, bool verify,
                        const Exchange& exchange) {
-  const bool main = core.state.is_main_process();
-  const auto given = exchange([&] {
-    if (!input_dir.empty()) {
-      return expand_user(input_dir.string(), Environment::process()).string();
-    }
-    return main ? newest_checkpoint(core, verify).string() : std::string();
-  });
-  const fs::path folder = input_dir.empty() ? given[0] : given[core.state.process_index()];
+  if (input_dir.empty()) return newest_checkpoint(core, verify, exchange);
+  const auto folder = expand_user(input_dir.string(), Environment::process());
   exchange([&] {
     std::error_code error;
     if (!fs::is_directory(folder, error)) {
       throw ArgumentError(str("Tried to find ", folder.string(), " but folder does not exist"));
     }
-    const bool chosen_here = main && input_dir.empty();  // then it was looked at
-    if (chosen_here || !core.state.is_local_main_process()) return std::string();
+    if (!core.state.is_local_main_process()) return std::string();
     const auto problems = problems_of(folder, verify);
     if (!problems.empty()) {
       throw CheckpointError(str("The checkpoint '", folder.string(),
@@ -269,11 +285,11 @@ fs::path save_state(AcceleratorCore& core, const fs::path& output_dir,
                     const SaveStateOptions& options, std::source_location where) {
   core.run_state.wait();
   const auto exchange = checkpoint::exchange_by_collective("save_state", where);
-  auto job = std::make_unique<SaveJob>(target_of(core, output_dir), facts_of(core));
-  const auto target = job->target().folder;
+  const auto target = target_of(core, output_dir);
+  auto job = std::make_unique<SaveJob>(target, facts_of(core));
   job->open(exchange);
-  info(str("Saving current state to ", target.string()));
-  ++core.run_state.saves;
+  info(str("Saving current state to ", target.folder.string()));
+  ++RunState::saves;
   const auto store = store_exchange(core);
   bool asynchronous = options.asynchronous;
   if (asynchronous && store.size > 1 && !store.store) {
@@ -284,17 +300,17 @@ fs::path save_state(AcceleratorCore& core, const fs::path& output_dir,
   }
   // What one process throws here, all do.
   exchange([&] {
-    job->add(files_to_save(core, job->target().place(), options.safe_serialization));
+    job->add(files_to_save(core, *job, options.safe_serialization));
     if (asynchronous) job->take_snapshot(core.run_state.buffers);
     return std::string();
   });
+  ++core.project.iteration;  // also if it fails: another host may have published its files
   if (asynchronous) {
     core.run_state.start(std::move(job), store);
   } else {
     job->run(exchange, is_on_device(core) ? &core.run_state.buffers : nullptr);
   }
-  ++core.project.iteration;
-  return target;
+  return target.folder;
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ class RunState {
   std::shared_ptr<HookList<SaveStateHook>> save_hooks = std::make_shared<HookList<SaveStateHook>>();
   std::shared_ptr<HookList<LoadStateHook>> load_hooks = std::make_shared<HookList<LoadStateHook>>();
   checkpoint::SnapshotBuffers buffers = {};
-  /// How many saves this process has begun.
-  std::int64_t saves = 0;
+  /// How many saves this process has begun, of all accelerators: they share a store.
+  static inline std::int64_t saves = 0;
 
   /// Runs the job on a thread of its own. Only after `wait`.
   void start(std::unique_ptr<checkpoint::SaveJob> job, const checkpoint::StoreExchange& where);

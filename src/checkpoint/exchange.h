@@ -3,10 +3,12 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <chrono>
 #include <functional>
 #include <source_location>
 #include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace accelerate::detail::checkpoint {
@@ -19,16 +21,46 @@ using Exchange =
 /// By a collective of the process group, which names a process that does not take part.
 [[nodiscard]] Exchange exchange_by_collective(const char* operation, std::source_location where);
 
-/// Through keys of the store that begin with `prefix`, so that it may run beside collectives of the
-/// training thread. Throws `CommError` if `stop` is requested while it waits for others, or none of
-/// them has answered for `timeout`.
 struct StoreExchange {
   c10::intrusive_ptr<c10d::Store> store;
+  /// Of the keys.
   std::string prefix;
   int rank = 0;
   int size = 1;
+  /// How long a process that is alive is waited for.
   std::chrono::milliseconds timeout;
 };
-[[nodiscard]] Exchange exchange_by_store(const StoreExchange& where, std::stop_token stop);
+
+/// Rounds of an exchange through keys of the store, so that it may run beside collectives of the
+/// training thread. All processes have one at the same time. Each adds to a counter while it is
+/// alive: a process that has died is noticed within some seconds.
+class StoreRounds {
+ public:
+  /// `stop` ends waiting for others.
+  StoreRounds(StoreExchange where, std::stop_token stop);
+  StoreRounds(const StoreRounds&) = delete;
+  StoreRounds& operator=(const StoreRounds&) = delete;
+
+  /// As `Exchange`. Throws `CommError` also if a process is gone, does not answer within the
+  /// timeout, or `stop` is requested.
+  [[nodiscard]] std::vector<std::string> exchange(const std::function<std::string()>& encode);
+
+  /// After the last round. Rank 0, which may serve the store, returns when all have read what they
+  /// need, or some seconds later, and removes the keys.
+  void finish() noexcept;
+
+ private:
+  class Watch;
+  [[nodiscard]] std::string key(int round, int rank) const;
+  [[nodiscard]] std::string beat_key(int rank) const;
+  void set(int round, const std::string& answer);
+  [[nodiscard]] std::string answer_of(int rank) const;
+  [[nodiscard]] std::vector<std::string> all_answers();
+
+  StoreExchange where_;
+  std::stop_token stop_;
+  int round_ = 0;
+  std::jthread beat_;
+};
 
 }  // namespace accelerate::detail::checkpoint

@@ -1,19 +1,18 @@
 #include "checkpoint/save_job.h"
 
 #include <fcntl.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
-#include <iterator>
+#include <functional>
 #include <mutex>
 #include <set>
 #include <system_error>
 
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
-#include "core/descriptor.h"
+#include "core/folders.h"
 #include "core/log.h"
 #include "core/run_in_parallel.h"
 #include "core/text.h"
@@ -29,24 +28,29 @@ using formats::ManifestFile;
 // The disk is the limit: two files at a time keep it busy while one is hashed or encoded.
 constexpr std::size_t kFilesAtOnce = 4;
 
-[[noreturn]] void refuse(std::string_view what, const fs::path& path,
-                         const std::error_code& error) {
-  throw CheckpointError(str("Cannot ", what, " '", path.string(), "': ", error.message(), "."),
-                        path);
-}
-
-void make_folders(const fs::path& folder) {
+/// The path as it is if the working folder does not exist any more: making it will fail.
+fs::path from_root(const fs::path& path) {
   std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) refuse("create the folder", folder, error);
+  auto result = fs::absolute(path, error);
+  return error ? path : result;
 }
 
-/// Flushes a file, or the names in a folder, to the disk.
-void sync(const fs::path& path) {
-  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd || (::fsync(fd.get()) != 0 && errno != EINVAL)) {
-    refuse("flush", path, {errno, std::generic_category()});
-  }
+/// Whether a folder can be moved from one to the other: they are on the same mount.
+bool are_on_one_mount(const fs::path& a, const fs::path& b) {
+  struct statx of_a{}, of_b{};
+  const auto look = [](const fs::path& path, struct statx& result) {
+    return ::statx(AT_FDCWD, path.c_str(), 0, STATX_BASIC_STATS | STATX_MNT_ID, &result) == 0;
+  };
+  if (!look(a, of_a) || !look(b, of_b)) return true;  // one is not there yet
+  return of_a.stx_dev_major == of_b.stx_dev_major && of_a.stx_dev_minor == of_b.stx_dev_minor &&
+         of_a.stx_mnt_id == of_b.stx_mnt_id;
+}
+
+/// Beside the folder of checkpoints, which Python expects to have nothing else in it; inside if
+/// that is a link to, or a mount of, another file system.
+fs::path staging_beside(const fs::path& checkpoints) {
+  const auto project = checkpoints.parent_path();
+  return (are_on_one_mount(project, checkpoints) ? project : checkpoints) / kStagingName;
 }
 
 /// Whether the name is one that `OutputFile` gives while it writes: "model.bin.4711.815.tmp".
@@ -83,20 +87,20 @@ std::vector<ManifestFile> parse_part(std::string_view part) {
   return files;
 }
 
-/// What the pre-hooks of a save have written beside our files.
-std::vector<ManifestFile> other_files(const fs::path& folder, const std::set<std::string>& known) {
-  std::vector<ManifestFile> files;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (entry.is_directory()) {
-      sync(entry.path());
-      continue;
+/// What the pre-hooks of a save have written beside our files, flushed.
+void add_other_files(const fs::path& folder, const std::string& below,
+                     const std::set<std::string>& known, std::vector<ManifestFile>& files) {
+  for (const auto& entry : entries_in(folder / below)) {
+    const auto name = below + entry.path().filename().string();
+    std::error_code error;
+    if (entry.is_directory(error)) {
+      if (!entry.is_symlink(error)) add_other_files(folder, name + "/", known, files);
+    } else if (!known.contains(name)) {
+      flush_path(entry.path());
+      files.push_back(formats::sum_of_file(folder, name));
     }
-    auto name = entry.path().lexically_relative(folder).generic_string();
-    if (known.contains(name)) continue;
-    sync(entry.path());
-    files.push_back(formats::sum_of_file(folder, name));
   }
-  return files;
+  if (!below.empty()) flush_path(folder / below);
 }
 
 /// What the checkpoint before had in this folder and the new one has not, and weights in the other
@@ -122,89 +126,54 @@ std::vector<fs::path> stale_files(const fs::path& folder, const Manifest& now) {
   return stale;
 }
 
-/// First out of sight by a rename, so that nobody meets half of it.
-void remove_checkpoint(const fs::path& folder, const fs::path& staging) {
-  std::error_code error;
-  const auto aside = staging / str("removed_", folder.filename().string());
-  fs::create_directories(staging, error);
-  fs::rename(folder, aside, error);
-  if (!error) fs::remove_all(aside, error);
-  if (error) {
-    warn(str("The old checkpoint '", folder.string(), "' cannot be removed: ", error.message(),
-             ". Remove it by hand."));
-  }
-}
-
-/// Keeps `newest`, whatever its number is, and of the others those with the highest numbers.
-void prune(const fs::path& project, std::int64_t limit, const fs::path& newest) {
-  auto others = formats::numbered_checkpoints(project / "checkpoints");
-  std::erase_if(others, [&](const auto& one) { return one.path == newest; });
-  const auto excess = static_cast<std::int64_t>(others.size()) + 1 - limit;
-  if (excess <= 0) return;
-  info(str("Deleting ", excess, " checkpoints to make room for new checkpoint."));
-  others.resize(static_cast<std::size_t>(excess));
-  for (const auto& one : others) remove_checkpoint(one.path, project / kStagingName);
-}
-
 }  // namespace
 
-fs::path SaveTarget::place() const {
-  return project ? *project / kStagingName / folder.filename() : folder;
-}
-
 SaveJob::SaveJob(SaveTarget target, Manifest facts)
-    : target_(std::move(target)), facts_(std::move(facts)) {}
+    : target_(std::move(target)),
+      folder_(from_root(target_.folder)),
+      staging_(target_.automatic ? staging_beside(folder_.parent_path()) : fs::path()),
+      place_(target_.automatic ? staging_ / folder_.filename() : folder_),
+      manifest_(std::move(facts)) {}
 
 SaveJob::~SaveJob() {
-  if (published_ || !target_.project || owner_ != rank_) return;
+  if (published_ || !target_.automatic || !lock_) return;
   std::error_code ignored;
-  fs::remove_all(target_.place(), ignored);
-  fs::remove(*target_.project / kStagingName, ignored);  // if it is empty
+  fs::remove_all(place_, ignored);
+  fs::remove(staging_, ignored);  // if it is empty
 }
 
 // ---- the folder ---------------------------------------------------------------------------------
 
 void SaveJob::make_place() {
-  const auto place = target_.place();
+  const auto locked = target_.automatic ? folder_.parent_path().parent_path() : folder_;
+  make_folders(locked);
+  lock_ = lock_folder(locked, "save_state");
   std::error_code error;
-  if (target_.project) {
-    if (fs::exists(target_.folder, error)) {
+  if (target_.automatic) {
+    if (fs::exists(folder_, error)) {
       throw ArgumentError(
-          str("Checkpoint directory ", target_.folder.string(), " (", facts_.iteration,
+          str("Checkpoint directory ", target_.folder.string(), " (", manifest_.iteration,
               ") already exists. Set the iteration to start with: ProjectConfiguration::iteration, "
               "or Accelerator::set_save_iteration."));
     }
-    fs::remove_all(*target_.project / kStagingName, error);  // left by a crash
-    if (error) refuse("remove the leftover", *target_.project / kStagingName, error);
+    remove_path(staging_);  // left by a crash
   }
-  make_folders(place);
-  std::vector<fs::path> leftovers;
-  for (const auto& entry : fs::directory_iterator(place, error)) {
-    if (is_temporary(entry.path().filename().string())) leftovers.push_back(entry.path());
+  make_folders(place_);
+  for (const auto& entry : entries_in(place_)) {
+    if (is_temporary(entry.path().filename().string())) remove_path(entry.path());
   }
-  if (error) refuse("read the folder", place, error);
-  for (const auto& leftover : leftovers) fs::remove(leftover, error);
-}
-
-/// A file whose name other processes look for: those that find it see this folder.
-std::string SaveJob::leave_token() {
-  const auto name = str("save.", ::getpid(), ".",
-                        std::chrono::system_clock::now().time_since_epoch().count(), ".tmp");
-  const auto path = target_.place() / name;
-  const Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
-  if (!fd) refuse("write", path, {errno, std::generic_category()});
-  return name;
 }
 
 void SaveJob::open(const Exchange& exchange) {
   const PartialState state;
   const int rank = state.process_index();
   rank_ = rank;
+  std::optional<OutputFile> token_file;  // others look for it: those that find it see this folder
   const auto given = exchange([&] {
     std::string token;
     if (rank == 0) {
       make_place();
-      token = leave_token();
+      token = token_file.emplace(place_ / "save").temporary().filename().string();
     }
     return str(token, "\n", target_.folder.string());
   });
@@ -218,21 +187,26 @@ void SaveJob::open(const Exchange& exchange) {
                             other, " to '", folder_of(other), "'. All must name one folder."));
   }
   const auto answers = exchange([&] {
-    const auto path = target_.place() / token;
-    const bool sees = ::access(path.c_str(), F_OK) == 0;
+    std::error_code error;
+    const bool sees = fs::exists(place_ / token, error);
     owner_ = sees ? 0 : rank - state.local_process_index();
+    if (owner_ == 0 && !sees) {
+      throw CheckpointError(
+          str("Process ", rank, " does not see the folder '", place_.string(),
+              "' that process 0 has made on the same host. Let them name the same folder."),
+          place_);
+    }
     if (owner_ == rank && rank != 0) make_place();
     return std::to_string(owner_);
   });
   owners_.clear();
   for (const auto& answer : answers) owners_.push_back(std::stoi(answer));
-  if (rank == 0) ::unlink((target_.place() / token).c_str());
 }
 
 // ---- the files ----------------------------------------------------------------------------------
 
 std::string SaveJob::write_files(SnapshotBuffers* buffers) {
-  for (const auto& file : files_) outputs_.emplace_back(target_.place() / file.name);
+  for (const auto& file : files_) outputs_.emplace_back(place_ / file.name);
   std::vector<OutputFile*> outputs;
   for (auto& output : outputs_) outputs.push_back(&output);
   // Buffers hold the tensors of one file at a time.
@@ -243,7 +217,7 @@ std::string SaveJob::write_files(SnapshotBuffers* buffers) {
     if (buffers != nullptr) buffers->copy({&files_[i], 1});
     write_state_file(files_[i], *outputs[i]);
     const auto sum = outputs[i]->finish_and_sum();
-    if (target_.project) outputs[i]->publish();
+    if (target_.automatic) outputs[i]->publish_unflushed();
     const std::lock_guard lock(mutex);
     part += line_of({.name = files_[i].name, .size = sum.size, .xxh3 = sum.xxh3});
   });
@@ -252,63 +226,122 @@ std::string SaveJob::write_files(SnapshotBuffers* buffers) {
 
 void SaveJob::run(const Exchange& exchange, SnapshotBuffers* buffers) {
   const auto parts = exchange([&] { return write_files(buffers); });
-  const auto nothing = std::string();
-  if (!target_.project) {
+  const bool owns = owner_ == rank_;
+  const auto by_owner = [&](const std::function<void()>& work) {
     exchange([&] {
-      for (auto& output : outputs_) output.publish();
-      return nothing;
+      if (owns) work();
+      return std::string();
+    });
+  };
+  by_owner([&] {
+    collect(parts);
+    if (!target_.automatic) invalidate_unlisted_files();
+    write_manifest();
+  });
+  if (!target_.automatic) {
+    // Nothing is written any more: what follows are renames, to be a mixture for a short time only.
+    exchange([&] {
+      for (auto& output : outputs_) output.publish_unflushed();
+      return std::string();
     });
   }
-  exchange([&] {
-    if (owner_ == rank_) seal(parts);
-    return nothing;
-  });
+  by_owner([&] { seal(); });
   published_ = true;
+  // Only now: hosts that do not share the folder keep an old checkpoint until all have the new one.
+  if (target_.automatic) by_owner([&] { prune(); });
 }
 
 // ---- the manifest -------------------------------------------------------------------------------
 
-void SaveJob::seal(const std::vector<std::string>& parts) {
-  const auto place = target_.place();
-  auto manifest = facts_;
+void SaveJob::collect(const std::vector<std::string>& parts) {
   std::set<std::string> known;
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     if (owners_[rank] != owner_) continue;
     for (auto& file : parse_part(parts[rank])) {
-      if (known.insert(file.name).second) manifest.files.push_back(std::move(file));
+      known.insert(file.name);
+      manifest_.files.push_back(std::move(file));
     }
   }
-  if (target_.project) {
-    auto others = other_files(place, known);
-    std::ranges::move(others, std::back_inserter(manifest.files));
+  if (target_.automatic) add_other_files(place_, "", known, manifest_.files);
+  std::ranges::sort(manifest_.files, {}, &ManifestFile::name);
+}
+
+void SaveJob::write_manifest() {
+  manifest_file_.emplace(place_ / kManifestName).write(formats::write_manifest(manifest_));
+  manifest_file_->finish();
+}
+
+/// A folder without a manifest, which Python wrote, gets one that cannot hold: until the files are
+/// replaced, they are a mixture.
+void SaveJob::invalidate_unlisted_files() const {
+  std::error_code error;
+  const auto is_there = [&](const ManifestFile& file) {
+    return fs::exists(place_ / file.name, error);
+  };
+  if (is_there({.name = std::string(kManifestName)}) ||
+      std::ranges::none_of(manifest_.files, is_there)) {
+    return;
   }
-  std::ranges::sort(manifest.files, {}, &ManifestFile::name);
-  const auto problems = formats::verify_manifest(place, manifest, formats::VerifyDepth::kSizes);
-  if (!problems.empty()) {
-    throw CheckpointError(
-        str("The checkpoint in '", place.string(), "' is not published: ", problems.front()),
-        place);
-  }
-  const auto stale = target_.project ? std::vector<fs::path>() : stale_files(place, manifest);
-  OutputFile file(place / kManifestName);
+  auto manifest = manifest_;
+  manifest.files = {{.name = "what an interrupted save_state would have written"}};
+  OutputFile file(place_ / kManifestName);
   file.write(formats::write_manifest(manifest));
   file.publish();
-  if (target_.project) publish_folder();
-  for (const auto& one : stale) {
-    std::error_code error;
-    fs::remove(one, error);
-    if (error) refuse("remove the stale file", one, error);
+}
+
+void SaveJob::seal() {
+  const auto problems = formats::verify_manifest(place_, manifest_, formats::VerifyDepth::kSizes);
+  if (!problems.empty()) {
+    throw CheckpointError(
+        str("The checkpoint in '", place_.string(), "' is not published: ", problems.front()),
+        place_);
   }
+  if (!target_.automatic) {
+    // Before the new manifest: with a weights file that it does not name, the folder is a mixture.
+    const auto stale = stale_files(place_, manifest_);
+    for (const auto& one : stale) remove_path(one);
+    if (!stale.empty()) flush_path(place_);
+  }
+  manifest_file_->publish();
+  if (target_.automatic) publish_folder();
 }
 
 void SaveJob::publish_folder() {
+  const auto checkpoints = folder_.parent_path();
+  make_folders(checkpoints);
+  rename_path(place_, folder_);
+  try {
+    flush_path(checkpoints);
+  } catch (const CheckpointError&) {
+    std::error_code ignored;  // it is complete, but a crash may lose it: then it was not saved
+    fs::rename(folder_, place_, ignored);
+    throw;
+  }
+}
+
+void SaveJob::prune() const {
   std::error_code error;
-  make_folders(target_.folder.parent_path());
-  fs::rename(target_.place(), target_.folder, error);
-  if (error) refuse("publish the checkpoint", target_.folder, error);
-  sync(target_.folder.parent_path());
-  if (target_.total_limit) prune(*target_.project, *target_.total_limit, target_.folder);
-  fs::remove(*target_.project / kStagingName, error);
+  try {
+    auto others = formats::numbered_checkpoints(folder_.parent_path());
+    std::erase_if(others, [&](const auto& one) { return one.path == folder_; });
+    const auto excess = target_.total_limit
+                            ? static_cast<std::int64_t>(others.size()) + 1 - *target_.total_limit
+                            : 0;
+    if (excess > 0) {
+      info(str("Deleting ", excess, " checkpoints to make room for new checkpoint."));
+      make_folders(staging_);
+    }
+    for (std::int64_t i = 0; i < excess; ++i) {
+      // First out of sight by a rename, so that nobody meets half of it.
+      const auto& old = others[static_cast<std::size_t>(i)].path;
+      const auto aside = staging_ / str("removed_", old.filename().string());
+      rename_path(old, aside);
+      remove_path(aside);
+    }
+  } catch (const CheckpointError& failure) {
+    warn(str("An old checkpoint remains: ", failure.what(), " The next save tries again."));
+  }
+  fs::remove(staging_, error);  // if it is empty
 }
 
 }  // namespace accelerate::detail::checkpoint

@@ -5,6 +5,10 @@
 // each file is written under a temporary name; when all processes have written theirs, the files
 // are renamed one by one and the manifest (formats/manifest.h) comes last: until then the old
 // manifest tells that the files are a mixture.
+//
+// A file is flushed before it gets its name, a folder before and after it gets its name, and old
+// checkpoints are removed at last. What a crash has left, the next save removes; a lock keeps it
+// from files of a save that is still under way.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +21,7 @@
 #include "checkpoint/exchange.h"
 #include "checkpoint/snapshot.h"
 #include "checkpoint/state_files.h"
+#include "core/descriptor.h"
 #include "formats/manifest.h"
 
 namespace accelerate::detail::checkpoint {
@@ -27,12 +32,9 @@ inline constexpr std::string_view kStagingName = ".accelerate_staging";
 struct SaveTarget {
   /// The folder of the checkpoint when it is published.
   std::filesystem::path folder;
-  /// With automatic names: the folder of the project, and how many checkpoints it keeps.
-  std::optional<std::filesystem::path> project = std::nullopt;
+  /// The folder is <project>/checkpoints/checkpoint_<number>, and the project keeps so many.
+  bool automatic = false;
   std::optional<std::int64_t> total_limit = std::nullopt;
-
-  /// Where files are written.
-  [[nodiscard]] std::filesystem::path place() const;
 };
 
 /// The part of one process in a save. All processes call its functions in the order of declaration.
@@ -46,7 +48,8 @@ class SaveJob {
 
   /// Collective. Makes the folder, removes what a crash has left, and finds out which processes see
   /// the same folder. Throws `ArgumentError` if a checkpoint with this automatic name exists, or
-  /// processes were given different folders.
+  /// processes were given different folders, and `CheckpointError` if another save to the folder
+  /// is under way.
   void open(const Exchange& exchange);
   /// What this process writes.
   void add(std::vector<StateFile> files) { files_ = std::move(files); }
@@ -55,22 +58,32 @@ class SaveJob {
   /// Collective. Writes and publishes. `buffers` may be null; they carry tensors of a device.
   void run(const Exchange& exchange, SnapshotBuffers* buffers);
 
-  [[nodiscard]] const SaveTarget& target() const noexcept { return target_; }
+  /// Where files are written.
+  [[nodiscard]] const std::filesystem::path& place() const noexcept { return place_; }
+  /// Rank of the process that makes this folder and writes its manifest: 0, or the first one of a
+  /// host that does not see the folder of rank 0.
+  [[nodiscard]] int owner() const noexcept { return owner_; }
 
  private:
   /// What a process has written, for the process that writes the manifest.
   [[nodiscard]] std::string write_files(SnapshotBuffers* buffers);
   void make_place();
-  [[nodiscard]] std::string leave_token();
-  void seal(const std::vector<std::string>& parts);
+  void collect(const std::vector<std::string>& parts);
+  void write_manifest();
+  void invalidate_unlisted_files() const;
+  void seal();
   void publish_folder();
+  void prune() const;
 
   SaveTarget target_;
-  formats::Manifest facts_;
+  std::filesystem::path folder_;   // of the target; absolute, in case the program changes its own
+  std::filesystem::path staging_;  // with automatic names
+  std::filesystem::path place_;
+  Descriptor lock_;  // of the owner, from `open` on
+  formats::Manifest manifest_;
+  std::optional<OutputFile> manifest_file_;
   std::vector<StateFile> files_;
   std::list<OutputFile> outputs_;
-  /// Rank of the process that makes the folder and writes its manifest: 0, or the first one of a
-  /// host that does not see the folder of rank 0.
   int owner_ = 0;
   int rank_ = -1;
   std::vector<int> owners_;  // of all processes

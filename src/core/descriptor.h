@@ -25,9 +25,10 @@ class Descriptor {
   /// The descriptor, which the caller closes from now on.
   [[nodiscard]] int release() noexcept { return std::exchange(fd_, -1); }
   /// Returns the errno of close(), which may be the first to report a full disk; 0 if all is well.
+  /// A signal does not matter: Linux has closed the file then.
   int reset() noexcept {
     const int fd = release();
-    return fd < 0 || ::close(fd) == 0 ? 0 : errno;
+    return fd < 0 || ::close(fd) == 0 || errno == EINTR ? 0 : errno;
   }
 
  private:

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "accelerate/errors.h"
+#include "core/folders.h"
 #include "core/text.h"
+#include "core/uninterrupted.h"
 #include "core/xxh3.h"
 
 namespace accelerate::detail::inline core {
@@ -21,12 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr ssize_t kLargePart = 1 << 20;
-
-// So that the new name survives a crash too. Some file systems cannot: then it is not an error.
-void sync_folder(const fs::path& folder) {
-  const Descriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (fd) ::fsync(fd.get());
-}
 
 // Where a symbolic link leads, also if nothing is there yet.
 fs::path end_of_links(fs::path path, std::error_code& error) {
@@ -62,7 +58,8 @@ OutputFile::OutputFile(fs::path path) : path_(std::move(path)), target_(path_) {
   for (int attempt = 0; attempt < 100 && failed == EEXIST; ++attempt) {
     fs::path temporary = target_;
     temporary += str(".", ::getpid(), ".", random(), ".tmp");
-    fd_ = Descriptor(::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    fd_ = Descriptor(uninterrupted(
+        [&] { return ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666); }));
     failed = fd_ ? 0 : errno;
     if (fd_) temporary_ = std::move(temporary);
   }
@@ -71,7 +68,7 @@ OutputFile::OutputFile(fs::path path) : path_(std::move(path)), target_(path_) {
 }
 
 OutputFile::~OutputFile() {
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (!temporary_.empty()) uninterrupted([this] { return ::unlink(temporary_.c_str()); });
 }
 
 void OutputFile::refuse(int error) const {
@@ -87,8 +84,8 @@ void OutputFile::write(std::string_view bytes) {
 
 void OutputFile::write_at(std::int64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const auto written = ::pwrite(fd_.get(), bytes.data(), bytes.size(), offset);
-    if (written < 0 && errno == EINTR) continue;
+    const auto written =
+        uninterrupted([&] { return ::pwrite(fd_.get(), bytes.data(), bytes.size(), offset); });
     if (written < 0) refuse(errno);
     // The disk begins with large parts while the next ones are copied, not when all wait for it.
     if (written >= kLargePart) {
@@ -102,15 +99,13 @@ void OutputFile::write_at(std::int64_t offset, std::span<const std::byte> bytes)
 void OutputFile::reserve(std::int64_t bytes) {
   if (bytes <= 0) return;
   // KEEP_SIZE: the size of the file is what was written.
-  while (::fallocate(fd_.get(), FALLOC_FL_KEEP_SIZE, 0, bytes) != 0) {
-    if (errno == EINTR) continue;
-    if (errno == EOPNOTSUPP || errno == ENOSYS) return;
-    refuse(errno);
-  }
+  const int result =
+      uninterrupted([&] { return ::fallocate(fd_.get(), FALLOC_FL_KEEP_SIZE, 0, bytes); });
+  if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) refuse(errno);
 }
 
 void OutputFile::finish() {
-  if (::fsync(fd_.get()) != 0) refuse(errno);
+  if (uninterrupted([this] { return ::fsync(fd_.get()); }) != 0) refuse(errno);
   if (const int failed = fd_.reset(); failed != 0) refuse(failed);
 }
 
@@ -119,8 +114,8 @@ OutputFile::Sum OutputFile::sum() const {
   Sum result;
   std::vector<std::byte> bytes(kLargePart);
   for (;;) {
-    const auto count = ::pread(fd_.get(), bytes.data(), bytes.size(), result.size);
-    if (count < 0 && errno == EINTR) continue;
+    const auto count =
+        uninterrupted([&] { return ::pread(fd_.get(), bytes.data(), bytes.size(), result.size); });
     if (count < 0) refuse(errno);
     if (count == 0) break;
     hash.update(std::span(bytes).first(static_cast<std::size_t>(count)));
@@ -133,7 +128,7 @@ OutputFile::Sum OutputFile::sum() const {
 OutputFile::Sum OutputFile::finish_and_sum() {
   // What was just written is in memory: reading it takes no time from the disk.
   auto reading = std::async(std::launch::async, [this] { return sum(); });
-  const int failed = ::fsync(fd_.get()) == 0 ? 0 : errno;
+  const int failed = uninterrupted([this] { return ::fsync(fd_.get()); }) == 0 ? 0 : errno;
   const auto result = reading.get();
   if (failed != 0) refuse(failed);
   if (const int not_closed = fd_.reset(); not_closed != 0) refuse(not_closed);
@@ -141,10 +136,16 @@ OutputFile::Sum OutputFile::finish_and_sum() {
 }
 
 void OutputFile::publish() {
+  publish_unflushed();
+  flush_path(target_.has_parent_path() ? target_.parent_path() : fs::path("."));
+}
+
+void OutputFile::publish_unflushed() {
   if (fd_) finish();
-  if (::rename(temporary_.c_str(), target_.c_str()) != 0) refuse(errno);
+  const int result =
+      uninterrupted([this] { return ::rename(temporary_.c_str(), target_.c_str()); });
+  if (result != 0) refuse(errno);
   temporary_.clear();
-  sync_folder(target_.has_parent_path() ? target_.parent_path() : fs::path("."));
 }
 
 }  // namespace accelerate::detail::inline core

@@ -45,11 +45,15 @@ class OutputFile {
     std::int64_t size = 0;
   };
   [[nodiscard]] Sum finish_and_sum();
-  /// Gives the file its name, finished if it is not yet.
+  /// Gives the file its name, finished if it is not yet, and flushes the name.
   void publish();
+  /// The same without the flush, for several files in a folder: `flush_path` of it follows.
+  void publish_unflushed();
 
   /// The path that was passed in.
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+  /// Where the file is until it is published.
+  [[nodiscard]] const std::filesystem::path& temporary() const noexcept { return temporary_; }
   /// How many bytes `write` has written, which is where its next call begins.
   [[nodiscard]] std::int64_t position() const noexcept { return position_; }
 

@@ -12,6 +12,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/value.h"
 #include "core/config_text.h"
+#include "core/folders.h"
 #include "core/json.h"
 #include "core/numbers.h"
 #include "core/python_text.h"
@@ -246,18 +247,17 @@ std::vector<NumberedCheckpoint> numbered_checkpoints(const fs::path& folder) {
   constexpr std::string_view kPrefix = "checkpoint_";
   std::vector<NumberedCheckpoint> found;
   std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    const auto name = it->path().filename().string();
+  if (!fs::is_directory(folder, error) && (!error || error == std::errc::not_a_directory ||
+                                           error == std::errc::no_such_file_or_directory)) {
+    return found;
+  }
+  for (const auto& entry : entries_in(folder)) {
+    const auto name = entry.path().filename().string();
     if (!name.starts_with(kPrefix)) continue;
     const auto digits = std::string_view(name).substr(kPrefix.size());
     const auto number = is_digits(digits) ? parse_number<std::int64_t>(digits) : std::nullopt;
     std::error_code unreadable;
-    if (number && it->is_directory(unreadable)) found.push_back({*number, it->path()});
-  }
-  if (error && error != std::errc::no_such_file_or_directory &&
-      error != std::errc::not_a_directory) {
-    throw CheckpointError(str("Cannot read '", folder.string(), "': ", error.message(), "."),
-                          folder);
+    if (number && entry.is_directory(unreadable)) found.push_back({*number, entry.path()});
   }
   std::ranges::sort(found, {}, [](const auto& c) { return std::tie(c.number, c.path); });
   return found;

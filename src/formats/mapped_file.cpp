@@ -11,6 +11,7 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "core/uninterrupted.h"
 
 namespace accelerate::detail::formats {
 namespace {
@@ -31,7 +32,8 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
 
 MappedFile::MappedFile(const std::filesystem::path& path)
     // Without NONBLOCK, a pipe would make us wait for its writer.
-    : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    : path_(path),
+      fd_(uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); })) {
   if (!fd_) refuse(path_, errno);
   struct stat facts{};
   if (::fstat(fd_.get(), &facts) != 0) refuse(path_, errno);
@@ -54,8 +56,8 @@ MappedFile::~MappedFile() {
 
 void MappedFile::read(std::int64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
-    const auto count = ::pread(fd_.get(), out.data(), out.size(), offset);
-    if (count < 0 && errno == EINTR) continue;
+    const auto count =
+        uninterrupted([&] { return ::pread(fd_.get(), out.data(), out.size(), offset); });
     if (count < 0) refuse(path_, errno);
     if (count == 0) {
       refuse(path_, str("it had ", size(), " bytes when it was opened and was cut to ", offset,

@@ -18,11 +18,6 @@
 namespace accelerate::test {
 namespace {
 
-int number_from_variable(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::atoi(text) : otherwise;
-}
-
 enum class Trouble {
   kNone,
   kWorkerFails,

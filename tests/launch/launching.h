@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,6 +62,12 @@ inline std::string rest_of_line(const std::string& text, const std::string& befo
   if (begin == std::string::npos) return "";
   const auto end = text.find('\n', begin);
   return text.substr(begin + before.size(), end - begin - before.size());
+}
+
+/// How often a test repeats something, or the seed of its random choices, where a variable says it.
+inline int number_from_variable(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atoi(text) : otherwise;
 }
 
 /// It ended with this code, by itself and in time, and left nothing.

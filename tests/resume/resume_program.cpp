@@ -16,25 +16,15 @@
 #include <cstdint>
 #include <cstring>
 #include <iostream>
-#include <map>
 #include <sstream>
 #include <string>
+
+#include "resume/settings.h"
 
 namespace {
 
 using namespace accelerate;
-
-struct Settings {
-  std::map<std::string, std::string> given;
-
-  [[nodiscard]] std::string text(const std::string& name, const std::string& otherwise) const {
-    const auto found = given.find(name);
-    return found == given.end() ? otherwise : found->second;
-  }
-  [[nodiscard]] int number(const std::string& name, int otherwise) const {
-    return std::stoi(text(name, std::to_string(otherwise)));
-  }
-};
+using test::Settings;
 
 /// Rows of numbers with noise, and the number of the row.
 struct NoisyRows {
@@ -125,8 +115,9 @@ void train(const Settings& settings) {
   accelerator.register_for_checkpointing(progress);
   set_seed(5, {.device_specific = true});  // every process draws numbers of its own from here on
 
-  const bool saved = accelerator.agree_to_stop(
-      std::filesystem::exists(std::filesystem::path(folder) / "checkpoints"));
+  const auto checkpoints = std::filesystem::path(folder) / "checkpoints";
+  const bool saved = accelerator.agree_to_stop(std::filesystem::exists(checkpoints) &&
+                                               !std::filesystem::is_empty(checkpoints));
   if (saved) accelerator.load_state();
   const Trace trace(folder + "/trace." + rank);
   const int every = settings.number("every", 3);
@@ -173,11 +164,7 @@ void train(const Settings& settings) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Settings settings;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    settings.given[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
-  }
+  const Settings settings(argc, argv);
   try {
     train(settings);
     if (const auto then = settings.given.extract("then")) {  // a second run in these processes

@@ -14,11 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-int number_from_variable(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::atoi(text) : otherwise;
-}
-
 std::mt19937& random_engine() {
   static const int seed = number_from_variable("ACCELERATE_RESUME_SEED",
                                                static_cast<int>(std::random_device{}() % 1000000));
