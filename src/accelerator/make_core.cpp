@@ -44,10 +44,6 @@ void check_given_once(const AcceleratorOptions& options) {
 void check_supported(const AcceleratorOptions& options, const Environment& environment) {
   validate(options.kwargs_handlers, environment);
   for (const auto& handler : options.kwargs_handlers) require_supported(handler);
-  if (!options.log_with.empty()) {
-    throw UnsupportedError(str("log_with asks for ", to_string(options.log_with.front()),
-                               ", but this version has no trackers yet. Leave it out."));
-  }
   if (options.project_config && options.project_config->save_on_preemption) {
     throw UnsupportedError(
         "save_on_preemption of project_config is true, but this version has no checkpoints yet: "
@@ -253,6 +249,7 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
   check_plugins(options, environment);
   options.drift_check = drift_check(options, environment);
   const auto project = project_of(options, environment);
+  options.log_with = filter_trackers(options.log_with, project.logging_dir);
   const auto steps = accumulation_steps(options, environment);
   DistributedDataParallelKwargs ddp;
   if (const auto* kwargs = find_handler<DistributedDataParallelKwargs>(options.kwargs_handlers)) {
