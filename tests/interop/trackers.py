@@ -1,5 +1,7 @@
 """trackers.py PROGRAM: the real packages read what interop_trackers writes."""
 
+import gzip
+import http.server
 import io
 import json
 import math
@@ -10,6 +12,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 import zlib
@@ -133,6 +136,63 @@ def wandb_records(path):
             message = b""
 
 
+class WandbServer(http.server.BaseHTTPRequestHandler):
+    """As much of the server of Weights & Biases as `wandb sync` needs."""
+
+    history, uploads, config = [], {}, None
+
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        answer = {}
+        if not self.path.endswith(("/file_stream", "/graphql")):  # reports of the client's own
+            return self.reply(b"{}")
+        request = json.loads(body)
+        if self.path.endswith("/file_stream"):
+            WandbServer.history += request.get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
+        elif "UpsertBucket" in request["query"]:
+            WandbServer.config = json.loads(request["variables"].get("config") or "{}")
+            project = {"name": "project", "entity": {"name": "me"}}
+            answer = {"upsertBucket": {"bucket": {"id": "1", "name": request["variables"]["name"], "project": project}, "inserted": True}}
+        elif "CreateRunFiles" in request["query"]:
+            files = [{"name": name, "uploadUrl": f"http://{self.headers['Host']}/{name}"} for name in request["variables"]["files"]]
+            answer = {"createRunFiles": {"runID": "1", "uploadHeaders": [], "files": files}}
+        self.reply(json.dumps({"data": answer}).encode())
+
+    def do_PUT(self):
+        WandbServer.uploads[self.path[1:]] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.reply(b"")
+
+    def reply(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def wandb_sync(folder):
+    where = pathlib.Path(folder, run("wandb", folder, WANDB_DIR=folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), WandbServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = {"WANDB_BASE_URL": f"http://127.0.0.1:{server.server_port}", "WANDB_API_KEY": 40 * "a", "WANDB_DIR": folder}
+    done = subprocess.run([sys.executable, "-m", "wandb", "sync", where], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=300, env={**os.environ, **environment})
+    server.shutdown()
+    assert done.returncode == 0, done.stdout
+    rows = {row["_step"]: row for row in map(json.loads, WandbServer.history)}
+    check_losses([float(rows[step]["loss"]) for step in range(101)])
+    assert rows[101]["both"] == {"a": 1, "b": 2.5} and len(rows[104]["large"]) == 100_000
+    assert {key: WandbServer.config[key]["value"] for key in config} == config, WandbServer.config
+    summary = json.loads(WandbServer.uploads["wandb-summary.json"])
+    assert summary["train/acc"] == 99 and summary["note"] == "grüß Gott", summary
+    media = [name for name in WandbServer.uploads if name.startswith("media/")]
+    assert len(media) == 3 and all(WandbServer.uploads[name] == (where / "files" / name).read_bytes() for name in media), media
+
+
 def wandb(folder):
     from PIL import Image
 
@@ -174,7 +234,7 @@ def trackio(folder):
     assert {key: stored[key] for key in config} == config, stored
 
 
-for check in (tensorboard, mlflow_folder, mlflow_server, wandb, trackio):
+for check in (tensorboard, mlflow_folder, mlflow_server, wandb, wandb_sync, trackio):
     with tempfile.TemporaryDirectory() as work:
         check(work)
     print(f"{check.__name__}: read by the real package")
