@@ -44,7 +44,8 @@ std::vector<TrackerImage> tracker_images(const at::Tensor& batch) {
   auto pixels = batch.detach().cpu();
   if (pixels.dim() == 3) pixels = pixels.unsqueeze(0);
   if (pixels.scalar_type() != at::kByte) {
-    pixels = (pixels.to(at::kDouble) * 255).clamp(0, 255).to(at::kByte);
+    // In their own type: 3/255 in float32 is 3 again.
+    pixels = (pixels * 255).clamp(0, 255).to(at::kByte);
   }
   pixels = pixels.permute({0, 2, 3, 1}).contiguous();  // [N, H, W, C]
   std::vector<TrackerImage> images;

@@ -71,11 +71,12 @@ void Outbox::deliver_some(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   std::size_t done = 0;
   std::string failure;
+  std::string refusal;
   try {
     while (done < batch.size()) done += deliver_(std::span(batch).subspan(done));
   } catch (const ArgumentError& error) {
     ++done;
-    warn_once(str("The tracker ", options_.tracker, " does not take a value: ", error.what()));
+    refusal = error.what();
   } catch (const std::exception& error) {
     failure = error.what();
   }
@@ -85,6 +86,12 @@ void Outbox::deliver_some(std::unique_lock<std::mutex>& lock) {
        ++item) {
     bytes_ += size_of(*item);
     items_.push_front(std::move(*item));
+  }
+  if (!refusal.empty()) {
+    ++dropped_;
+    if (!std::exchange(refused_, true)) {
+      warn(str("The tracker ", options_.tracker, " does not take a value: ", refusal));
+    }
   }
   if (!failure.empty()) {
     note_failure(failure);

@@ -72,6 +72,7 @@ class Outbox {
   std::chrono::milliseconds delay_{0};  ///< 0 while all goes well
   Clock::time_point next_try_{};
   bool delivering_ = false;
+  bool refused_ = false;  ///< and reported
   bool finishing_ = false;
   bool closed_ = false;  ///< the deadline has passed: the thread ends
   std::thread thread_;

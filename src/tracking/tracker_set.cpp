@@ -62,7 +62,9 @@ void TrackerSet::log(const Value::Dict& values, std::optional<std::int64_t> step
     try {
       tracker->log(values, step, kwargs_of(log_kwargs, tracker->name(), "log_kwargs"));
     } catch (const std::exception& error) {
-      warn_once(str("The tracker ", tracker->name(), " did not log: ", error.what()));
+      if (!reported_.insert(tracker.get()).second) continue;
+      warn(str("The tracker ", tracker->name(), " did not log: ", error.what(),
+               " More of its errors are not shown."));
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -79,6 +80,7 @@ class TrackerSet {
   std::vector<TrackerChoice> chosen_;
   std::optional<std::filesystem::path> logging_dir_;
   std::vector<std::shared_ptr<GeneralTracker>> trackers_;
+  std::set<const GeneralTracker*> reported_;  ///< trackers whose errors were shown
   bool started_ = false;
 };
 

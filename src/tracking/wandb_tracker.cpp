@@ -124,8 +124,9 @@ class WandbTracker final : public BuiltinTracker {
            const Value::Dict& kwargs) override {
     check_kwargs(name(), kwargs, {});
     if (step && *step < step_) {
-      warn_once(str("The tracker wandb leaves out values of step ", *step, ": step ", step_,
-                    " is there already, and steps of a run only grow."));
+      if (std::exchange(warned_, true)) return;
+      warn(str("The tracker wandb leaves out values of step ", *step, ": step ", step_,
+               " is there already, and steps of a run only grow."));
       return;
     }
     if (step && *step > step_) {
@@ -231,6 +232,7 @@ class WandbTracker final : public BuiltinTracker {
   double started_ = 0;
   std::int64_t step_ = 0;
   Value::Dict row_;  ///< of `step_`
+  bool warned_ = false;
   std::int64_t records_ = 0;
 };
 

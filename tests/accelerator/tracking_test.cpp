@@ -75,7 +75,8 @@ TEST_F(TrackingTest, GoesOnWhenATrackerThrows) {
   for (int i = 0; i < 3; ++i) accelerator.log({{"loss", i}}, i);
   EXPECT_EQ(lines().size(), 3U);
   ASSERT_EQ(log.messages().size(), 1U);
-  EXPECT_EQ(log.messages()[0], "[RANK 0] The tracker thrower did not log: no.");
+  EXPECT_EQ(log.messages()[0],
+            "[RANK 0] The tracker thrower did not log: no. More of its errors are not shown.");
 }
 
 TEST_F(TrackingTest, GivesTheTrackerAndItsHandle) {
@@ -106,6 +107,9 @@ TEST_F(TrackingTest, MakesImagesOfTensors) {
   ASSERT_EQ(images.size(), 1U);
   EXPECT_EQ(images[0].channels, 1);
   EXPECT_EQ(images[0].pixels, std::string("\0\x7f\xff\xff", 4));
+  const auto bytes =
+      tracker_images(torch::arange(256).to(torch::kFloat).div(255).reshape({1, 16, 16}));
+  for (std::size_t i = 0; i < 256; ++i) EXPECT_EQ(bytes[0].pixels[i], static_cast<char>(i)) << i;
   const auto color = torch::arange(12, torch::kByte).reshape({3, 2, 2});
   EXPECT_EQ(tracker_images(color)[0].pixels, std::string("\0\4\10\1\5\11\2\6\12\3\7\13", 12));
   EXPECT_NE(message_of<ArgumentError>([] { (void)tracker_images(torch::ones({2})); }).find("[2]"),

@@ -68,11 +68,12 @@ TEST(OutboxTest, DropsAnItemThatWillNeverBeAccepted) {
   const test::CapturedLog log;
   Receiver receiver;
   Outbox outbox(quick(false), std::ref(receiver));
-  for (const char* bytes : {"a", "bad", "b"}) outbox.post({.target = "", .bytes = bytes});
+  for (const char* bytes : {"a", "bad", "b", "bad"}) outbox.post({.target = "", .bytes = bytes});
   outbox.finish();
   EXPECT_EQ(receiver.received, (std::vector<std::string>{"a", "b"}));
-  ASSERT_EQ(log.messages().size(), 1U);
+  ASSERT_EQ(log.messages().size(), 2U);
   EXPECT_EQ(log.messages()[0], "The tracker test does not take a value: it is bad.");
+  EXPECT_EQ(log.messages()[1], "The tracker test could not write 2 entries, which are lost.");
 }
 
 TEST(OutboxTest, DropsTheOldestItemsBeyondItsLimitAndCountsThem) {

@@ -142,7 +142,8 @@ TEST(TrackerSetTest, TurnsErrorsWhileLoggingIntoOneWarning) {
   for (int i = 0; i < 5; ++i) set.log({{"bad", 1}}, i, {});
   EXPECT_EQ(calls.size(), 12U);
   ASSERT_EQ(log.messages().size(), 2U);
-  EXPECT_EQ(log.messages()[0], "The tracker a did not log: it is bad.");
+  EXPECT_EQ(log.messages()[0],
+            "The tracker a did not log: it is bad. More of its errors are not shown.");
 }
 
 TEST(TrackerSetTest, ThrowsIfOneCannotStartAndEndsTheOthers) {

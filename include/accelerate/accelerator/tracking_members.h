@@ -42,7 +42,7 @@ class ACCELERATE_API TrackingMembers {
                      const Value::Dict& init_kwargs = {});
   /// On the main process: gives the values to each tracker that was started; tensors of dimension 0
   /// as numbers. `log_kwargs` has a dict per tracker. What goes wrong is a warning, once per
-  /// reason.
+  /// tracker.
   void log(const Value::Dict& values, std::optional<std::int64_t> step = std::nullopt,
            const Value::Dict& log_kwargs = {});
   /// A tracker that was started; on other processes, and before `init_trackers`, a blank one whose
