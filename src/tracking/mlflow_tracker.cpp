@@ -237,7 +237,7 @@ class MlflowFolder final : public MlflowTracker {
 Value pairs(const TextPairs& texts) {
   Value::List list;
   for (const auto& [key, value] : texts)
-    list.push_back(Value::Dict{{"key", key}, {"value", value}});
+    list.emplace_back(Value::Dict{{"key", key}, {"value", value}});
   return Value::list(std::move(list));
 }
 
@@ -337,9 +337,10 @@ class MlflowServer final : public MlflowTracker {
     const std::string what = metrics ? "runs/log-batch" : items.front().target;
     std::string body = metrics ? str(R"({"run_id": ")", run_id_, R"(", "metrics": [)") : "";
     std::size_t count = 0;
-    do {
+    for (; count == 0 || (metrics && count < items.size() && items[count].target == "metric");
+         ++count) {
       body += str(count == 0 ? "" : ", ", items[count].bytes);
-    } while (++count < items.size() && metrics && items[count].target == "metric");
+    }
     const auto response = request(what, metrics ? body + "]}" : body);
     if (response.status != 200) refuse(what, response);
     return count;

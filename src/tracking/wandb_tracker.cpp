@@ -145,7 +145,7 @@ class WandbTracker final : public BuiltinTracker {
       check_images(batch, str("The images '", key, "'"));
       Value::List names;
       for (const auto& image : batch) {
-        names.push_back(write_media("images", key, step, ".png", encode_png(image)).path);
+        names.emplace_back(write_media("images", key, step, ".png", encode_png(image)).path);
       }
       log({{key, Value::Dict{{"_type", "images/separated"},
                              {"width", batch[0].width},
