@@ -100,7 +100,8 @@ TEST(SummaryWriterTest, PurgesStepsOfACrashedRun) {
 }
 
 TEST(SummaryWriterTest, StoresHyperparametersAsTorchDoes) {
-  for (const auto& expected : reference()["hparams"]) {
+  const auto all = reference();
+  for (const auto& expected : all["hparams"]) {
     const test::Folder folder;
     SummaryWriter writer(folder.path());
     const auto& given = expected["value"];
