@@ -1,5 +1,6 @@
 // Saving and loading a model of 1 GB (BENCH_FILES_MB: another size), and opening 100,000 tensors;
-// files.py does the same with Python's safetensors. Beside them the rates of disk and memory.
+// files.py does the same with Python's safetensors and torch.save. Beside them the rates of disk
+// and memory.
 #include <accelerate/accelerate.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -32,11 +33,14 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Median seconds, after one call that is not counted.
-double median_seconds(const std::function<void()>& f) {
+/// Median seconds, after one call that is not counted. `before` is called before each other one.
+double median_seconds(const std::function<void()>& f, const std::function<void()>& before = [] {}) {
   f();
   std::vector<double> times;
-  for (int i = 0; i < kRounds; ++i) times.push_back(seconds(f));
+  for (int i = 0; i < kRounds; ++i) {
+    before();
+    times.push_back(seconds(f));
+  }
   return median(times);
 }
 
@@ -103,6 +107,24 @@ void compare_with_disk(const accelerate::StateDict& model, const std::filesystem
   report("save, with fsync", mb / median(save), "MB/s");
 }
 
+void save_and_load_archive(const accelerate::StateDict& model, const std::filesystem::path& path,
+                           double mb,
+                           const std::function<void(const accelerate::StateDict&)>& read_all) {
+  const auto start_clean = [&] {
+    std::filesystem::remove(path);
+    ::sync();
+  };
+  const auto save = median_seconds([&] { accelerate::torch_save(model, path); }, start_clean);
+  report("torch_save, with fsync", mb / save, "MB/s");
+  report("torch_load into memory", mb / median_seconds([&] { (void)accelerate::torch_load(path); }),
+         "MB/s");
+  report("torch_load, mapped, no byte touched",
+         1e6 * median_seconds([&] { (void)accelerate::torch_load(path, {.mmap = true}); }), "us");
+  // load_state_dict maps archives.
+  report("torch_load, mapped, every byte read once",
+         mb / median_seconds([&] { read_all(accelerate::load_state_dict(path)); }), "MB/s");
+}
+
 void save_and_load(const std::filesystem::path& folder) {
   const auto model = make_model();
   const auto path = folder / "model.safetensors";
@@ -136,6 +158,8 @@ void save_and_load(const std::filesystem::path& folder) {
                               }),
            "MB/s");
   }
+  std::filesystem::remove(path);
+  save_and_load_archive(model, folder / "model.bin", mb, read_all);
   if (sum == 0) std::abort();
 }
 

@@ -1,4 +1,5 @@
-"""Python's side of files.cpp, with the safetensors library."""
+"""Python's side of files.cpp, with the safetensors library and torch.save."""
+import functools
 import os
 import statistics
 import tempfile
@@ -31,8 +32,8 @@ def report(name, value, unit):
     print(f"{name}\t{value}\t{unit}", flush=True)
 
 
-def save(model, path):
-    save_file(model, path, {"format": "pt"})
+def save(write, path):
+    write()
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
@@ -49,6 +50,7 @@ def load_to_gpu(path):
 
 with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, "model.safetensors")
+    archive = os.path.join(folder, "model.bin")
     model = {}
     for i in range(max(1, int(os.environ.get("BENCH_FILES_MB", "1000")) // 32)):
         model[f"model.layers.{i}.weight"] = torch.ones(4096, 4096, dtype=torch.bfloat16)
@@ -56,16 +58,25 @@ with tempfile.TemporaryDirectory() as folder:
     mb = sum(tensor.nbytes for tensor in model.values()) / 1e6
 
 
-    def start_clean():
-        os.remove(path)
-        os.sync()
+    def rate_of_saving(write, path):
+        def start_clean():
+            os.remove(path)
+            os.sync()
 
-    report("save, with fsync", mb / median_seconds(lambda: save(model, path), start_clean), "MB/s")
+        return mb / median_seconds(lambda: save(write, path), start_clean)
+
+    report("save, with fsync", rate_of_saving(lambda: save_file(model, path, {"format": "pt"}), path), "MB/s")
     report("load, mapped, no byte touched", 1e6 * median_seconds(lambda: load_file(path)), "us")
     report("load, mapped, every byte read once", mb / median_seconds(lambda: read_all(load_file(path))), "MB/s")
     report("load into memory", mb / median_seconds(lambda: load_file(path, backend="pread")), "MB/s")
     if torch.cuda.is_available():
         report("load to the GPU", mb / median_seconds(lambda: load_to_gpu(path)), "MB/s")
+    os.remove(path)
+    report("torch_save, with fsync", rate_of_saving(lambda: torch.save(model, archive), archive), "MB/s")
+    load_archive = functools.partial(torch.load, archive, weights_only=True)
+    report("torch_load into memory", mb / median_seconds(load_archive), "MB/s")
+    report("torch_load, mapped, no byte touched", 1e6 * median_seconds(lambda: load_archive(mmap=True)), "us")
+    report("torch_load, mapped, every byte read once", mb / median_seconds(lambda: read_all(load_archive(mmap=True))), "MB/s")
     many = os.path.join(folder, "many.safetensors")
     whole = torch.zeros(200_000)
     save_file({f"model.layers.{i}.mlp.weight": whole[2 * i : 2 * i + 2] for i in range(100_000)}, many)

@@ -99,6 +99,7 @@ check_guides() {
         /^```$/ && inside { inside = 0; if (!index(program, block)) print FILENAME ":" first ": not in " programs }
         inside { sub(/^ +/, ""); block = block $0 "\n" }' $programs "$guide")
   done <<'GUIDES'
+docs/checkpointing.md examples/by_feature/checkpointing.cpp
 docs/data.md examples/data_loading.cpp
 docs/formats.md examples/saved_models.cpp
 docs/inference.md examples/inference.cpp

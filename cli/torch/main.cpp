@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "accelerate/errors.h"
+#include "cli/torch/self_test.h"
 #include "core/text.h"
 #include "state/library_versions.h"
 #include "state/store_server.h"
@@ -21,6 +22,7 @@ namespace {
 constexpr int kWrongInput = 2;
 constexpr std::string_view kUsage =
     "usage: accelerate-torch store --listen-fd N [--timeout S]\n"
+    "       accelerate-torch self-test\n"
     "       accelerate-torch versions\n";
 constexpr std::string_view kHelp =
     "\n"
@@ -31,6 +33,8 @@ constexpr std::string_view kHelp =
     "                   is ended or the one that started it is gone\n"
     "    --listen-fd N  the descriptor of a TCP socket that is bound and listens\n"
     "    --timeout S    end after S seconds\n"
+    "  self-test        check that processes train together, for `accelerate test`; started by\n"
+    "                   `accelerate launch`, or alone\n"
     "  versions         print the versions of LibTorch, CUDA and NCCL, as a JSON object\n"
     "\n"
     "  -h, --help       this text\n";
@@ -106,13 +110,15 @@ int run(const Arguments& arguments) {
   if (command == "store") {
     serve_store_for_ever(Arguments(arguments.begin() + 1, arguments.end()));
   }
+  if (command == "self-test") return self_test();
   if (command == "versions") {
     print_versions();
     return 0;
   }
-  throw ConfigError(command.empty()
-                        ? "a command is missing."
-                        : str("'", command, "' is not a command. There are: store, versions."));
+  throw ConfigError(
+      command.empty()
+          ? "a command is missing."
+          : str("'", command, "' is not a command. There are: store, self-test, versions."));
 }
 
 }  // namespace

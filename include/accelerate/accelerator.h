@@ -31,7 +31,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/accelerator/base.h"
+#include "accelerate/accelerator/checkpoint_members.h"
 #include "accelerate/accelerator/options.h"
 #include "accelerate/accelerator/refused_members.h"
 #include "accelerate/accelerator/scopes.h"
@@ -72,7 +72,7 @@ struct UnwrapModelOptions {
   bool keep_torch_compile = true;
 };
 
-class ACCELERATE_API Accelerator : public AcceleratorBase,
+class ACCELERATE_API Accelerator : public CheckpointMembers,
                                    public TrackingMembers,
                                    public RefusedMembers {
  public:
@@ -292,23 +292,9 @@ class ACCELERATE_API Accelerator : public AcceleratorBase,
     write_model(get_state_dict(model), save_directory, options, where);
   }
 
-  /// Registers objects with `state_dict()` and `load_state_dict(state)`
-  /// (accelerate/state/stateful.h), and modules, to be saved with the state of the run. They must
-  /// outlive the accelerator; one that is given by `std::shared_ptr` is shared. Objects count from
-  /// 0 in the order of registration.
-  template <class... Ts>
-  void register_for_checkpointing(Ts&&... objects) {
-    (register_object(detail::accelerator::stateful_of(std::forward<Ts>(objects))), ...);
-  }
-  /// Ends trackers and the process group: no collective can follow. In a process that a launcher
-  /// function of this library made, the launcher ends the group.
-  void end_training() {
-    finish_trackers();
-    state_.destroy_process_group();
-  }
-  /// For this library: all that was prepared or registered, in the order in which Python saves it.
-  /// Valid as long as the accelerator exists and forgets nothing.
-  [[nodiscard]] std::vector<StateEntry> _state_entries() const;
+  /// Ends asynchronous saves, trackers and the process group: no collective can follow. In a
+  /// process that a launcher function of this library made, the launcher ends the group.
+  void end_training();
 
  private:
   void refuse_sequence_parallel() const;
@@ -323,7 +309,6 @@ class ACCELERATE_API Accelerator : public AcceleratorBase,
   void forget_prepared();
   void join(std::span<const std::shared_ptr<detail::accelerator::ModelCore>> models,
             const JoinOptions& options, const std::function<void()>& f, std::source_location where);
-  void register_object(std::shared_ptr<Stateful> object);
 };
 
 /// The holder that was prepared. What `prepare` adds stands beside the module, so there is nothing

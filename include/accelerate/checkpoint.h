@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "accelerate/api.h"
+#include "accelerate/checkpoint/accelerator_state.h"
 #include "accelerate/checkpoint/key_mapping.h"
 #include "accelerate/checkpoint/merge_fsdp_weights.h"
 #include "accelerate/checkpoint/shards.h"
@@ -121,8 +122,8 @@ ACCELERATE_API void save_model(const StateDict& state, const std::filesystem::pa
 /// stands for all below it unless a longer name says otherwise; "" is the whole model.
 using DeviceMap = std::map<std::string, std::string>;
 
-/// The tensors of one file, *.safetensors or torch archive, on the devices of the map; names that
-/// the map does not have, and those on "disk", are on the CPU.
+/// The tensors of one file (*.safetensors, torch archive) or of one folder of FSDP's shards, on the
+/// devices of the map; names that it does not have, and those on "disk", are on the CPU.
 ///
 /// Throws `FormatError` for a broken file, one that was written for another framework, and one that
 /// does not hold a state dict.
@@ -162,8 +163,8 @@ struct LoadCheckpointReport {
   KeyMappingReport key_mapping = {};
 };
 
-/// Copies weights into a model. `checkpoint` is a file, an index (*.json), or a folder with
-/// pytorch_model.bin, else model.safetensors, else one *.index.json.
+/// Copies weights into a model from a file, an index (*.json), or a folder with pytorch_model.bin,
+/// else model.safetensors, else one *.index.json, else .metadata and *.distcp (FSDP's shards).
 ///
 /// Names and shapes of all files are compared before the first tensor is copied: where it throws,
 /// the model has not changed, unless a file gets unreadable meanwhile. A tensor that the model has

@@ -144,7 +144,7 @@ template <class D, class Collate = DefaultCollate>
     if constexpr (detail::data::IndexedDataset<detail::data::PointeeOf<D>>) {
       detail::data::validate(options, detail::data::LoaderInput::kSamples);
       return detail::data::indexed_loader(
-          std::move(owned), options, std::move(collate),
+          owned, options, std::move(collate),
           [&](const auto& size) { return detail::data::batches_of(options, size); });
     } else {
       detail::data::validate(options, detail::data::LoaderInput::kIterable);
@@ -171,15 +171,14 @@ template <class D, class S, class Collate = DefaultCollate>
   auto owned = detail::data::Pointee<D>::own(std::move(dataset));
   if constexpr (BatchSamplerLike<Sampler>) {
     detail::data::validate(options, detail::data::LoaderInput::kBatchSampler);
-    return detail::data::indexed_loader(
-        std::move(owned), options, std::move(collate),
-        [&](const auto&) { return as_batch_sampler(std::move(sampler)); });
+    return detail::data::indexed_loader(owned, options, std::move(collate), [&](const auto&) {
+      return as_batch_sampler(std::move(sampler));
+    });
   } else {
     detail::data::validate(options, detail::data::LoaderInput::kSampler);
-    return detail::data::indexed_loader(
-        std::move(owned), options, std::move(collate), [&](const auto&) {
-          return detail::data::batches_of(options, as_sampler(std::move(sampler)));
-        });
+    return detail::data::indexed_loader(owned, options, std::move(collate), [&](const auto&) {
+      return detail::data::batches_of(options, as_sampler(std::move(sampler)));
+    });
   }
 }
 

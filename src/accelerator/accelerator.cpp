@@ -21,15 +21,15 @@ namespace accelerate {
 using detail::str;
 
 Accelerator::Accelerator(const AcceleratorOptions& options)
-    : AcceleratorBase(detail::accelerator::make_accelerator_core(options)),
+    : CheckpointMembers(detail::accelerator::make_accelerator_core(options)),
       TrackingMembers(*core_) {}
 
 Accelerator::~Accelerator() = default;
 
-std::vector<StateEntry> Accelerator::_state_entries() const { return core_->registry.entries(); }
-
-void Accelerator::register_object(std::shared_ptr<Stateful> object) {
-  core_->registry.custom.push_back(std::move(object));
+void Accelerator::end_training() {
+  wait_for_save_state();
+  finish_trackers();
+  state_.destroy_process_group();
 }
 
 void Accelerator::forget_prepared() {

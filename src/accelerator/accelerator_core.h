@@ -11,7 +11,9 @@
 #include "accelerate/state.h"
 #include "accelerate/state/device_mesh.h"
 #include "accelerator/backward_plan.h"
+#include "accelerator/preemption.h"
 #include "accelerator/registry.h"
+#include "accelerator/run_state.h"
 
 namespace accelerate::detail::accelerator {
 
@@ -31,6 +33,9 @@ struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   std::optional<CastSettings> cast = std::nullopt;
 
   ObjectRegistry registry = {};
+  RunState run_state = {};
+  /// With `save_on_preemption`, else null.
+  std::unique_ptr<Preemption> preemption = nullptr;
 
   /// Batches that `accumulate` has counted.
   std::int64_t step = 0;

@@ -76,6 +76,7 @@ void BackwardPlan::run(const BackwardCall& call, c10::function_ref<void()> autog
     model->strayed = false;
   }
   for (auto* model : local_) model->engine->after_backward();
+  if (!reached_.empty()) ++synchronized_;
   check_unseen();
 }
 

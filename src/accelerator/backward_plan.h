@@ -42,6 +42,9 @@ class BackwardPlan {
   /// that its engine was not told of.
   void run(const BackwardCall& call, c10::function_ref<void()> autograd);
 
+  /// How many backward passes have synchronized gradients.
+  [[nodiscard]] std::int64_t synchronized() const { return synchronized_; }
+
  private:
   /// Which tensor the gradient of a parameter is, and its version.
   using GradientMark = std::pair<const void*, std::uint32_t>;
@@ -64,6 +67,7 @@ class BackwardPlan {
   parallel::ReachedLeaves leaves_ = {};
   /// Parameters of candidates that the loss is not seen to reach, and their gradients before it.
   std::vector<std::pair<at::Tensor, GradientMark>> unseen_ = {};
+  std::int64_t synchronized_ = 0;
 };
 
 }  // namespace accelerate::detail::accelerator

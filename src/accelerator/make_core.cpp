@@ -44,11 +44,6 @@ void check_given_once(const AcceleratorOptions& options) {
 void check_supported(const AcceleratorOptions& options, const Environment& environment) {
   validate(options.kwargs_handlers, environment);
   for (const auto& handler : options.kwargs_handlers) require_supported(handler);
-  if (options.project_config && options.project_config->save_on_preemption) {
-    throw UnsupportedError(
-        "save_on_preemption of project_config is true, but this version has no checkpoints yet: "
-        "nothing would be saved. Leave it out.");
-  }
 }
 
 /// Also those that have no effect on this run: what is wrong with them shall not come out later.
@@ -136,7 +131,25 @@ void check_fp8_recipes(const AcceleratorOptions& options) {
 ProjectConfiguration project_of(const AcceleratorOptions& options, const Environment& environment) {
   ProjectConfiguration project = options.project_config.value_or(ProjectConfiguration{});
   if (options.project_dir && !project.project_dir) project.set_directories(options.project_dir);
-  return resolved(project, environment);
+  project = resolved(project, environment);
+  if (project.save_on_preemption && !(project.automatic_checkpoint_naming && project.project_dir)) {
+    throw ConfigError(
+        "save_on_preemption needs a name for what it saves: set automatic_checkpoint_naming and "
+        "project_dir of the ProjectConfiguration too.");
+  }
+  return project;
+}
+
+/// A folder that the first `save_state` would refuse to overwrite is found hours earlier.
+void warn_of_next_checkpoint(const AcceleratorCore& core) {
+  const auto& project = core.project;
+  if (!project.automatic_checkpoint_naming || !project.project_dir) return;
+  const auto next = *project.project_dir / "checkpoints" / str("checkpoint_", project.iteration);
+  std::error_code error;
+  if (!std::filesystem::exists(next, error)) return;
+  info(str("'", next.string(),
+           "' exists. Call load_state() to go on from the newest checkpoint, or "
+           "set the iteration of the ProjectConfiguration: save_state does not overwrite it."));
 }
 
 /// The batches of a step that the variable or the options ask for; nothing where a plugin speaks,
@@ -268,7 +281,11 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
     core->registry.random_states = std::make_shared<state::RandomStates>(core->step);
     set_precision(*core);
     set_accumulation(options.gradient_accumulation_plugin, steps);
-    if (core->state.is_main_process()) check_os_kernel();
+    if (project.save_on_preemption) core->preemption = std::make_unique<Preemption>(core->state);
+    if (core->state.is_main_process()) {
+      check_os_kernel();
+      warn_of_next_checkpoint(*core);
+    }
     return core;
   } catch (...) {
     before.restore();

@@ -221,7 +221,10 @@ void Preparer::add(const std::shared_ptr<optim::SchedulerCore>& scheduler) const
 }
 
 void Preparer::add(const std::shared_ptr<data::LoaderCore>& loader) const {
-  add_once(core_.registry.loaders, loader);
+  if (!add_once(core_.registry.loaders, loader) || !core_.preemption) return;
+  loader->when_batch_done([weak = core_.weak_from_this()] {
+    if (const auto core = weak.lock()) check_preemption(*core, std::source_location::current());
+  });
 }
 
 PrepareDataLoaderOptions Preparer::loader_options(std::optional<bool> placement) const {

@@ -15,16 +15,7 @@ struct Refusal {
   std::string_view reason;
 };
 
-constexpr std::string_view kCheckpoints =
-    "this version does not save the state of a run yet. save_model and load_checkpoint_in_model "
-    "keep the weights meanwhile.";
-
 constexpr auto kRefusals = std::to_array<Refusal>({
-    {"save_state", kCheckpoints},
-    {"load_state", kCheckpoints},
-    {"wait_for_save_state", kCheckpoints},
-    {"register_save_state_pre_hook", kCheckpoints},
-    {"register_load_state_pre_hook", kCheckpoints},
     {"profile", "this version has no profiler yet. Use torch::autograd::profiler meanwhile."},
     {"capture", "this version does not capture steps yet. Steps run the same without."},
     {"maybe_context_parallel",
@@ -53,15 +44,6 @@ void refuse_member(const char* name) {
 
 }  // namespace detail::accelerator
 
-void RefusedMembers::save_state(const std::filesystem::path&) {
-  detail::accelerator::refuse_member("save_state");
-}
-void RefusedMembers::load_state(const std::filesystem::path&) {
-  detail::accelerator::refuse_member("load_state");
-}
-void RefusedMembers::wait_for_save_state() {
-  detail::accelerator::refuse_member("wait_for_save_state");
-}
 void RefusedMembers::lomo_backward(const at::Tensor&, double) {
   detail::accelerator::refuse_member("lomo_backward");
 }

@@ -1,13 +1,19 @@
 #include "accelerator/registry.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "accelerate/checkpoint.h"
 #include "accelerate/constants.h"
 #include "accelerate/detail/accelerator/prepare.h"
+#include "accelerate/state.h"
 #include "accelerate/value/from_value.h"
+#include "checkpoint/aliases.h"
+#include "checkpoint/state_files.h"
 #include "core/text.h"
+#include "parallel/engine.h"
 
 namespace accelerate::detail::accelerator {
 namespace {
@@ -26,43 +32,110 @@ StateDict to_state_dict(const Value& value) {
   return state;
 }
 
-/// The state of a prepared model, or of a module: parameters and buffers.
-template <class Model>
-class ModelState final : public Stateful {
- public:
-  explicit ModelState(std::shared_ptr<Model> model) : model_(std::move(model)) {}
-
-  [[nodiscard]] Value state_dict() override {
-    if constexpr (std::same_as<Model, ModelCore>) {
-      return to_value_dict(model_->state_dict());
-    } else {
-      return to_value_dict(accelerate::state_dict(*model_));
+/// Renames tensors of a file as the model names them: prefixes of Python's wrappers are taken off,
+/// and a tensor that the model has under several names may have one of them in the file.
+StateDict fitted(const StateDict& file, const StateDict& own) {
+  StateDict state("Tensor");
+  for (const auto& entry : file) {
+    std::string_view name = entry.key();
+    for (bool stripped = true; stripped && !own.contains(std::string(name));) {
+      stripped = false;
+      for (const std::string_view prefix : {"module.", "_orig_mod."}) {
+        if (!name.starts_with(prefix)) continue;
+        name.remove_prefix(prefix.size());
+        stripped = true;
+      }
+    }
+    const bool known = own.contains(std::string(name)) && !state.contains(std::string(name));
+    state.insert(known ? std::string(name) : entry.key(), entry.value());
+  }
+  for (const auto& names : checkpoint::same_elements(own)) {
+    const auto present =
+        std::ranges::find_if(names, [&](const std::string& name) { return state.contains(name); });
+    if (present == names.end()) continue;
+    const auto tensor = state[*present];
+    for (const auto& name : names) {
+      if (!state.contains(name)) state.insert(name, tensor);
     }
   }
+  return state;
+}
+
+/// The state of a prepared model: parameters and buffers, with the names of Python's wrapper.
+class ModelState final : public Stateful, public checkpoint::LoadsWeights {
+ public:
+  ModelState(std::shared_ptr<ModelCore> model, bool strict)
+      : model_(std::move(model)), strict_(strict) {}
+
+  [[nodiscard]] Value state_dict() override {
+    return to_value_dict(state_dict_of(model_->module, model_, /*unwrap=*/false));
+  }
   void load_state_dict(const Value& state) override {
-    if constexpr (std::same_as<Model, ModelCore>) {
-      model_->load_state_dict(to_state_dict(state), /*strict=*/true);
-    } else {
-      accelerate::load_state_dict(*model_, to_state_dict(state));
+    const auto own = accelerate::state_dict(*model_->module);
+    model_->load_state_dict(fitted(to_state_dict(state), own), strict_);
+  }
+
+  [[nodiscard]] bool can_load_weights() const override {
+    return !model_->engine || !model_->engine->is_sharded();
+  }
+  void load_weights(const std::filesystem::path& file) override {
+    const auto own = accelerate::state_dict(*model_->module);
+    KeyMapping names;
+    for (const std::string prefix : {"module.", "_orig_mod."}) {
+      const bool has_prefix = std::ranges::any_of(
+          own.keys(), [&](const std::string& name) { return name.starts_with(prefix); });
+      if (!has_prefix) names.strip_prefix(prefix);
     }
+    load_checkpoint_in_model(*model_->module, file, {.strict = strict_, .key_mapping = names});
   }
 
  private:
-  std::shared_ptr<Model> model_;
+  std::shared_ptr<ModelCore> model_;
+  bool strict_;
+};
+
+/// The state of a module that is not prepared.
+class ModuleState final : public Stateful {
+ public:
+  explicit ModuleState(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
+
+  [[nodiscard]] Value state_dict() override {
+    return to_value_dict(accelerate::state_dict(*module_));
+  }
+  void load_state_dict(const Value& state) override {
+    accelerate::load_state_dict(*module_, to_state_dict(state));
+  }
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
 };
 
 /// The position of a data loader.
 class LoaderState final : public Stateful {
  public:
-  explicit LoaderState(std::shared_ptr<data::LoaderCore> loader) : loader_(std::move(loader)) {}
+  LoaderState(std::shared_ptr<data::LoaderCore> loader, bool position)
+      : loader_(std::move(loader)), position_(position) {}
 
   [[nodiscard]] Value state_dict() override { return Value(loader_->state_dict()); }
   void load_state_dict(const Value& state) override {
-    loader_->load_state_dict(from_value<DataLoaderState>(state));
+    auto position = from_value<DataLoaderState>(state);
+    // From another number of processes: each one draws numbers of its own.
+    const PartialState place;
+    if (position.base_seed && position.num_processes != place.num_processes()) {
+      *position.base_seed += static_cast<std::uint64_t>(place.process_index());
+    }
+    if (!position_) {
+      position.batches_yielded = 0;
+      position.samples_yielded = 0;
+      position.sampler_batches = 0;
+      position.dataset_state = std::nullopt;
+    }
+    loader_->load_state_dict(position);
   }
 
  private:
   std::shared_ptr<data::LoaderCore> loader_;
+  bool position_;
 };
 
 /// "optimizer", "optimizer_1", ...
@@ -78,7 +151,7 @@ void refuse_empty_pointer() {
 }
 
 std::shared_ptr<Stateful> stateful_module(std::shared_ptr<torch::nn::Module> module) {
-  return std::make_shared<ModelState<torch::nn::Module>>(std::move(module));
+  return std::make_shared<ModuleState>(std::move(module));
 }
 
 void ObjectRegistry::forget_prepared() {
@@ -88,7 +161,7 @@ void ObjectRegistry::forget_prepared() {
   loaders.clear();
 }
 
-std::vector<StateEntry> ObjectRegistry::entries() const {
+std::vector<StateEntry> ObjectRegistry::entries(const EntryOptions& options) const {
   std::vector<StateEntry> all;
   const auto add = [&](StateKind kind, std::string_view name, const auto& objects,
                        const auto& stateful) {
@@ -97,7 +170,7 @@ std::vector<StateEntry> ObjectRegistry::entries() const {
     }
   };
   add(StateKind::kModel, kSafeModelName, models,
-      [](const auto& one) { return std::make_shared<ModelState<ModelCore>>(one); });
+      [&](const auto& one) { return std::make_shared<ModelState>(one, options.strict); });
   add(StateKind::kOptimizer, kOptimizerName, optimizers, [](const auto& one) {
     return state::make_stateful(std::make_shared<AcceleratedOptimizer>(one));
   });
@@ -105,7 +178,10 @@ std::vector<StateEntry> ObjectRegistry::entries() const {
     return state::make_stateful(std::make_shared<AcceleratedScheduler>(one));
   });
   add(StateKind::kDataLoader, "dl_state_dict", loaders,
-      [](const auto& one) { return std::make_shared<LoaderState>(one); });
+      [&](const auto& one) { return std::make_shared<LoaderState>(one, options.positions); });
+  for (auto& entry : all) {
+    if (entry.kind == StateKind::kDataLoader) entry.per_process = options.loaders_per_process;
+  }
   if (scaling) {
     const std::shared_ptr<GradScaler> scaler(scaling, &scaling->scaler());
     all.push_back({StateKind::kScaler, "scaler", state::make_stateful(scaler)});

@@ -12,6 +12,18 @@
 
 namespace accelerate::detail::accelerator {
 
+/// How the states of objects are loaded.
+struct EntryOptions {
+  /// Models must find all of their tensors, and no others.
+  bool strict = true;
+  /// Loaders go on where they were. Else only the order of their samples is restored, for programs
+  /// that call `skip_first_batches`.
+  bool positions = true;
+  /// Loaders have a file for each process beside the common one: what their workers draw, and data
+  /// of their own. Off if it was saved by another number of processes.
+  bool loaders_per_process = false;
+};
+
 /// Each list is in the order of preparation, which numbers the files of a checkpoint.
 struct ObjectRegistry {
   std::vector<std::shared_ptr<ModelCore>> models = {};
@@ -29,7 +41,7 @@ struct ObjectRegistry {
 
   /// All of them, in the order in which Python saves them: models, optimizers, schedulers, loaders,
   /// scaler, random states, objects of the program. What saves or inspects a run goes through this.
-  [[nodiscard]] std::vector<StateEntry> entries() const;
+  [[nodiscard]] std::vector<StateEntry> entries(const EntryOptions& options = {}) const;
 };
 
 }  // namespace accelerate::detail::accelerator

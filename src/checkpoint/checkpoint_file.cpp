@@ -8,6 +8,7 @@
 #include "accelerate/constants.h"
 #include "accelerate/errors.h"
 #include "accelerate/torch_archive.h"
+#include "checkpoint/torch_dtype.h"
 #include "core/files.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -62,9 +63,18 @@ StateDict open_archive(const fs::path& path) {
   return state;
 }
 
-std::variant<safetensors::File, StateDict> open(const fs::path& path) {
-  if (path.extension() == ".safetensors") return open_safetensors(path);
-  return open_archive(path);
+/// A tensor made of the chunks in the files.
+at::Tensor assembled(formats::DcpReader& reader, const formats::DcpEntry& entry) {
+  const auto dtype = dtype_of(entry.dtype->name);
+  if (!dtype) {
+    throw UnsupportedError(str("'", entry.name, "' is of dtype torch.", entry.dtype->name,
+                               ", which this LibTorch does not have."));
+  }
+  auto bytes = std::make_unique<std::string>(reader.read_tensor(entry));
+  auto* const data = bytes->data();
+  return at::from_blob(
+      data, entry.sizes, [owner = std::shared_ptr(std::move(bytes))](void*) {},
+      at::TensorOptions(*dtype));
 }
 
 std::vector<fs::path> files_of_index(const fs::path& index) {
@@ -101,12 +111,7 @@ std::vector<fs::path> files_of_folder(const fs::path& folder) {
     throw CheckpointError(str("Cannot list '", folder.string(), "': ", error.message(), "."),
                           folder);
   }
-  if (indices.empty() && fs::exists(folder / ".metadata", error)) {
-    throw ArgumentError(str(folder.string(),
-                            " is a checkpoint of torch.distributed.checkpoint, as FSDP saves it "
-                            "with SHARDED_STATE_DICT. Merge it first: accelerate merge-weights ",
-                            folder.string(), " OUTPUT_FOLDER."));
-  }
+  if (indices.empty() && fs::exists(folder / ".metadata", error)) return {folder};
   if (indices.empty()) {
     throw ArgumentError(str(folder.string(),
                             " is not a folder containing a `.index.json` file or a ", kWeightsName,
@@ -124,13 +129,48 @@ std::vector<fs::path> files_of_folder(const fs::path& folder) {
 
 CheckpointFile::CheckpointFile(const fs::path& path) : content_(open(path)) {}
 
+CheckpointFile::Content CheckpointFile::open(const fs::path& path) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) return open_folder(path);
+  if (path.extension() == ".safetensors") return open_safetensors(path);
+  return open_archive(path);
+}
+
+CheckpointFile::Folder CheckpointFile::open_folder(const fs::path& path) {
+  Folder folder{.reader = std::make_unique<formats::DcpReader>(path), .tensors = {}};
+  for (const auto& entry : folder.reader->entries()) {
+    const auto name = folder.reader->path_of(entry);
+    if (entry.dtype == nullptr || name.size() != 1 || !name[0].is_string()) {
+      throw FormatError(
+          str("'", path.string(), "' is not the state dict of a model: its entry '", entry.name,
+              "' is ", entry.dtype == nullptr ? "no tensor." : "nested deeper."),
+          path);
+    }
+    folder.tensors.emplace(name[0].as_string(), &entry);
+  }
+  return folder;
+}
+
 std::vector<std::string> CheckpointFile::names() const {
   if (const auto* file = std::get_if<safetensors::File>(&content_)) return file->offset_keys();
+  if (const auto* folder = std::get_if<Folder>(&content_)) {
+    std::vector<std::string> names;
+    for (const auto& [name, entry] : folder->tensors) names.push_back(name);
+    return names;
+  }
   return std::get<StateDict>(content_).keys();
+}
+
+std::vector<std::int64_t> CheckpointFile::shape(const std::string& name) const {
+  if (const auto* folder = std::get_if<Folder>(&content_)) return folder->tensors.at(name)->sizes;
+  return get(name).sizes().vec();
 }
 
 at::Tensor CheckpointFile::get(const std::string& name, c10::Device device) const {
   if (const auto* file = std::get_if<safetensors::File>(&content_)) return file->get(name, device);
+  if (const auto* folder = std::get_if<Folder>(&content_)) {
+    return assembled(*folder->reader, *folder->tensors.at(name)).to(device);
+  }
   return std::get<StateDict>(content_)[name].to(device);
 }
 
@@ -138,7 +178,7 @@ void CheckpointFile::read_into(const std::string& name, const at::Tensor& destin
   if (const auto* file = std::get_if<safetensors::File>(&content_)) {
     file->read_into(name, destination);
   } else {
-    destination.copy_(std::get<StateDict>(content_)[name]);
+    destination.copy_(get(name));
   }
 }
 

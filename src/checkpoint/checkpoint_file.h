@@ -1,43 +1,62 @@
-// src/checkpoint/checkpoint_file.h - the weights of a model in one file, of either format.
+// src/checkpoint/checkpoint_file.h - the weights of a model in one file, or in the folder of a
+// distributed checkpoint.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "accelerate/safetensors.h"
 #include "accelerate/state_dict.h"
+#include "formats/dcp.h"
 
 namespace accelerate::detail::checkpoint {
 
 class CheckpointFile {
  public:
-  /// Opens *.safetensors as such and any other name as a torch archive. Nothing but the description
-  /// of the tensors is read.
+  /// Opens a folder as a checkpoint of torch.distributed.checkpoint, *.safetensors as such and any
+  /// other name as a torch archive. Nothing but the description of the tensors is read.
   ///
   /// Throws `FormatError` for a broken file, a safetensors file for another framework than PyTorch,
-  /// and an archive that does not hold a dict of tensors; `CheckpointError` if it cannot be read.
+  /// and an archive or folder that does not hold a dict of tensors; `CheckpointError` if it cannot
+  /// be read.
   explicit CheckpointFile(const std::filesystem::path& path);
 
   [[nodiscard]] bool is_safetensors() const { return content_.index() == 0; }
-  /// In the order of the file.
+  /// In the order of the file, for a folder in that of the alphabet.
   [[nodiscard]] std::vector<std::string> names() const;
-  /// On the CPU its bytes are read when they are touched.
+  [[nodiscard]] std::vector<std::int64_t> shape(const std::string& name) const;
+  /// On the CPU its bytes are read when they are touched, those of a folder at once.
   [[nodiscard]] at::Tensor get(const std::string& name, c10::Device device = c10::kCPU) const;
   /// Copies a tensor into one of the same shape, on any device and of any dtype.
   void read_into(const std::string& name, const at::Tensor& destination) const;
 
  private:
-  std::variant<safetensors::File, StateDict> content_;
+  /// The chunks of its tensors are in several files.
+  struct Folder {
+    std::unique_ptr<formats::DcpReader> reader;
+    std::map<std::string, const formats::DcpEntry*, std::less<>> tensors;
+  };
+  using Content = std::variant<safetensors::File, StateDict, Folder>;
+
+  [[nodiscard]] static Folder open_folder(const std::filesystem::path& path);
+  [[nodiscard]] static Content open(const std::filesystem::path& path);
+
+  Content content_;
 };
 
 /// The files of a checkpoint, in the order in which Python reads them: the file itself, those of an
 /// index (*.json), or those that a folder has, of which pytorch_model.bin comes first, then
-/// model.safetensors, then its only *.index.json.
+/// model.safetensors, then its only *.index.json. A folder of torch.distributed.checkpoint is
+/// itself what `CheckpointFile` opens.
 ///
 /// Throws `ArgumentError` if there is no checkpoint or more than one index, and `FormatError` for
 /// an index that is wrong.

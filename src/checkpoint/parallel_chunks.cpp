@@ -1,11 +1,10 @@
 #include "checkpoint/parallel_chunks.h"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "core/run_in_parallel.h"
 
 namespace accelerate::detail::checkpoint {
 namespace {
@@ -35,26 +34,8 @@ void transfer_in_parallel(std::span<const FilePiece> pieces,
   std::size_t bytes = 0;
   for (const auto& chunk : chunks) bytes += chunk.memory.size();
   const auto threads = std::min<std::size_t>(
-      {kMostThreads, std::thread::hardware_concurrency(), bytes / kChunkBytes, chunks.size()});
-
-  std::atomic<std::size_t> next = 0;
-  std::exception_ptr failure;
-  std::mutex failure_mutex;
-  const auto work = [&] {
-    try {
-      for (auto i = next++; i < chunks.size(); i = next++) transfer(chunks[i]);
-    } catch (...) {
-      next = chunks.size();
-      const std::lock_guard lock(failure_mutex);
-      if (!failure) failure = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> others;
-    for (std::size_t i = 1; i < threads; ++i) others.emplace_back(work);
-    work();
-  }
-  if (failure) std::rethrow_exception(failure);
+      {kMostThreads, std::thread::hardware_concurrency(), bytes / kChunkBytes});
+  run_in_parallel(chunks.size(), threads, [&](std::size_t i) { transfer(chunks[i]); });
 }
 
 }  // namespace accelerate::detail::checkpoint

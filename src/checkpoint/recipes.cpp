@@ -79,7 +79,7 @@ const CheckpointFile& TensorSources::file_of(const std::string& name) const {
 
 Shape TensorSources::shape_of(const TensorRecipe& recipe) const {
   if (const auto* file = std::get_if<TensorRecipe::FromFile>(&recipe.step)) {
-    return file_of(file->key).get(file->key).sizes().vec();
+    return file_of(file->key).shape(file->key);
   }
   if (const auto* swap = std::get_if<TensorRecipe::Transpose>(&recipe.step)) {
     auto shape = shape_of(*swap->of);

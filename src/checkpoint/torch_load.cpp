@@ -7,6 +7,7 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/torch_archive.h"
+#include "checkpoint/device_reader.h"
 #include "checkpoint/parallel_chunks.h"
 #include "checkpoint/torch_dtype.h"
 #include "core/text.h"
@@ -50,6 +51,11 @@ class TensorLoader {
     });
     transfer_in_parallel(
         pieces_, [&](const FilePiece& piece) { file_.file()->read(piece.offset, piece.memory); });
+    if (!on_device_.empty()) {
+      read_to_device(on_device_, [&](std::int64_t offset, std::span<std::byte> out) {
+        file_.file()->read(offset, out);
+      });
+    }
     for_each_leaf(value, [&](Value& leaf) {
       if (const auto* tensor = formats::leaf_as<PickleTensor>(leaf)) {
         leaf = Value(shared(*tensor));
@@ -98,6 +104,11 @@ class TensorLoader {
     if (!is_new) return;
     const auto offset = static_cast<std::int64_t>(entry.offset);
     const auto size = static_cast<std::int64_t>(entry.size);
+    if (!device().is_cpu()) {
+      found->second = at::empty({size}, at::TensorOptions(at::kByte).device(device()));
+      on_device_.push_back({.offset = offset, .tensor = found->second});
+      return;
+    }
     // Foreign writers may not align what they write.
     if (options_.mmap && offset % kAlignment == 0) {
       found->second = at::from_blob(
@@ -112,9 +123,7 @@ class TensorLoader {
   }
 
   at::Storage storage(const formats::PickleStorage& stored) {
-    auto& bytes = storages_.at(stored.key);
-    if (bytes.device() != device()) bytes = bytes.to(device());
-    return bytes.storage();
+    return storages_.at(stored.key).storage();
   }
 
   [[nodiscard]] c10::Device device() const {
@@ -127,6 +136,7 @@ class TensorLoader {
   std::unordered_map<const PickleTensor*, at::Tensor> tensors_;
   std::unordered_map<std::string, at::Tensor> storages_;  // their bytes, by key
   std::vector<FilePiece> pieces_;                         // to be read
+  std::vector<DevicePiece> on_device_;                    // the same, onto the device
 };
 
 }  // namespace

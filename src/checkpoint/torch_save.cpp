@@ -188,13 +188,17 @@ void write_torch_archive(const StateDict& state, OutputFile& file) {
   write_archive(Value(Value::Leaf(std::move(ordered))), saver.storages(), file);
 }
 
+void write_torch_archive(const Value& value, OutputFile& file) {
+  TensorSaver saver;
+  const Value described = saver.describe(value);
+  write_archive(described, saver.storages(), file);
+}
+
 }  // namespace detail::checkpoint
 
 void torch_save(const Value& value, const std::filesystem::path& path) {
-  detail::checkpoint::TensorSaver saver;
-  const Value described = saver.describe(value);
   detail::OutputFile file(path);
-  detail::checkpoint::write_archive(described, saver.storages(), file);
+  detail::checkpoint::write_torch_archive(value, file);
   file.publish();
 }
 

@@ -3,6 +3,7 @@
 
 #include "accelerate/safetensors.h"
 #include "accelerate/state_dict.h"
+#include "accelerate/value.h"
 #include "core/output_file.h"
 
 namespace accelerate::detail::checkpoint {
@@ -12,5 +13,6 @@ void write_safetensors(const StateDict& tensors, const safetensors::Metadata& me
                        OutputFile& file);
 /// What `torch_save` writes.
 void write_torch_archive(const StateDict& state, OutputFile& file);
+void write_torch_archive(const Value& value, OutputFile& file);
 
 }  // namespace accelerate::detail::checkpoint

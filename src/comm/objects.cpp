@@ -76,8 +76,8 @@ void refuse_unwritten(const Peers& peers, const Written& mine, const Slots& slot
   for (std::size_t rank = 0; rank < slots.headers.size(); ++rank) {
     if (slots.headers[rank].length != kRefused) continue;
     const auto& text = slots.bytes[rank];
-    throw CommError(str(peers.call_site(), ": rank ", rank, " could not write its object: ",
-                        std::string_view(text).substr(0, text.find('\0'))),
+    throw CommError(str(peers.call_site(), ": rank ", rank,
+                        " failed: ", std::string_view(text).substr(0, text.find('\0'))),
                     static_cast<int>(rank));
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "launch/arguments.h"
 
@@ -66,6 +67,11 @@ constexpr auto kMergeFlags = std::to_array<Flag>({
     {.name = "remove_checkpoint_dir",
      .kind = kSwitch,
      .help = "Remove CHECKPOINT_DIR after success."},
+});
+
+constexpr auto kTestFlags = std::to_array<Flag>({
+    kHelpFlag,
+    {.name = "config_file", .value_name = "FILE", .help = "Launch with this configuration file instead of the default one."},
 });
 
 constexpr auto kTpuFlags = std::to_array<Flag>({
@@ -163,18 +169,27 @@ constexpr Command kTpuConfig{
 
 constexpr Command kCheckpoint{
     .name = "checkpoint",
-    .help = "Show the tensors of a file: names, dtypes, shapes, sizes, checksums.",
-    .usage = "show FILE [flags]",
+    .help = "List, show, verify and compare checkpoints and their files.",
+    .usage = "ls [DIR] | show PATH | verify DIR... | diff A B [flags]",
     .about =
-        "Shows the tensors of a safetensors file or of a file of torch.save: name, dtype, shape, "
-        "bytes and checksum (XXH3-64, the same as `xxhsum -H3` prints for the bytes). Nothing in "
-        "the file is executed.",
+        "`ls` lists the checkpoints of a project folder, of a folder with checkpoint_N folders "
+        "(default: this folder) or a single one, and says which are complete. `show` prints the "
+        "tensors of a safetensors file or of a file of torch.save: name, dtype, shape, bytes and "
+        "checksum (XXH3-64, the same as `xxhsum -H3` prints for the bytes); of a checkpoint, its "
+        "files and when it was saved. `verify` compares sizes and checksums of all files with the "
+        "manifest accelerate_state.json; the exit code is 1 if a checkpoint is damaged or has no "
+        "manifest. `diff` compares two checkpoints or two files tensor by tensor; the exit code "
+        "is 1 if they differ. Nothing in a file is executed.",
     .flags = [] { return std::span<const Flag>(kCheckpointFlags); },
-    .operand = {.name = "show FILE",
-                .choices = "show",
-                .count = 2,
-                .missing = "Say what to do: accelerate checkpoint show FILE."},
-    .examples = "  accelerate checkpoint show model.safetensors\n",
+    .operand = {.name = "ls|show|verify|diff",
+                .choices = "ls show verify diff",
+                .count = std::numeric_limits<std::size_t>::max(),
+                .missing = "Say what to do: accelerate checkpoint ls, show, verify or diff."},
+    .examples =
+        "  accelerate checkpoint ls runs/mnist\n"
+        "  accelerate checkpoint show model.safetensors\n"
+        "  accelerate checkpoint verify runs/mnist\n"
+        "  accelerate checkpoint diff checkpoint_0 checkpoint_1\n",
 };
 
 constexpr Command kMergeWeights{
@@ -191,6 +206,21 @@ constexpr Command kMergeWeights{
                 .missing =
                     "Name two folders: accelerate merge-weights CHECKPOINT_DIR OUTPUT_PATH."},
     .examples = "  accelerate merge-weights checkpoint_0/pytorch_model_fsdp_0 merged\n",
+};
+
+constexpr Command kTest{
+    .name = "test",
+    .help = "Check that the processes of a launch train together.",
+    .about =
+        "Launches a self-test with the settings of the configuration file, as `accelerate launch` "
+        "does a program. One line says what each check has seen: ranks and devices, collectives, "
+        "data loaders, random states, mixed precision, a training run that must equal that of one "
+        "process, gradient accumulation, saving and loading. The first check that fails ends the "
+        "test, with what each rank expected and got.",
+    .flags = [] { return std::span<const Flag>(kTestFlags); },
+    .examples =
+        "  accelerate test\n"
+        "  accelerate test --config_file two_processes.yaml\n",
 };
 
 constexpr Command kCompletion{
@@ -218,11 +248,9 @@ std::span<const Command> command_table() {
       kToFsdp2,
       kCheckpoint,
       kMergeWeights,
+      kTest,
       kCompletion,
       kTpuConfig,
-      {.name = "test",
-       .help = "Run the self-test under the configured launch.",
-       .instead = "`accelerate launch` any program of your own."},
       {.name = "monitor",
        .help = "Watch a running job.",
        .instead = "--tee and --log_dir of `accelerate launch` keep its output."},

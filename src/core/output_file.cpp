@@ -5,12 +5,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <future>
 #include <random>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "core/xxh3.h"
 
 namespace accelerate::detail::inline core {
 namespace {
@@ -59,7 +62,7 @@ OutputFile::OutputFile(fs::path path) : path_(std::move(path)), target_(path_) {
   for (int attempt = 0; attempt < 100 && failed == EEXIST; ++attempt) {
     fs::path temporary = target_;
     temporary += str(".", ::getpid(), ".", random(), ".tmp");
-    fd_ = Descriptor(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    fd_ = Descriptor(::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     failed = fd_ ? 0 : errno;
     if (fd_) temporary_ = std::move(temporary);
   }
@@ -109,6 +112,32 @@ void OutputFile::reserve(std::int64_t bytes) {
 void OutputFile::finish() {
   if (::fsync(fd_.get()) != 0) refuse(errno);
   if (const int failed = fd_.reset(); failed != 0) refuse(failed);
+}
+
+OutputFile::Sum OutputFile::sum() const {
+  Xxh3 hash;
+  Sum result;
+  std::vector<std::byte> bytes(kLargePart);
+  for (;;) {
+    const auto count = ::pread(fd_.get(), bytes.data(), bytes.size(), result.size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) refuse(errno);
+    if (count == 0) break;
+    hash.update(std::span(bytes).first(static_cast<std::size_t>(count)));
+    result.size += count;
+  }
+  result.xxh3 = hash.digest();
+  return result;
+}
+
+OutputFile::Sum OutputFile::finish_and_sum() {
+  // What was just written is in memory: reading it takes no time from the disk.
+  auto reading = std::async(std::launch::async, [this] { return sum(); });
+  const int failed = ::fsync(fd_.get()) == 0 ? 0 : errno;
+  const auto result = reading.get();
+  if (failed != 0) refuse(failed);
+  if (const int not_closed = fd_.reset(); not_closed != 0) refuse(not_closed);
+  return result;
 }
 
 void OutputFile::publish() {

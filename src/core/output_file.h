@@ -39,6 +39,12 @@ class OutputFile {
   void reserve(std::int64_t bytes);
   /// Flushes the file to disk and closes it. Nothing may be written afterwards.
   void finish();
+  /// The same; meanwhile reads the file back, and returns its XXH3-64 and size.
+  struct Sum {
+    std::uint64_t xxh3 = 0;
+    std::int64_t size = 0;
+  };
+  [[nodiscard]] Sum finish_and_sum();
   /// Gives the file its name, finished if it is not yet.
   void publish();
 
@@ -49,6 +55,7 @@ class OutputFile {
 
  private:
   [[noreturn]] void refuse(int error) const;
+  [[nodiscard]] Sum sum() const;
 
   std::filesystem::path path_;
   std::filesystem::path target_;     // path_ without symbolic links

@@ -118,7 +118,7 @@ struct LoaderCore::Impl {
   /// The pass that begins at `start`, where it notes what it draws.
   std::unique_ptr<Pass> make_pass(PassStart& start) {
     if (preparation.sharing == Sharing::kDispatch) return share_by_dispatch(start);
-    if (!preparation.rng_types.empty()) {
+    if (!start.resumes() && !preparation.rng_types.empty()) {
       const auto named = name_collectives("DataLoaderShard");
       synchronize_rng_states(std::span<const RNGType>(preparation.rng_types),
                              preparation.synchronized_generator);
@@ -154,6 +154,7 @@ struct LoaderCore::Impl {
   Preparation preparation = {};
   const BatchType* type = nullptr;  // null until the loader is prepared
   AnySlice slice = {};
+  std::function<void()> batch_done = {};
   LoaderPosition position = {};
   std::atomic<bool> end_of_dataloader = false;
   std::atomic<std::int64_t> remainder = -1;
@@ -193,7 +194,7 @@ struct LoaderCore::Impl {
     if (comm::rank_in(nullptr) != 0) {
       tell_dataset(start.epoch);
       // Python's other processes draw a base seed too, and the default generators stay in step.
-      std::ignore = draw_base_seed(std::nullopt);
+      if (!start.resumes()) std::ignore = draw_base_seed(std::nullopt);
     }
     const DispatchSource source{
         // Without the loader's generator, as in Python.
@@ -206,12 +207,11 @@ struct LoaderCore::Impl {
   }
 
   /// Loads the batches of one process. The base seed is drawn before the sampler draws, as in
-  /// Python, also where an earlier one takes its place.
+  /// Python; a pass that is resumed has drawn it before.
   std::unique_ptr<Pass> load_from(PassStart& start, const PlanOptions& plan,
                                   const StreamShard& shard,
                                   const std::optional<at::Generator>& generator) {
-    const auto drawn = draw_base_seed(generator);
-    start.base_seed = start.base_seed.value_or(drawn);
+    if (!start.resumes()) start.base_seed = draw_base_seed(generator);
     const PassSeed seed{*start.base_seed, start.epoch, start.first_sequence};
     return load(source(start, plan, shard), seed);
   }
@@ -348,6 +348,7 @@ std::shared_ptr<LoaderCore> LoaderCore::skipping(std::int64_t batches) const {
   impl->preparation = impl_->preparation;
   impl->type = impl_->type;
   impl->slice = impl_->slice;
+  impl->batch_done = impl_->batch_done;
   impl->position.follow(impl_->position, batches);
   return std::shared_ptr<LoaderCore>(new LoaderCore(std::move(impl)));
 }
@@ -379,6 +380,8 @@ std::shared_ptr<LoaderCore> LoaderCore::prepare(const PrepareDataLoaderOptions& 
   return std::shared_ptr<LoaderCore>(new LoaderCore(std::move(impl)));
 }
 
+void LoaderCore::when_batch_done(std::function<void()> f) { impl_->batch_done = std::move(f); }
+
 std::optional<bool> LoaderCore::exchange_even_batches(bool even) {
   auto& preparation = impl_->preparation;
   if (preparation.sharing != Sharing::kByIndex || !impl_->recipe->batch_sampler) {
@@ -405,6 +408,7 @@ struct LoaderPass::State {
   PassStart start;
   std::unique_ptr<Pass> pass = nullptr;
   std::optional<ActiveLoader> active = std::nullopt;
+  bool begun = false;     // a batch was handed out
   bool complete = false;  // the last batch was handed out
 };
 
@@ -421,13 +425,15 @@ void LoaderPass::advance() {
   batch_ = {};  // its memory can be reused for the next one
   if (!state_) return;
   auto state = std::move(state_);  // an exception ends the pass
-  auto loaded = state->pass->next();
   auto& impl = *state->loader->impl_;
+  if (state->begun && impl.batch_done) impl.batch_done();
+  auto loaded = state->pass->next();
   if (!loaded) {
     // A pass counts once its last batch was handed out. An empty one does not, as in Python.
     if (state->complete) impl.position.end_epoch();
     return;
   }
+  state->begun = true;
   state->complete = loaded->facts.last;
   impl.note(state->start, *loaded);
   batch_ = std::move(loaded->batch);

@@ -51,6 +51,7 @@ void LoaderPosition::follow(const LoaderPosition& other, std::int64_t batches) {
   const std::scoped_lock lock(mutex_, other.mutex_);
   epoch_ = other.epoch_;
   skip_ = other.skip_ + batches;
+  order_ = other.order_;
 }
 
 PassStart LoaderPosition::next_start() {
@@ -59,12 +60,16 @@ PassStart LoaderPosition::next_start() {
   PassStart start;
   start.epoch = epoch_;
   start.skip = start.first_sequence = skip_;
-  if (!pending_) return start;
+  const auto order = std::exchange(order_, nullptr);
+  if (!pending_ && (!order || order->used.exchange(true))) return start;
 
-  const auto state = *std::exchange(pending_, std::nullopt);
-  start.first_sequence = state.batches_yielded;
-  start.skip = state.samples_yielded ? 0 : state.batches_yielded;
-  if (state.samples_yielded) {
+  const bool resumes = pending_.has_value();
+  const auto state = resumes ? *std::exchange(pending_, std::nullopt) : order->state;
+  if (resumes) {
+    start.first_sequence = state.batches_yielded;
+    start.skip = state.samples_yielded ? 0 : state.batches_yielded;
+  }
+  if (resumes && state.samples_yielded) {
     start.from.samples = *state.samples_yielded;
     start.from.batches = state.sampler_batches;
   }
@@ -95,6 +100,7 @@ void LoaderPosition::remember(const PassStart& start, std::int64_t sequence, Bat
 DataLoaderState LoaderPosition::state() const {
   const std::lock_guard lock(mutex_);
   if (pending_) return *pending_;
+  if (order_ && !order_->used) return order_->state;
   return given_.value_or(DataLoaderState{.epoch = epoch_});
 }
 
@@ -104,7 +110,13 @@ void LoaderPosition::load(const DataLoaderState& state) {
   if (state.epoch) epoch_ = *state.epoch + (state.finished ? 1 : 0);
   given_.reset();
   pending_.reset();
-  if (!state.finished && state.batches_yielded > 0) pending_ = state;
+  order_ = nullptr;
+  if (state.finished) return;
+  if (state.batches_yielded > 0) {
+    pending_ = state;
+  } else if (state.generator.defined() || state.base_seed) {
+    order_ = std::make_shared<Order>(state);
+  }
 }
 
 }  // namespace accelerate::detail::data

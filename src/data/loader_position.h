@@ -1,7 +1,9 @@
 // src/data/loader_position.h - which epoch a data loader is in, and where in it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 
@@ -31,15 +33,24 @@ class LoaderPosition {
 
   /// What the user has been given so far; after `load` what was loaded.
   [[nodiscard]] DataLoaderState state() const;
-  /// The next pass goes on from there. Throws `ArgumentError` for numbers that make no sense.
+  /// The next pass goes on from there; with no batch yielded it has the same order of samples, and
+  /// so has a loader that skips batches of this one. Throws `ArgumentError` for numbers that make
+  /// no sense.
   void load(const DataLoaderState& state);
 
  private:
+  /// The order of one pass, of this loader or of one that follows it.
+  struct Order {
+    DataLoaderState state;
+    std::atomic<bool> used = false;
+  };
+
   mutable std::mutex mutex_;
   std::int64_t epoch_ = 0;
   std::int64_t skip_ = 0;
   std::optional<DataLoaderState> given_ = std::nullopt;    // in the pass that moved on last
   std::optional<DataLoaderState> pending_ = std::nullopt;  // where the next pass goes on
+  std::shared_ptr<Order> order_ = nullptr;
 };
 
 }  // namespace accelerate::detail::data

@@ -53,6 +53,10 @@ struct PassStart {
   std::int64_t skip = 0;
   /// The number of the first batch: batches that are left out count.
   std::int64_t first_sequence = 0;
+
+  /// Before a pass begins: whether it goes on with one that a loader of ours has begun. What that
+  /// has drawn from random states, or changed of them, is not to be done again.
+  [[nodiscard]] bool resumes() const { return base_seed.has_value(); }
 };
 
 /// A stage of a pass. It is over with the first nullopt, or the first exception.

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,6 +65,9 @@ class DcpReader {
 
   /// In the order of the metadata.
   [[nodiscard]] const std::vector<DcpEntry>& entries() const { return entries_; }
+  /// The path of an entry. If all entries are below one key of the state dict, as FSDP saves
+  /// {"model": ...}, that key is left out.
+  [[nodiscard]] std::span<const Value> path_of(const DcpEntry& entry) const;
   /// The bytes of a tensor, row by row. Reads one chunk after the other. Throws `FormatError` that
   /// names the tensor if a chunk is not what the metadata says.
   [[nodiscard]] std::string read_tensor(const DcpEntry& entry);
@@ -76,6 +80,7 @@ class DcpReader {
 
   std::filesystem::path folder_;
   std::vector<DcpEntry> entries_;
+  bool one_root_ = false;
   std::map<std::string, std::unique_ptr<FileBytes>> files_;
 };
 

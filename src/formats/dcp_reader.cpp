@@ -97,6 +97,13 @@ std::string hint(const fs::path& folder) {
   return " It is a folder that FSDP saves with SHARDED_STATE_DICT.";
 }
 
+/// True if all paths begin with the same key and go on behind it.
+bool has_one_root(const std::vector<DcpEntry>& entries) {
+  return !entries.empty() && std::ranges::all_of(entries, [&](const DcpEntry& entry) {
+    return entry.path.size() > 1 && entry.path[0] == entries[0].path[0];
+  });
+}
+
 }  // namespace
 
 DcpReader::DcpReader(fs::path folder) : folder_(std::move(folder)) {
@@ -113,6 +120,11 @@ DcpReader::DcpReader(fs::path folder) : folder_(std::move(folder)) {
                        str("the file has ", file.size(), " bytes; at most ", limit, " are read"));
   }
   entries_ = read_dcp_metadata(file.read(0, file.size()), file.name());
+  one_root_ = has_one_root(entries_);
+}
+
+std::span<const Value> DcpReader::path_of(const DcpEntry& entry) const {
+  return std::span(entry.path).subspan(one_root_ ? 1 : 0);
 }
 
 PartBytes DcpReader::part(const DcpEntry& entry, const DcpPlace& place) {

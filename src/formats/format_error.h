@@ -13,4 +13,9 @@ namespace accelerate::detail::formats {
 [[nodiscard]] FormatError format_error(std::string_view source, std::uint64_t offset,
                                        std::string_view reason);
 
+/// What is wrong with the name of a file that a file in the same folder gives; "" if it is inside
+/// that folder. Refused are absolute names, empty parts, "." and "..", backslashes, control
+/// characters and names of more than 4096 bytes.
+[[nodiscard]] std::string_view problem_with_inner_path(std::string_view name);
+
 }  // namespace accelerate::detail::formats

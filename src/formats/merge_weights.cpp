@@ -37,22 +37,11 @@ class Progress {
   std::uint64_t all_ = 0;
 };
 
-/// True if all paths begin with the same key and go on behind it.
-bool has_one_root(const std::vector<DcpEntry>& entries) {
-  return !entries.empty() && std::ranges::all_of(entries, [&](const DcpEntry& entry) {
-    return entry.path.size() > 1 && entry.path[0] == entries[0].path[0];
-  });
-}
-
-std::span<const Value> path_below(const DcpEntry& entry, bool one_root) {
-  return std::span(entry.path).subspan(one_root ? 1 : 0);
-}
-
 // safetensors
 
 /// The entry in the header. Throws if the format cannot hold the value.
-TensorEntry header_entry(const DcpEntry& entry, bool one_root) {
-  const auto path = path_below(entry, one_root);
+TensorEntry header_entry(const DcpReader& reader, const DcpEntry& entry) {
+  const auto path = reader.path_of(entry);
   if (entry.dtype == nullptr || path.size() != 1 || !path[0].is_string()) {
     throw ArgumentError(
         str("'", entry.name, "' is ", entry.dtype == nullptr ? "no tensor" : "nested deeper",
@@ -74,11 +63,10 @@ TensorEntry header_entry(const DcpEntry& entry, bool one_root) {
 
 void write_safetensors(DcpReader& reader, const fs::path& path, const MergeOptions& options) {
   const auto& entries = reader.entries();
-  const bool one_root = has_one_root(entries);
   std::vector<TensorEntry> tensors;
   std::map<std::string, const DcpEntry*> sources;
   for (const auto& entry : entries) {
-    tensors.push_back(header_entry(entry, one_root));
+    tensors.push_back(header_entry(reader, entry));
     sources.emplace(tensors.back().name, &entry);
   }
   const auto header = plan_safetensors(std::move(tensors), {{"format", "pt"}});
@@ -148,7 +136,6 @@ Value described_tensor(const DcpEntry& entry, std::size_t key) {
 
 void write_archive(DcpReader& reader, const fs::path& path, const MergeOptions& options) {
   const auto& entries = reader.entries();
-  const bool one_root = has_one_root(entries);
   Value root = Value(Value::Dict());
   std::vector<const DcpEntry*> tensors;
   std::size_t room = 0;  // a list has an item for each position in a path, or fewer
@@ -165,7 +152,7 @@ void write_archive(DcpReader& reader, const fs::path& path, const MergeOptions& 
             str("'", entry.name, "' is a tensor in its file and none in the metadata."));
       }
     }
-    set_at(root, path_below(entry, one_root), std::move(value), entry, room);
+    set_at(root, reader.path_of(entry), std::move(value), entry, room);
   }
   Progress progress(entries, options);
   OutputFile file(path);

@@ -1,6 +1,5 @@
 #include "formats/shard_index.h"
 
-#include <algorithm>
 #include <set>
 
 #include "accelerate/errors.h"
@@ -9,30 +8,10 @@
 #include "core/json.h"
 #include "core/python_text.h"
 #include "core/text.h"
+#include "formats/format_error.h"
 #include "formats/pattern.h"
 
 namespace accelerate::detail::formats {
-namespace {
-
-constexpr std::size_t kMaxFileName = 4096;
-
-/// Empty if the file is inside the folder of the index.
-std::string_view problem_with(std::string_view file) {
-  if (file.empty()) return "is empty";
-  if (file.size() > kMaxFileName) return "is longer than 4096 bytes";
-  if (file.starts_with('/')) return "is absolute";
-  if (file.find('\\') != file.npos) return "has a backslash";
-  if (std::ranges::any_of(file, [](unsigned char c) { return c < 0x20 || c == 0x7F; })) {
-    return "has control characters";
-  }
-  for (const auto& part : split(file, '/')) {
-    if (part.empty() || part == "." || part == "..") return "leads out of the folder, or nowhere";
-  }
-  return {};
-}
-
-}  // namespace
-
 ShardIndex read_shard_index(std::string_view text, std::string_view source) {
   const auto refuse = [source](const std::string& problem) {
     throw FormatError(str("'", source, "' is no index of a sharded checkpoint: ", problem, "."),
@@ -67,7 +46,7 @@ ShardIndex read_shard_index(std::string_view text, std::string_view source) {
                  " and no text"));
     }
     const auto& file = value.as_string();
-    if (const auto problem = problem_with(file); !problem.empty()) {
+    if (const auto problem = problem_with_inner_path(file); !problem.empty()) {
       refuse(str("the file name ", python_repr(std::string_view(file).substr(0, 200)), " of ",
                  python_repr(name), " ", problem));
     }

@@ -125,6 +125,8 @@ class Engine {
 
   // ---- state
 
+  /// Returns true if the module of a process holds parts of parameters only.
+  [[nodiscard]] virtual bool is_sharded() const { return false; }
   /// Collective. Returns the whole parameters and buffers of `module`, the module of the engine.
   /// An engine may return an empty dictionary on all processes but the first.
   [[nodiscard]] virtual StateDict state_dict(const torch::nn::Module& module) {

@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include "accelerate/errors.h"
 #include "core/call_site.h"
@@ -99,15 +100,33 @@ void or_comm_error(std::source_location where, F&& f) {
   }
 }
 
+/// Takes the arguments that all versions of LibTorch give `splitGroup`; newer ones have more.
+template <class Function>
+class SplittingGroup;
+template <class R, class... Args>
+class SplittingGroup<R (c10d::ProcessGroup::*)(Args...)> : public c10d::ProcessGroup {
+ public:
+  using c10d::ProcessGroup::ProcessGroup;
+
+  R splitGroup(Args... args) final {
+    const auto all = std::tie(args...);
+    return split(std::get<0>(all), std::get<1>(all), std::get<3>(all), std::get<4>(all));
+  }
+
+ protected:
+  virtual R split(const std::vector<int>& ranks,
+                  const std::optional<std::chrono::milliseconds>& timeout,
+                  const std::optional<std::string>& name,
+                  const std::optional<std::string>& description) = 0;
+};
+
 // c10d splits a group backend by backend, all under one name in the store: with Gloo for two
 // devices the second one would wait for addresses that the first has used up. A split of ours is a
 // new group of the same kind.
-class Group : public c10d::ProcessGroup {
+class Group : public SplittingGroup<decltype(&c10d::ProcessGroup::splitGroup)> {
  public:
   Group(const c10::intrusive_ptr<c10d::Store>& store, const ProcessGroupOptions& options)
-      : c10d::ProcessGroup(store, options.rank, options.world_size),
-        store_(store),
-        options_(options) {}
+      : SplittingGroup(store, options.rank, options.world_size), store_(store), options_(options) {}
 
   /// In a forked process the backends stay: the ends of their threads and connections belong to the
   /// process that made them.
@@ -125,9 +144,9 @@ class Group : public c10d::ProcessGroup {
     c10d::ProcessGroup::shutdown();
   }
 
-  c10::intrusive_ptr<c10d::ProcessGroup> splitGroup(
+ protected:
+  c10::intrusive_ptr<c10d::ProcessGroup> split(
       const std::vector<int>& ranks, const std::optional<std::chrono::milliseconds>& timeout,
-      const std::optional<c10::intrusive_ptr<c10d::Backend::Options>>& /*of the backend*/,
       const std::optional<std::string>& name,
       const std::optional<std::string>& description) override {
     const auto own = std::ranges::find(ranks, options_.rank);

@@ -81,6 +81,72 @@ TEST_F(LoadCheckpointTest, PrefersTheArchiveThenSafetensorsThenTheIndex) {
   EXPECT_EQ(state_dict(leaf)["w"].item<float>(), 3);
 }
 
+/// The tensors of the reference dcp/model: two processes of Python sharded them.
+Pairs sharded_model() {
+  const auto counted = [](at::IntArrayRef sizes, torch::ScalarType dtype = torch::kFloat) {
+    return torch::arange(c10::multiply_integers(sizes), torch::kFloat).to(dtype).view(sizes);
+  };
+  return {{"rows", counted({5, 3})},
+          {"columns", counted({2, 4, 3}, torch::kBFloat16)},
+          {"deep", counted({2, 3, 4}, torch::kDouble)},
+          {"one", counted({1, 2})},
+          {"replicated", counted({3})},
+          {"plain", counted({2, 2}, torch::kLong)},
+          {"scalar", torch::tensor(7.0)},
+          {"empty", torch::empty({0, 2})},
+          {"float8", counted({4}, torch::kFloat8_e4m3fn)}};
+}
+
+TEST_F(LoadCheckpointTest, LoadsTheFoldersOfTorchDistributedCheckpoint) {
+  Pairs zeros;
+  for (const auto& [name, tensor] : sharded_model()) {
+    zeros.emplace_back(name, torch::zeros_like(tensor));
+  }
+  test::Leaf leaf(zeros);
+  load_checkpoint_in_model(leaf, reference_path("dcp/model"), {.strict = true});
+  const auto loaded = state_dict(leaf);
+  const auto alone = load_state_dict(reference_path("dcp/model"));
+  EXPECT_EQ(alone.size(), sharded_model().size());
+  for (const auto& [name, tensor] : sharded_model()) {
+    for (const auto& found : {loaded[name], alone[name]}) {
+      EXPECT_EQ(found.scalar_type(), tensor.scalar_type()) << name;
+      EXPECT_EQ(found.sizes(), tensor.sizes()) << name;
+      EXPECT_TRUE(found.to(torch::kFloat).equal(tensor.to(torch::kFloat))) << name << found;
+    }
+  }
+  test::Leaf half(Pairs{{"rows", torch::zeros({5, 3}, torch::kHalf)}});
+  const auto report = load_checkpoint_in_model(half, reference_path("dcp/model"));
+  EXPECT_EQ(state_dict(half)["rows"][4][2].item<float>(), 14);
+  EXPECT_EQ(report.unexpected_keys.size(), 8U);
+}
+
+TEST_F(LoadCheckpointTest, ComparesDistributedCheckpointsBeforeItReadsThem) {
+  std::filesystem::copy_file(reference_path("dcp/model/.metadata"), path_ / ".metadata");
+  test::Leaf wrong(Pairs{{"rows", torch::zeros({5, 4})}});
+  EXPECT_TRUE(message_of<StateDictMismatch>([&] { load_checkpoint_in_model(wrong, path_); })
+                  .ends_with("size mismatch for rows: the checkpoint has shape [5, 3], the model "
+                             "[5, 4]."));
+  test::Leaf right(Pairs{{"rows", torch::zeros({5, 3})}});
+  EXPECT_NE(message_of<CheckpointError>([&] {
+              load_checkpoint_in_model(right, path_);
+            }).find((path_ / "__0_0.distcp").string()),
+            std::string::npos);
+}
+
+TEST_F(LoadCheckpointTest, RefusesDistributedCheckpointsThatHoldNoModel) {
+  test::Leaf leaf(Pairs{{"w", torch::zeros(1)}});
+  const auto refusal = [&](const std::filesystem::path& path) {
+    return message_of<FormatError>([&] { load_checkpoint_in_model(leaf, path); });
+  };
+  const auto optimizer = reference_path("dcp/optimizer");
+  EXPECT_EQ(refusal(optimizer),
+            "'" + optimizer.string() +
+                "' is not the state dict of a model: its entry 'optimizer.state.rows.step' is "
+                "nested deeper.");
+  std::ofstream(path_ / ".metadata") << "x";
+  EXPECT_TRUE(refusal(path_).starts_with("'" + (path_ / ".metadata").string() + "'"));
+}
+
 TEST_F(LoadCheckpointTest, SaysWhatIsNoCheckpoint) {
   test::Leaf leaf(Pairs{{"w", torch::zeros(1)}});
   const auto refusal = [&](const std::filesystem::path& path) {
@@ -89,14 +155,6 @@ TEST_F(LoadCheckpointTest, SaysWhatIsNoCheckpoint) {
   EXPECT_EQ(refusal(path_), path_.string() +
                                 " is not a folder containing a `.index.json` file or a "
                                 "pytorch_model.bin or a model.safetensors file");
-  const auto fsdp = path_ / "pytorch_model_fsdp_0";
-  std::filesystem::create_directory(fsdp);
-  std::ofstream(fsdp / ".metadata") << "x";
-  EXPECT_EQ(refusal(fsdp),
-            fsdp.string() +
-                " is a checkpoint of torch.distributed.checkpoint, as FSDP saves it with "
-                "SHARDED_STATE_DICT. Merge it first: accelerate merge-weights " +
-                fsdp.string() + " OUTPUT_FOLDER.");
   EXPECT_EQ(refusal(path_ / "no"),
             "`checkpoint` should be the path to a file containing a whole state dict, or the index "
             "of a sharded checkpoint, or a folder containing a sharded checkpoint or the whole "

@@ -97,9 +97,9 @@ TEST(CheckpointShow, AWrongFileIsAFailureWithItsReason) {
                         "', byte 0: the header would have 7523094288207667809 bytes, more than the "
                         "100000000 that are allowed. It may be no safetensors file.\n"));
   const auto missing = show({folder / "none"});
-  EXPECT_EQ(missing.code, 1);
-  EXPECT_EQ(missing.error, detail::str("accelerate: Cannot read '", folder / "none",
-                                       "': No such file or directory.\n"));
+  EXPECT_EQ(missing.code, 2);
+  EXPECT_EQ(missing.error,
+            detail::str("accelerate: There is no file or folder '", folder / "none", "'.\n"));
 }
 
 TEST(CheckpointShow, WrongWordsAreExplained) {
@@ -110,7 +110,7 @@ TEST(CheckpointShow, WrongWordsAreExplained) {
   const auto none = show({});
   EXPECT_EQ(none.code, 2);
   EXPECT_EQ(none.error,
-            "accelerate: Name one file: accelerate checkpoint show model.safetensors.\n");
+            "accelerate: Name one file or folder: accelerate checkpoint show model.safetensors.\n");
 }
 
 TEST(CheckpointShow, ABarShowsHowFarTheHashingIsAndLeavesNothing) {
@@ -182,8 +182,8 @@ TEST(CheckpointShow, RefusesNamesAndSumsWithoutEnd) {
   const std::string key(40'000, 'k');
   EXPECT_EQ(error(Value::Dict{{key, Value::Dict{{key, stored_bytes(0, 64)}}}}),
             "a tensor has a name of 80001 bytes; at most 65536 are shown.\n");
-  EXPECT_EQ(error(Value::Dict{{key, Value(Value::List(200, Value()))}}),
-            "the names of its tensors are too long to be shown.\n");
+  EXPECT_EQ(error(Value::Dict{{key, Value(Value::List(200, Value::Dict{}))}}),
+            "the names in it are too long to be shown.\n");
   Value::List overlapping;
   for (std::int64_t i = 0; i < 1000; ++i) overlapping.push_back(stored_bytes(i, kStorage - i));
   EXPECT_EQ(error(Value(std::move(overlapping))), "its tensors overlap too often to be hashed.\n");

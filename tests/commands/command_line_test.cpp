@@ -136,11 +136,9 @@ TEST(CommandLine, GuessesAWrongCommand) {
 }
 
 TEST(CommandLine, NamesTheCommandsThatAreNotThereYet) {
-  for (const auto* name : {"test", "monitor"}) {
-    const auto answer = ran({kAccelerate, name});
-    EXPECT_EQ(answer.code, 2) << name;
-    EXPECT_TRUE(has(answer.err, str("`accelerate ", name, "` is not available yet")));
-  }
+  const auto answer = ran({kAccelerate, "monitor"});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_TRUE(has(answer.err, "`accelerate monitor` is not available yet"));
 }
 
 TEST(CommandLine, TakesTheCommandFromItsOwnName) {
@@ -378,6 +376,7 @@ TEST(FishCompletion, KnowsCommandsFlagsAndChoices) {
   EXPECT_EQ(completed("accelerate la"), Words{"launch"});
   EXPECT_EQ(completed("accelerate launch --num_m"), Words{"--num_machines"});
   EXPECT_EQ(completed("accelerate checkpoint s"), Words{"show"});
+  EXPECT_EQ(completed("accelerate checkpoint ver"), Words{"verify"});
   EXPECT_EQ(completed("accelerate checkpoint show --j"), Words{"--json"});
   EXPECT_EQ(completed("accelerate launch --mixed_precision b"), Words{"bf16"});
   EXPECT_EQ(completed("accelerate to-fsdp2 --over"), Words{"--overwrite"});

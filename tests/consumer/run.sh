@@ -66,6 +66,7 @@ export OMP_NUM_THREADS=1
 "$work/build/consumer"
 "$work"/prefix/bin/accelerate launch --cpu --num_processes 2 "$work/build/consumer" >"$work/out" 2>&1 || { cat "$work/out"; exit 1; }
 grep '^2 processes' "$work/out"
+HF_HOME=$work "$work"/prefix/bin/accelerate test >"$work/out" 2>&1 || { cat "$work/out"; exit 1; }
 # Without CMake: pkg-config tells a compiler all that it needs, and the program finds its libraries.
 if [ "${1:-}" = --with-torch ]; then
   :

@@ -7,9 +7,13 @@ import sys
 import tempfile
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import transformers
 from accelerate import Accelerator
 from accelerate.utils import load_checkpoint_in_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 program, reference = sys.argv[1:]
 sys.path.insert(0, reference)
@@ -64,11 +68,29 @@ def transformers_models(work):
         assert shards > 1 and tied == (1 if name == "gpt2" else 0)
 
 
-with tempfile.TemporaryDirectory() as temporary:
-    work = pathlib.Path(temporary)
+def save_shards(rank, processes, state, work):
+    """What FSDP saves with SHARDED_STATE_DICT: each process writes its rows of every tensor."""
+    dist.init_process_group("gloo", init_method=f"file://{work}/store", rank=rank, world_size=processes)
+    mesh = init_device_mesh("cpu", (processes,))
+    sharded = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in state.items()}
+    dcp.save({"model": sharded}, storage_writer=dcp.FileSystemWriter(work / "pytorch_model_fsdp_0"))
+    dist.destroy_process_group()
+
+
+def distributed_checkpoints(work):
+    config = transformers.GPT2Config(vocab_size=211, n_embd=32, n_layer=3, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(config)
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    torch.multiprocessing.spawn(save_shards, (2, state, work), nprocs=2)
+    copied(work / "pytorch_model_fsdp_0", model, work)
+    print(f"{len(state)} tensors that 2 processes saved with torch.distributed.checkpoint load here")
+
+
+def main(work):
     subprocess.run([program, "save", work / "ours"], check=True)
     python_loads(work / "ours")
     transformers_models(work)
+    distributed_checkpoints(work)
     accelerator = Accelerator(cpu=True)
     for limit in ("10GB", "1KB"):
         for safe in (True, False):
@@ -77,3 +99,8 @@ with tempfile.TemporaryDirectory() as temporary:
             accelerator.save_model(model, folder, max_shard_size=limit, safe_serialization=safe)
             copied(folder, model, work)
     print("4 folders of Python's save_model load here")
+
+
+if __name__ == "__main__":  # the processes of spawn import this file
+    with tempfile.TemporaryDirectory() as temporary:
+        main(pathlib.Path(temporary))

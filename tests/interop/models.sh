@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Model folders go both ways: Python loads what save_model writes here, and what Accelerate and transformers write is
-# loaded here, sharded and with tied weights.
+# Model folders go both ways: Python loads what save_model writes here, and what Accelerate, transformers and
+# torch.distributed.checkpoint write is loaded here, sharded and with tied weights.
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?run through make interop}"
 transformers=$(echo "$(dirname "$ACCELERATE_PYTHON")"/../transformers-*)

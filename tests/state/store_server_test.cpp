@@ -224,6 +224,7 @@ TEST(AccelerateTorch, TellsTheVersionsItRunsWith) {
 TEST(AccelerateTorch, RefusesWrongUse) {
   const std::string usage =
       "usage: accelerate-torch store --listen-fd N [--timeout S]\n"
+      "       accelerate-torch self-test\n"
       "       accelerate-torch versions\n";
   const auto refusal = [&](const std::vector<std::string>& arguments) {
     const auto [code, output] = run(arguments);
@@ -233,7 +234,7 @@ TEST(AccelerateTorch, RefusesWrongUse) {
     return output.substr(prefix, output.find('\n') - prefix);
   };
   EXPECT_EQ(refusal({}), "a command is missing.");
-  EXPECT_EQ(refusal({"serve"}), "'serve' is not a command. There are: store, versions.");
+  EXPECT_EQ(refusal({"serve"}), "'serve' is not a command. There are: store, self-test, versions.");
   EXPECT_EQ(refusal({"store"}), "store needs --listen-fd, the socket to serve.");
   EXPECT_EQ(refusal({"store", "--listen-fd"}), "--listen-fd needs a number.");
   EXPECT_EQ(refusal({"store", "--listen-fd", "x"}),

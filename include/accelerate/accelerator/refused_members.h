@@ -6,8 +6,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <filesystem>
-
 #include "accelerate/api.h"
 
 namespace accelerate {
@@ -19,17 +17,6 @@ namespace detail::accelerator {
 
 class ACCELERATE_API RefusedMembers {
  public:
-  [[noreturn]] void save_state(const std::filesystem::path& output_dir = {});
-  [[noreturn]] void load_state(const std::filesystem::path& input_dir = {});
-  [[noreturn]] void wait_for_save_state();
-  template <class Hook>
-  [[noreturn]] void register_save_state_pre_hook(const Hook&) {
-    detail::accelerator::refuse_member("register_save_state_pre_hook");
-  }
-  template <class Hook>
-  [[noreturn]] void register_load_state_pre_hook(const Hook&) {
-    detail::accelerator::refuse_member("register_load_state_pre_hook");
-  }
   template <class... Ts>
   [[noreturn]] void profile(const Ts&...) {
     detail::accelerator::refuse_member("profile");

@@ -37,7 +37,7 @@ class HeldScheduler {
   template <SchedulerToHold T>
   HeldScheduler(T&& scheduler) {  // NOLINT(google-explicit-constructor)
     if constexpr (SchedulerToOwn<T>) {
-      pointer_ = std::make_shared<T>(std::move(scheduler));
+      pointer_ = std::make_shared<T>(std::forward<T>(scheduler));
     } else {
       pointer_ = std::forward<T>(scheduler);
     }

@@ -166,7 +166,7 @@ auto split(Inputs&& inputs, SplitShare share) {
     if constexpr (std::is_lvalue_reference_v<Inputs>) {
       dataset = std::shared_ptr<D>(std::shared_ptr<void>(), &inputs);
     } else {
-      dataset = std::make_shared<D>(std::move(inputs));
+      dataset = std::make_shared<D>(std::forward<Inputs>(inputs));
     }
     return SplitDataset<D>(std::move(dataset), SplitLeaf::part(length, share, ""));
   } else {

@@ -48,6 +48,8 @@ enum class StateKind : std::uint8_t {
   kDataLoader,
   kScaler,
   kRandomStates,
+  /// Of batches that were accumulated and not applied yet.
+  kGradients,
   kCustom
 };
 
@@ -57,6 +59,8 @@ struct StateEntry {
   /// Without extension, as Python names its file: "model", "model_1", "custom_checkpoint_0".
   std::string name = {};
   std::shared_ptr<Stateful> object = nullptr;
+  /// For loaders of several processes: each one has a file of its own beside the common one.
+  bool per_process = false;
 };
 
 namespace detail::state {

@@ -30,9 +30,7 @@
 #include "accelerate/value.h"
 #include "accelerate/value/fields.h"
 
-namespace accelerate {
-
-namespace tree {
+namespace accelerate::tree {
 
 enum class Node {
   kLeaf,
@@ -157,5 +155,4 @@ constexpr Node node_of() {
 }
 
 }  // namespace detail
-}  // namespace tree
-}  // namespace accelerate
+}  // namespace accelerate::tree

@@ -122,7 +122,7 @@ std::shared_ptr<Base> taken(Arg&& object) {
   } else if constexpr (std::is_lvalue_reference_v<Arg>) {
     return std::shared_ptr<Base>(std::shared_ptr<void>(), std::addressof(object));
   } else {
-    return std::make_shared<T>(std::move(object));
+    return std::make_shared<T>(std::forward<Arg>(object));
   }
 }
 

@@ -64,6 +64,9 @@ class ACCELERATE_API LoaderCore final : public DataLoaderStateMixin,
   /// Collective. `prepare_data_loader`; `type` outlives the loader.
   [[nodiscard]] std::shared_ptr<LoaderCore> prepare(const PrepareDataLoaderOptions& options,
                                                     const BatchType& type, AnySlice slice);
+  /// Calls `f` in the loop over the loader whenever the program is through with a batch, before
+  /// the next one is taken.
+  void when_batch_done(std::function<void()> f);
   /// Sets whether the passes to come end with repeated samples, and returns the setting before.
   /// Returns nullopt and changes nothing unless this loader is prepared and shares samples by
   /// index.

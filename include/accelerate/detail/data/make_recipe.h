@@ -70,7 +70,7 @@ template <class D>
 
 /// A loader over indexed data; `batches(dataset_size)` returns the batch sampler.
 template <IndexedDataset D, class Collate, class Batches>
-auto indexed_loader(std::shared_ptr<D> dataset, DataLoaderOptions options, Collate collate,
+auto indexed_loader(const std::shared_ptr<D>& dataset, DataLoaderOptions options, Collate collate,
                     Batches batches) {
   using Fetch = IndexedFetch<D, Collate>;
   using Batch = typename Fetch::Batch;

@@ -1,0 +1,92 @@
+#include "accelerator/accumulated_gradients.h"
+
+#include <ATen/ATen.h>
+
+#include <functional>
+
+#include "accelerate/torch_archive.h"
+#include "checkpoint/state_files.h"
+#include "core/text.h"
+
+namespace accelerate::detail::accelerator {
+namespace {
+
+constexpr std::string_view kName = "accumulated_gradients";
+
+void for_each_parameter(const ObjectRegistry& registry,
+                        const std::function<void(const std::string&, at::Tensor&)>& f) {
+  for (std::size_t i = 0; i < registry.models.size(); ++i) {
+    for (auto& entry : registry.models[i]->module->named_parameters()) {
+      f(str("model_", i, ".", entry.key()), entry.value());
+    }
+  }
+}
+
+// An archive has dense tensors only.
+Value dense_parts(const at::Tensor& gradient) {
+  if (!gradient.is_sparse()) return Value(gradient);
+  const auto parts = gradient.coalesce();
+  return Value::Dict{{"indices", parts.indices()},
+                     {"values", parts.values()},
+                     {"size", Value(std::vector<std::int64_t>(parts.sizes().vec()))}};
+}
+
+at::Tensor gradient_of(const Value& parts) {
+  if (parts.is_tensor()) return parts.as_tensor();
+  std::vector<std::int64_t> size;
+  for (const auto& one : parts.at("size").items()) size.push_back(one.as_int());
+  return at::sparse_coo_tensor(parts.at("indices").as_tensor(), parts.at("values").as_tensor(),
+                               size)
+      ._coalesced_(true);
+}
+
+}  // namespace
+
+Value AccumulatedGradients::state_dict() {
+  Value::Dict gradients;
+  if (!accumulating_) return Value(std::move(gradients));
+  for_each_parameter(registry_, [&](const std::string& name, at::Tensor& parameter) {
+    if (parameter.grad().defined()) gradients.set(name, dense_parts(parameter.grad().detach()));
+  });
+  return Value(std::move(gradients));
+}
+
+void AccumulatedGradients::load_state_dict(const Value& state) {
+  const at::NoGradGuard no_grad;
+  for_each_parameter(registry_, [&](const std::string& name, at::Tensor& parameter) {
+    parameter.mutable_grad().reset();
+    if (const auto* parts = state.as_dict().get(name)) {
+      parameter.mutable_grad() = gradient_of(*parts).to(parameter.device());
+    }
+  });
+}
+
+StateEntry gradients_entry(const ObjectRegistry& registry, bool accumulating) {
+  return {.kind = StateKind::kGradients,
+          .name = std::string(kName),
+          .object = std::make_shared<AccumulatedGradients>(registry, accumulating)};
+}
+
+Value gradients_in(const std::filesystem::path& folder, int rank, int num_processes,
+                   std::int64_t saved_by) {
+  const auto of_process = [&](int process) -> Value {
+    const auto file = folder / checkpoint::state_file_name(
+                                   {.kind = StateKind::kGradients, .name = std::string(kName)},
+                                   process, /*own=*/true);
+    std::error_code error;
+    return std::filesystem::exists(file, error) ? torch_load(file) : Value(Value::Dict());
+  };
+  if (saved_by == num_processes) return of_process(rank);
+  Value::Dict sums;
+  for (int process = 0; process < saved_by; ++process) {
+    const Value part = of_process(process);
+    for (const auto& [name, parts] : part.as_dict()) {
+      const auto gradient = gradient_of(parts) / static_cast<double>(saved_by);
+      const auto* before = sums.get(name);
+      sums.set(name, dense_parts(before ? gradient_of(*before) + gradient : gradient));
+    }
+  }
+  return Value(std::move(sums));
+}
+
+}  // namespace accelerate::detail::accelerator

@@ -1,0 +1,36 @@
+// src/accelerator/accumulated_gradients.h - gradients of batches that no step has applied yet.
+#pragma once
+
+#include <filesystem>
+
+#include "accelerate/state/stateful.h"
+#include "accelerator/registry.h"
+
+namespace accelerate::detail::accelerator {
+
+/// The file of each process is accumulated_gradients_{rank}.bin. It exists only if the checkpoint
+/// was taken between two batches of one step.
+class AccumulatedGradients final : public Stateful {
+ public:
+  AccumulatedGradients(const ObjectRegistry& registry, bool accumulating)
+      : registry_(registry), accumulating_(accumulating) {}
+
+  /// Names of models and parameters, and their gradients; empty unless batches are accumulated.
+  [[nodiscard]] Value state_dict() override;
+  /// Sets the gradients of all parameters; those that `state` does not name get none.
+  void load_state_dict(const Value& state) override;
+
+ private:
+  const ObjectRegistry& registry_;
+  bool accumulating_;
+};
+
+/// The entry of this process in the state of a run.
+[[nodiscard]] StateEntry gradients_entry(const ObjectRegistry& registry, bool accumulating);
+
+/// What process `rank` of `num_processes` has to load from a checkpoint of `saved_by` processes:
+/// its own file or, if there were more or fewer processes, the average of all files.
+[[nodiscard]] Value gradients_in(const std::filesystem::path& folder, int rank, int num_processes,
+                                 std::int64_t saved_by);
+
+}  // namespace accelerate::detail::accelerator

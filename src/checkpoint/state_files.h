@@ -1,0 +1,47 @@
+// src/checkpoint/state_files.h - the files of a run's state and what each holds.
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "accelerate/checkpoint/accelerator_state.h"
+#include "accelerate/state_dict.h"
+#include "accelerate/value.h"
+#include "core/output_file.h"
+
+namespace accelerate::detail::checkpoint {
+
+struct StateFile {
+  std::string name;
+  std::variant<Value, StateDict> content;
+  /// A safetensors file; else a torch archive.
+  bool safetensors = false;
+};
+
+/// An object that takes weights straight from a file, tensor by tensor.
+class LoadsWeights {
+ public:
+  virtual void load_weights(const std::filesystem::path& file) = 0;
+  /// False if only `load_state_dict` can be called, with all tensors in memory.
+  [[nodiscard]] virtual bool can_load_weights() const = 0;
+
+ protected:
+  ~LoadsWeights() = default;
+};
+
+/// "model.safetensors", "model_1.safetensors", "pytorch_model.bin", ...
+[[nodiscard]] std::string weights_file_name(std::size_t index, bool safe_serialization);
+/// The file of an object that is not a model. `own`: that of this process, not the common one.
+[[nodiscard]] std::string state_file_name(const StateEntry& entry, int process_index, bool own);
+
+/// The files that this process has to write. Calls `state_dict` of all entries on all processes.
+[[nodiscard]] std::vector<StateFile> files_of_process(std::span<const StateDict> model_states,
+                                                      std::span<const StateEntry> entries,
+                                                      const SaveAcceleratorStateOptions& options);
+
+void write_state_file(const StateFile& file, OutputFile& output);
+
+}  // namespace accelerate::detail::checkpoint

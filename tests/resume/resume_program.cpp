@@ -1,0 +1,177 @@
+// A training run that says what it computes, batch by batch, and goes on from its newest
+// checkpoint.
+//
+//     accelerate launch --num_processes 2 resume_program folder=F [name=value ...]
+//
+// Each process appends to F/trace.<rank> one line per batch: its number, which samples it had, the
+// loss, a sum of all parameters, the learning rate and random numbers, floats in hexadecimal. Two
+// runs are the same if their lines are.
+#include <accelerate/accelerate.h>
+#include <fcntl.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <string>
+
+namespace {
+
+using namespace accelerate;
+
+struct Settings {
+  std::map<std::string, std::string> given;
+
+  [[nodiscard]] std::string text(const std::string& name, const std::string& otherwise) const {
+    const auto found = given.find(name);
+    return found == given.end() ? otherwise : found->second;
+  }
+  [[nodiscard]] int number(const std::string& name, int otherwise) const {
+    return std::stoi(text(name, std::to_string(otherwise)));
+  }
+};
+
+/// Rows of numbers with noise, and the number of the row.
+struct NoisyRows {
+  [[nodiscard]] std::size_t size() const { return rows; }
+  [[nodiscard]] std::pair<torch::Tensor, torch::Tensor> get(std::size_t index,
+                                                            at::Generator& generator) const {
+    const auto noise = at::randn({6}, generator, torch::kFloat);
+    const auto row = static_cast<std::int64_t>(index);
+    return {torch::sin(torch::arange(6) + static_cast<double>(row)).to(torch::kFloat) + noise,
+            torch::tensor(row)};
+  }
+  std::size_t rows = 0;
+};
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    register_module("first", first);
+    register_module("norm", norm);
+    register_module("drop", drop);
+    register_module("second", second);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return second(drop(torch::relu(norm(first(x)))));
+  }
+  torch::nn::Linear first{6, 8}, second{8, 1};
+  torch::nn::BatchNorm1d norm{8};
+  torch::nn::Dropout drop{0.3};
+};
+TORCH_MODULE(Net);
+
+/// What the program itself counts.
+struct Progress {
+  [[nodiscard]] Value state_dict() const { return Value::Dict{{"batches", batches}}; }
+  void load_state_dict(const Value& state) { batches = state.at("batches").as_int(); }
+  std::int64_t batches = 0;
+};
+
+std::uint64_t sum_of(const std::vector<torch::Tensor>& tensors) {
+  std::uint64_t sum = 14695981039346656037U;
+  for (const auto& tensor : tensors) {
+    const auto bytes = tensor.detach().contiguous();
+    const auto* data = static_cast<const unsigned char*>(bytes.const_data_ptr());
+    for (std::size_t i = 0; i < bytes.nbytes(); ++i) sum = (sum ^ data[i]) * 1099511628211U;
+  }
+  return sum;
+}
+
+/// Lines that appear whole, whenever the process is killed.
+class Trace {
+ public:
+  explicit Trace(const std::string& path)
+      : fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {}
+  void write(const std::string& line) const {
+    if (::write(fd_, line.data(), line.size()) != static_cast<ssize_t>(line.size())) std::abort();
+  }
+
+ private:
+  int fd_;
+};
+
+void train(const Settings& settings) {
+  const std::string folder = settings.text("folder", "");
+  ProjectConfiguration project{.project_dir = folder,
+                               .automatic_checkpoint_naming = true,
+                               .total_limit = settings.number("limit", 1),
+                               .save_on_preemption = settings.number("preemption", 0) != 0};
+  Accelerator accelerator(
+      {.gradient_accumulation_steps = settings.number("accumulate", 1),
+       .dataloader_config = {.split_batches = settings.number("split", 0) != 0,
+                             .dispatch_batches = settings.number("dispatch", 0) != 0,
+                             .use_seedable_sampler = settings.number("seedable", 0) != 0,
+                             .use_stateful_dataloader = true},
+       .project_config = project});
+  set_seed(11);
+  Net net;
+  AdamW adamw(net->parameters(), {.lr = 0.01});
+  CosineAnnealingLR cosine(adamw, {.t_max = 40});
+  auto data =
+      make_data_loader(NoisyRows{.rows = static_cast<std::size_t>(settings.number("rows", 50))},
+                       {.batch_size = settings.number("batch", 4),
+                        .shuffle = true,
+                        .num_workers = settings.number("workers", 0)});
+  auto [model, optimizer, loader, scheduler] =
+      accelerator.prepare(net, std::move(adamw), std::move(data), std::move(cosine));
+  Progress progress;
+  accelerator.register_for_checkpointing(progress);
+  set_seed(5, {.device_specific = true});  // every process draws numbers of its own from here on
+
+  const bool saved = accelerator.agree_to_stop(
+      std::filesystem::exists(std::filesystem::path(folder) / "checkpoints"));
+  if (saved) accelerator.load_state();
+  const Trace trace(folder + "/trace." + std::to_string(accelerator.process_index()));
+  const int every = settings.number("every", 3);
+  const bool asynchronous = settings.number("async", 0) != 0;
+  while (loader.iteration() < settings.number("epochs", 2)) {
+    for (auto& [x, ids] : loader) {
+      auto accumulating = accelerator.accumulate(model);
+      const auto target = x.sum(1, true);
+      const auto loss = torch::mse_loss(model(x), target);
+      accelerator.backward(loss);
+      if (accelerator.sync_gradients()) accelerator.clip_grad_norm_(model.parameters(), 1.0);
+      optimizer.step();
+      scheduler.step();
+      optimizer.zero_grad();
+      ++progress.batches;
+
+      std::ostringstream line;
+      line << std::hexfloat << "batch " << progress.batches << " epoch " << loader.iteration()
+           << " ids";
+      for (std::int64_t i = 0; i < ids.size(0); ++i) line << ' ' << ids[i].item<std::int64_t>();
+      auto tensors = model.parameters();
+      for (const auto& buffer : net->buffers()) tensors.push_back(buffer);
+      line << " loss " << loss.item<float>() << " sum " << std::hex << sum_of(tensors) << " lr "
+           << scheduler.get_last_lr().front() << " random " << torch::rand({1}).item<float>() << ' '
+           << host_rng()() << '\n';
+      trace.write(line.str());
+      if (progress.batches % every == 0) {
+        accelerator.save_state({}, {.asynchronous = asynchronous});
+      }
+      if (const int pause = settings.number("pause_us", 0); pause > 0) ::usleep(pause);
+    }
+  }
+  accelerator.wait_for_save_state();
+  accelerator.print("done");
+  accelerator.end_training();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    settings.given[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
+  }
+  try {
+    train(settings);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 1;
+  }
+}
