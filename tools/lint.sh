@@ -104,6 +104,7 @@ docs/data.md examples/data_loading.cpp
 docs/formats.md examples/saved_models.cpp
 docs/inference.md examples/inference.cpp
 docs/migrating.md examples/migrated.cpp
+docs/trackers.md examples/by_feature/tracking.cpp
 docs/training.md examples/basic.cpp examples/complete.cpp examples/migrated.cpp examples/by_feature/*.cpp
 GUIDES
 }

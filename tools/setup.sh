@@ -19,6 +19,9 @@ pinned=2.11.0
 oldest=2.11.0  # cmake/AccelerateTorch.cmake demands the same
 accelerate_version=1.13.0  # the Python package that we compare with
 transformers_version=5.22.2  # writes a real model folder for `make interop`
+# What reads our trackers' files in `make interop`; behind mlflow-skinny what its server needs. Count up with a change.
+trackers_versions=1
+trackers=(tensorboard==2.21.0 wandb==0.31.0 trackio==0.43.0 mlflow-skinny==3.17.2 flask flask-cors sqlalchemy alembic graphene pandas aiohttp)
 deps=${ACCELERATE_DEPS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/accelerate}
 version=${TORCH:-$pinned}
 
@@ -277,18 +280,18 @@ ensure_libtorch() {
 
 # --- the Python side of comparisons --------------------------------------------------------------
 
-# In a folder of its own: with it on the path Accelerate imports more, which would be measured by `make bench`.
-ensure_transformers() {  # the Python environment
-  local target=$1/transformers-$transformers_version
+# In a folder of their own: with them on the path Accelerate imports more, which would be measured by `make bench`.
+ensure_extra() {  # the Python environment, what it is called, the size, then the packages
+  local python=$1/bin/python target=$1/$2 name=$2 size=$3
+  shift 3
   [ ! -e "$target/complete" ] || return 0
   exec 8>"$deps/.python.lock"
   take_lock 8
   if [ ! -e "$target/complete" ]; then
-    say "fetching transformers $transformers_version (about 100 MB) into $target"
+    say "fetching ${name//-/ } ($size) into $target"
     rm -rf "$target"
-    "$1/bin/python" -m pip install --disable-pip-version-check --target "$target" \
-      "transformers==$transformers_version" >&2 ||
-      fail "transformers could not be fetched (pip's words are above)." "The C++ library does not need it: make test works without."
+    "$python" -m pip install --disable-pip-version-check --target "$target" "$@" >&2 ||
+      fail "$name could not be fetched (pip's words are above)." "The C++ library does not need it: make test works without."
     touch "$target/complete"
   fi
   flock -u 8
@@ -311,7 +314,8 @@ ensure_python() {
     fi
     flock -u 8
   fi
-  ensure_transformers "$target"
+  ensure_extra "$target" "transformers-$transformers_version" "about 100 MB" "transformers==$transformers_version"
+  ensure_extra "$target" "trackers-$trackers_versions" "about 530 MB" "${trackers[@]}"
   echo "$target/bin/python"
 }
 

@@ -35,6 +35,7 @@
 #include "accelerate/accelerator/options.h"
 #include "accelerate/accelerator/refused_members.h"
 #include "accelerate/accelerator/scopes.h"
+#include "accelerate/accelerator/tracking_members.h"
 #include "accelerate/api.h"
 #include "accelerate/checkpoint.h"
 #include "accelerate/detail/accelerator/prepare.h"
@@ -43,7 +44,6 @@
 #include "accelerate/modeling.h"
 #include "accelerate/scheduler.h"
 #include "accelerate/state/stateful.h"
-#include "accelerate/tracking.h"
 #include "accelerate/value.h"
 
 namespace accelerate {
@@ -72,7 +72,9 @@ struct UnwrapModelOptions {
   bool keep_torch_compile = true;
 };
 
-class ACCELERATE_API Accelerator : public CheckpointMembers, public RefusedMembers {
+class ACCELERATE_API Accelerator : public CheckpointMembers,
+                                   public TrackingMembers,
+                                   public RefusedMembers {
  public:
   /// Collective where several processes were started. The first one makes the `AcceleratorState`;
   /// later ones attach to it and may not ask for another precision, device or engine.
@@ -290,13 +292,6 @@ class ACCELERATE_API Accelerator : public CheckpointMembers, public RefusedMembe
     write_model(get_state_dict(model), save_directory, options, where);
   }
 
-  /// Starts the trackers of `log_with`; without any it does nothing, and neither does `log`.
-  void init_trackers(const std::string& project_name, const Value::Dict& config = {},
-                     const Value::Dict& init_kwargs = {}) const;
-  void log(const Value::Dict& values, std::optional<std::int64_t> step = std::nullopt,
-           const Value::Dict& log_kwargs = {}) const;
-  /// A tracker that was started; without any a blank one, whose functions do nothing.
-  [[nodiscard]] GeneralTracker& get_tracker(const std::string& name) const;
   /// Ends asynchronous saves, trackers and the process group: no collective can follow. In a
   /// process that a launcher function of this library made, the launcher ends the group.
   void end_training();

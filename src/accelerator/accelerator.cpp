@@ -21,12 +21,14 @@ namespace accelerate {
 using detail::str;
 
 Accelerator::Accelerator(const AcceleratorOptions& options)
-    : CheckpointMembers(detail::accelerator::make_accelerator_core(options)) {}
+    : CheckpointMembers(detail::accelerator::make_accelerator_core(options)),
+      TrackingMembers(*core_) {}
 
 Accelerator::~Accelerator() = default;
 
 void Accelerator::end_training() {
   wait_for_save_state();
+  finish_trackers();
   state_.destroy_process_group();
 }
 
@@ -37,15 +39,6 @@ void Accelerator::forget_prepared() {
 }
 
 // ---- without effect unless something was configured ---------------------------------------------
-
-// The constructor refuses `log_with`, so that there is no tracker to start or to tell.
-void Accelerator::init_trackers(const std::string&, const Value::Dict&, const Value::Dict&) const {}
-void Accelerator::log(const Value::Dict&, std::optional<std::int64_t>, const Value::Dict&) const {}
-
-GeneralTracker& Accelerator::get_tracker(const std::string&) const {
-  static GeneralTracker blank;
-  return blank;
-}
 
 ContextParallelScope Accelerator::maybe_context_parallel(const ContextParallelOptions&) const {
   const auto config = parallelism_config();

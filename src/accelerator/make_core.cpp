@@ -44,10 +44,6 @@ void check_given_once(const AcceleratorOptions& options) {
 void check_supported(const AcceleratorOptions& options, const Environment& environment) {
   validate(options.kwargs_handlers, environment);
   for (const auto& handler : options.kwargs_handlers) require_supported(handler);
-  if (!options.log_with.empty()) {
-    throw UnsupportedError(str("log_with asks for ", to_string(options.log_with.front()),
-                               ", but this version has no trackers yet. Leave it out."));
-  }
 }
 
 /// Also those that have no effect on this run: what is wrong with them shall not come out later.
@@ -266,6 +262,7 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
   check_plugins(options, environment);
   options.drift_check = drift_check(options, environment);
   const auto project = project_of(options, environment);
+  options.log_with = filter_trackers(options.log_with, project.logging_dir);
   const auto steps = accumulation_steps(options, environment);
   DistributedDataParallelKwargs ddp;
   if (const auto* kwargs = find_handler<DistributedDataParallelKwargs>(options.kwargs_handlers)) {

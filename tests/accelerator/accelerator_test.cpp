@@ -326,8 +326,6 @@ TEST_F(AcceleratorTest, RefusesOptionsThatContradictEachOther) {
   EXPECT_NE(message({.kwargs_handlers = {GradScalerKwargs{}, GradScalerKwargs{}}})
                 .find("GradScalerKwargs"),
             std::string::npos);
-  EXPECT_NE(message({.log_with = {LoggerType::kTensorboard}}).find("tensorboard"),
-            std::string::npos);
   EXPECT_NE(message({.project_config = ProjectConfiguration{.save_on_preemption = true}})
                 .find("save_on_preemption needs a name"),
             std::string::npos);

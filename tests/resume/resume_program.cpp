@@ -164,7 +164,7 @@ void train(const Settings& settings) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Settings settings(argc, argv);
+  Settings settings(argc, argv);
   try {
     train(settings);
     if (const auto then = settings.given.extract("then")) {  // a second run in these processes

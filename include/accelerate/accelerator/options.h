@@ -15,6 +15,7 @@
 #include "accelerate/kwargs.h"
 #include "accelerate/parallelism_config.h"
 #include "accelerate/state/partial_state_options.h"
+#include "accelerate/tracking.h"
 
 namespace accelerate {
 
@@ -37,7 +38,9 @@ struct AcceleratorOptions {
   std::optional<MegatronLMPlugin> megatron_lm_plugin = std::nullopt;
   /// Which random states all processes take from process 0 before each pass over a loader.
   std::vector<RNGType> rng_types = {RNGType::kGenerator};
-  std::vector<LoggerType> log_with = {};
+  /// Trackers by `LoggerType`, by name or as objects (accelerate/tracking.h); `init_trackers`
+  /// starts them. `kAll`: all that are available.
+  std::vector<TrackerChoice> log_with = {};
   std::optional<std::filesystem::path> project_dir = std::nullopt;
   std::optional<ProjectConfiguration> project_config = std::nullopt;
   /// In place of `gradient_accumulation_steps`.
