@@ -372,7 +372,7 @@ std::string complaint(const Plan& plan, const std::vector<RankOutcome>& outcomes
 std::set<std::string> shared_memory() {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    names.insert(entry.path().filename());
+    if (entry.is_regular_file()) names.insert(entry.path().filename());
   }
   return names;
 }
