@@ -304,11 +304,17 @@ fs::path save_state(AcceleratorCore& core, const fs::path& output_dir,
     if (asynchronous) job->take_snapshot(core.run_state.buffers);
     return std::string();
   });
-  ++core.project.iteration;  // also if it fails: another host may have published its files
+  ++core.project.iteration;
   if (asynchronous) {
     core.run_state.start(std::move(job), store);
-  } else {
+    return target.folder;
+  }
+  try {
     job->run(exchange, is_on_device(core) ? &core.run_state.buffers : nullptr);
+  } catch (...) {
+    // Not if another host may have published its files under this name.
+    if (job->left_nothing()) --core.project.iteration;
+    throw;
   }
   return target.folder;
 }

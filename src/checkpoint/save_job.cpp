@@ -142,6 +142,13 @@ SaveJob::~SaveJob() {
   fs::remove(staging_, ignored);  // if it is empty
 }
 
+bool SaveJob::left_nothing() const {
+  if (!target_.automatic) return true;
+  std::error_code error;
+  const auto is_rank_0 = [](int owner) { return owner == 0; };
+  return std::ranges::all_of(owners_, is_rank_0) && !fs::exists(folder_, error);
+}
+
 // ---- the folder ---------------------------------------------------------------------------------
 
 void SaveJob::make_place() {

@@ -63,6 +63,8 @@ class SaveJob {
   /// Rank of the process that makes this folder and writes its manifest: 0, or the first one of a
   /// host that does not see the folder of rank 0.
   [[nodiscard]] int owner() const noexcept { return owner_; }
+  /// After `run` threw: whether the same name can be used again on all hosts.
+  [[nodiscard]] bool left_nothing() const;
 
  private:
   /// What a process has written, for the process that writes the manifest.

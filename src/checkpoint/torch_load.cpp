@@ -104,7 +104,7 @@ class TensorLoader {
     if (!is_new) return;
     const auto offset = static_cast<std::int64_t>(entry.offset);
     const auto size = static_cast<std::int64_t>(entry.size);
-    if (!device().is_cpu()) {
+    if (device().is_cuda()) {
       found->second = at::empty({size}, at::TensorOptions(at::kByte).device(device()));
       on_device_.push_back({.offset = offset, .tensor = found->second});
       return;
@@ -123,7 +123,9 @@ class TensorLoader {
   }
 
   at::Storage storage(const formats::PickleStorage& stored) {
-    return storages_.at(stored.key).storage();
+    auto& bytes = storages_.at(stored.key);
+    if (bytes.device() != device()) bytes = bytes.to(device());
+    return bytes.storage();
   }
 
   [[nodiscard]] c10::Device device() const {

@@ -42,9 +42,11 @@ void train(PrecisionType precision, int steps,
   Accelerator accelerator({.mixed_precision = precision});
   const int rank = accelerator.process_index();
   Kinds net;
-  if (precision == PrecisionType::kFp16) {  // the scaler takes no gradients in 16 bits
+  if (precision ==
+      PrecisionType::kFp16) {  // LibTorch's scaler takes no 16-bit or complex gradients
     net->half.set_requires_grad(false);
     net->brain.set_requires_grad(false);
+    net->imaginary.set_requires_grad(false);
   }
   auto [model, optimizer] = accelerator.prepare(
       net, torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.01)));

@@ -65,7 +65,7 @@ struct Progress {
 std::uint64_t sum_of(const std::vector<torch::Tensor>& tensors) {
   std::uint64_t sum = 14695981039346656037U;
   for (const auto& tensor : tensors) {
-    const auto bytes = tensor.detach().contiguous();
+    const auto bytes = tensor.detach().cpu().contiguous();
     const auto* data = static_cast<const unsigned char*>(bytes.const_data_ptr());
     for (std::size_t i = 0; i < bytes.nbytes(); ++i) sum = (sum ^ data[i]) * 1099511628211U;
   }
