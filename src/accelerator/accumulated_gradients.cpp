@@ -13,11 +13,21 @@ namespace {
 
 constexpr std::string_view kName = "accumulated_gradients";
 
-void for_each_parameter(const ObjectRegistry& registry,
-                        const std::function<void(const std::string&, at::Tensor&)>& f) {
+using Visit = std::function<void(const std::string&, at::Tensor&)>;
+
+void for_each_parameter(const ObjectRegistry& registry, const Visit& f) {
   for (std::size_t i = 0; i < registry.models.size(); ++i) {
     for (auto& entry : registry.models[i]->module->named_parameters()) {
       f(str("model_", i, ".", entry.key()), entry.value());
+    }
+  }
+}
+
+void for_each_shared_buffer(const ObjectRegistry& registry, const Visit& f) {
+  for (std::size_t i = 0; i < registry.models.size(); ++i) {
+    if (!registry.models[i]->engine) continue;
+    for (auto& entry : registry.models[i]->module->named_buffers()) {
+      if (entry.value().defined()) f(str("model_", i, ".", entry.key()), entry.value());
     }
   }
 }
@@ -87,6 +97,31 @@ Value gradients_in(const std::filesystem::path& folder, int rank, int num_proces
     }
   }
   return Value(std::move(sums));
+}
+
+Value LocalBuffers::state_dict() {
+  Value::Dict buffers;
+  if (!saves_) return Value(std::move(buffers));
+  for_each_shared_buffer(registry_, [&](const std::string& name, at::Tensor& buffer) {
+    buffers.set(name, Value(buffer));
+  });
+  return Value(std::move(buffers));
+}
+
+void LocalBuffers::load_state_dict(const Value& state) {
+  const at::NoGradGuard no_grad;
+  for_each_shared_buffer(registry_, [&](const std::string& name, at::Tensor& buffer) {
+    const auto* saved = state.as_dict().get(name);
+    if (saved != nullptr && saved->as_tensor().sizes() == buffer.sizes()) {
+      buffer.copy_(saved->as_tensor());
+    }
+  });
+}
+
+StateEntry buffers_entry(const ObjectRegistry& registry, int rank) {
+  return {.kind = StateKind::kGradients,
+          .name = "buffers",
+          .object = std::make_shared<LocalBuffers>(registry, rank != 0)};
 }
 
 }  // namespace accelerate::detail::accelerator

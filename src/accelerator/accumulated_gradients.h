@@ -1,4 +1,5 @@
-// src/accelerator/accumulated_gradients.h - gradients of batches that no step has applied yet.
+// src/accelerator/accumulated_gradients.h - what each process has for itself: gradients of batches
+// that no step has applied yet, and buffers.
 #pragma once
 
 #include <filesystem>
@@ -32,5 +33,23 @@ class AccumulatedGradients final : public Stateful {
 /// its own file or, if there were more or fewer processes, the average of all files.
 [[nodiscard]] Value gradients_in(const std::filesystem::path& folder, int rank, int num_processes,
                                  std::int64_t saved_by);
+
+/// The buffers of models that several processes train, in buffers_{rank}.bin. Those of process 0 are
+/// in the file of the model and replace the others before the next step, but until then a process
+/// computes with its own (running means of batch norm).
+class LocalBuffers final : public Stateful {
+ public:
+  LocalBuffers(const ObjectRegistry& registry, bool saves) : registry_(registry), saves_(saves) {}
+
+  [[nodiscard]] Value state_dict() override;
+  void load_state_dict(const Value& state) override;
+
+ private:
+  const ObjectRegistry& registry_;
+  bool saves_;
+};
+
+/// The entry of a process: empty for process 0.
+[[nodiscard]] StateEntry buffers_entry(const ObjectRegistry& registry, int rank);
 
 }  // namespace accelerate::detail::accelerator

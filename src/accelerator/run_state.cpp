@@ -139,6 +139,7 @@ std::vector<checkpoint::StateFile> files_to_save(AcceleratorCore& core, const Sa
   call_hooks(core.run_state.save_hooks, models, weights, job.place());
   auto entries = core.registry.entries(entry_options(core));
   entries.push_back(gradients_entry(core.registry, !core.gradient_state.sync_gradients()));
+  entries.push_back(buffers_entry(core.registry, core.state.process_index()));
   return checkpoint::files_of_process(
       weights, entries,
       {.process_index = core.state.process_index(),
@@ -270,7 +271,10 @@ void load_everything(AcceleratorCore& core, const fs::path& folder,
   const std::int64_t saved_by = manifest ? manifest->num_processes : core.state.num_processes();
   auto entry_settings = entry_options(core, options.strict);
   entry_settings.loaders_per_process &= saved_by == core.state.num_processes();
-  const auto entries = objects.entries(entry_settings);
+  auto entries = objects.entries(entry_settings);
+  if (saved_by == core.state.num_processes()) {
+    entries.push_back(buffers_entry(objects, core.state.process_index()));
+  }
   accelerate::load_accelerator_state(folder, entries,
                                      {.process_index = core.state.process_index(),
                                       .map_location = options.map_location,
