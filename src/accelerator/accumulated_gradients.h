@@ -34,9 +34,9 @@ class AccumulatedGradients final : public Stateful {
 [[nodiscard]] Value gradients_in(const std::filesystem::path& folder, int rank, int num_processes,
                                  std::int64_t saved_by);
 
-/// The buffers of models that several processes train, in buffers_{rank}.bin. Those of process 0 are
-/// in the file of the model and replace the others before the next step, but until then a process
-/// computes with its own (running means of batch norm).
+/// The buffers of models that several processes train, in buffers_{rank}.bin. Those of process 0
+/// are in the file of the model and replace the others before the next step, but until then a
+/// process computes with its own (running means of batch norm).
 class LocalBuffers final : public Stateful {
  public:
   LocalBuffers(const ObjectRegistry& registry, bool saves) : registry_(registry), saves_(saves) {}
