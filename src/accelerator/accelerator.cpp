@@ -22,9 +22,11 @@ using detail::str;
 
 Accelerator::Accelerator(const AcceleratorOptions& options)
     : CheckpointMembers(detail::accelerator::make_accelerator_core(options)),
-      TrackingMembers(*core_) {}
+      TrackingMembers(*core_) {
+  core_->before_exit = [this] { finish_trackers(); };
+}
 
-Accelerator::~Accelerator() = default;
+Accelerator::~Accelerator() { core_->before_exit = nullptr; }
 
 void Accelerator::end_training() {
   wait_for_save_state();
@@ -35,6 +37,7 @@ void Accelerator::end_training() {
 void Accelerator::forget_prepared() {
   core_->registry.forget_prepared();
   core_->step = 0;
+  core_->run_state.buffers = {};
   clear_device_cache(/*garbage_collection=*/true);
 }
 
@@ -254,6 +257,9 @@ void Accelerator::join(std::span<const std::shared_ptr<detail::accelerator::Mode
     f();
   }
   scope.finish();
+  if (!core_->preemption) return;
+  const auto counts = accelerate::gather_object(std::vector{core_->backward.synchronized()}, where);
+  core_->backward.set_synchronized(*std::ranges::max_element(counts));
 }
 
 }  // namespace accelerate

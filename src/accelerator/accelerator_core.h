@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -36,6 +37,8 @@ struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   RunState run_state = {};
   /// With `save_on_preemption`, else null.
   std::unique_ptr<Preemption> preemption = nullptr;
+  /// What is to be done before a preempted program ends; must not throw.
+  std::function<void()> before_exit = {};
 
   /// Batches that `accumulate` has counted.
   std::int64_t step = 0;

@@ -44,6 +44,8 @@ class BackwardPlan {
 
   /// How many backward passes have synchronized gradients.
   [[nodiscard]] std::int64_t synchronized() const { return synchronized_; }
+  /// Processes with fewer batches than others have taken part in more than they ran.
+  void set_synchronized(std::int64_t count) { synchronized_ = count; }
 
  private:
   /// Which tensor the gradient of a parameter is, and its version.

@@ -19,6 +19,10 @@ constexpr auto kAskEvery = std::chrono::milliseconds(200);
 
 std::atomic<int> received = 0;
 
+// Accelerators may end in another order than they began in.
+int living = 0;
+std::array<struct sigaction, kSignals.size()> before = {};
+
 void note_signal(int signal) { received.store(signal, std::memory_order_relaxed); }
 
 std::vector<std::uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
@@ -44,16 +48,18 @@ Preemption::Preemption(const AcceleratorState& state)
   }
   static int objects = 0;
   number_ = objects++;
+  if (living++ > 0) return;
   struct sigaction action{};
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    ::sigaction(kSignals[i], &action, &before_[i]);
+    ::sigaction(kSignals[i], &action, &before[i]);
   }
 }
 
 Preemption::~Preemption() {
-  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
+  if (--living > 0) return;
+  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before[i], nullptr);
 }
 
 // What an earlier run of this program has left in the store must not count.

@@ -48,7 +48,6 @@ class Preemption {
   int rank_ = 0;
   int size_ = 1;
   int number_ = 0;  // of this object, the same on all processes
-  std::array<struct sigaction, 2> before_ = {};
   Clock::time_point asked_ = {};
   bool requested_ = false;
   bool answered_ = false;

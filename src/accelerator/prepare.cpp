@@ -223,6 +223,7 @@ void Preparer::add(const std::shared_ptr<optim::SchedulerCore>& scheduler) const
 void Preparer::add(const std::shared_ptr<data::LoaderCore>& loader) const {
   if (!add_once(core_.registry.loaders, loader) || !core_.preemption) return;
   loader->when_batch_done([weak = core_.weak_from_this()] {
+    if (!at::GradMode::is_enabled()) return;  // an evaluation is not left in its middle
     if (const auto core = weak.lock()) check_preemption(*core, std::source_location::current());
   });
 }

@@ -174,9 +174,17 @@ std::vector<std::string> problems_of(const fs::path& folder, bool verify) {
   }
 }
 
+/// What `load_state` loads.
+struct ChosenCheckpoint {
+  fs::path folder;
+  /// The first number behind all checkpoints of the project, also damaged ones.
+  std::int64_t next = 0;
+};
+
 /// Collective. The newest checkpoint that is complete on all hosts, of which the first processes
 /// look at it.
-fs::path newest_checkpoint(const AcceleratorCore& core, bool verify, const Exchange& exchange) {
+ChosenCheckpoint newest_checkpoint(const AcceleratorCore& core, bool verify,
+                                   const Exchange& exchange) {
   const auto& project = core.project;
   if (!project.automatic_checkpoint_naming || !project.project_dir) {
     throw ArgumentError(
@@ -193,6 +201,13 @@ fs::path newest_checkpoint(const AcceleratorCore& core, bool verify, const Excha
     }
     return names;
   });
+  std::int64_t next = 0;
+  for (const auto& list : lists) {
+    for (const auto& name : split(list, ':')) {
+      if (name.empty()) continue;
+      next = std::max<std::int64_t>(next, std::stoll(name.substr(name.find('_') + 1)) + 1);
+    }
+  }
   auto names = split(lists.front(), ':');
   std::erase_if(names, [&](const auto& name) {
     return name.empty() || std::ranges::any_of(lists, [&](const auto& list) {
@@ -205,7 +220,7 @@ fs::path newest_checkpoint(const AcceleratorCore& core, bool verify, const Excha
       return found.empty() ? std::string() : found.front();
     });
     const auto problem = std::ranges::find_if_not(problems, &std::string::empty);
-    if (problem == problems.end()) return folder / name;
+    if (problem == problems.end()) return {.folder = folder / name, .next = next};
     warn(str("The checkpoint '", (folder / name).string(),
              "' is damaged and passed over: ", *problem));
   }
@@ -214,8 +229,8 @@ fs::path newest_checkpoint(const AcceleratorCore& core, bool verify, const Excha
 }
 
 /// Collective. The folder, after the first process of each host has looked at it.
-fs::path agreed_folder(const AcceleratorCore& core, const fs::path& input_dir, bool verify,
-                       const Exchange& exchange) {
+ChosenCheckpoint agreed_folder(const AcceleratorCore& core, const fs::path& input_dir, bool verify,
+                               const Exchange& exchange) {
   if (input_dir.empty()) return newest_checkpoint(core, verify, exchange);
   const auto folder = expand_user(input_dir.string(), Environment::process());
   exchange([&] {
@@ -232,7 +247,7 @@ fs::path agreed_folder(const AcceleratorCore& core, const fs::path& input_dir, b
     }
     return std::string();
   });
-  return folder;
+  return {.folder = folder};
 }
 
 void check_custom_objects(const AcceleratorCore& core, const fs::path& folder) {
@@ -280,9 +295,10 @@ void load_everything(AcceleratorCore& core, const fs::path& folder,
                                       .map_location = options.map_location,
                                       .strict_rng = options.strict_rng});
   if (!manifest) return;  // Python saves no gradients, and keeps those that are there
-  AccumulatedGradients(core.registry, /*accumulating=*/false)
-      .load_state_dict(
-          gradients_in(folder, core.state.process_index(), core.state.num_processes(), saved_by));
+  const auto gradients =
+      gradients_in(folder, core.state.process_index(), core.state.num_processes(), saved_by);
+  AccumulatedGradients(core.registry, /*accumulating=*/false).load_state_dict(gradients);
+  core.gradient_state._set_sync_gradients(gradients.as_dict().empty());
 }
 
 fs::path save_state(AcceleratorCore& core, const fs::path& output_dir,
@@ -327,7 +343,9 @@ fs::path save_state(AcceleratorCore& core, const fs::path& output_dir,
 
 void check_preemption(AcceleratorCore& core, std::source_location where) {
   const auto& preemption = core.preemption;
-  if (!preemption || !preemption->stops_here(core.backward.synchronized())) return;
+  // Processes that are through with uneven inputs wait for the others: all stop after them.
+  if (!preemption || core.join != nullptr) return;
+  if (!preemption->stops_here(core.backward.synchronized())) return;
   // Its failure is no reason not to save now.
   core.run_state.wait_and_warn();
   const auto folder = save_state(core, {}, {}, where);
@@ -335,6 +353,7 @@ void check_preemption(AcceleratorCore& core, std::source_location where) {
     std::cerr << "accelerate: preempted (" << preemption->reason() << "): the state is saved in '"
               << folder.string() << "'.\n";
   }
+  if (core.before_exit) core.before_exit();
   core.state.destroy_process_group();
   std::cout.flush();
   std::fflush(nullptr);
@@ -359,16 +378,14 @@ fs::path CheckpointMembers::load_state(const fs::path& input_dir, const LoadStat
   wait_for_save_state();
   const auto exchange = detail::checkpoint::exchange_by_collective("load_state", where);
   auto& core = *core_;
-  const auto folder = detail::accelerator::agreed_folder(core, input_dir, options.verify, exchange);
+  const auto [folder, next] =
+      detail::accelerator::agreed_folder(core, input_dir, options.verify, exchange);
   detail::info(str("Loading states from ", folder.string()));
   exchange([&] {
     detail::accelerator::load_everything(core, folder, options);
     return std::string();
   });
-  if (input_dir.empty()) {
-    const auto number = std::stoll(folder.filename().string().substr(sizeof("checkpoint_") - 1));
-    core.project.iteration = std::max<std::int64_t>(core.project.iteration, number + 1);
-  }
+  core.project.iteration = std::max(core.project.iteration, next);
   return folder;
 }
 

@@ -112,7 +112,9 @@ void load_accelerator_state(const fs::path& input_dir, std::span<const StateEntr
     const bool optional =
         entry.kind == StateKind::kDataLoader || entry.kind == StateKind::kGradients;
     if (optional && !is_there(file)) continue;
-    entry.object->load_state_dict(read(file, options));
+    // As in Python; other objects may need their tensors on the CPU.
+    const bool on_device = entry.kind == StateKind::kOptimizer;
+    entry.object->load_state_dict(on_device ? read(file, options) : torch_load(file));
   }
 }
 

@@ -94,8 +94,7 @@ std::string StoreRounds::answer_of(int rank) const {
   Watch watch(*where_.store, beat_key(rank));
   while (!where_.store->check({key(round_, rank)})) {
     if (stop_.stop_requested()) {
-      throw CommError(
-          str("Saving ended before rank ", rank, " had written its files.", kConsequence), rank);
+      throw CommError(str("Saving ended before rank ", rank, " had answered.", kConsequence), rank);
     }
     if (watch.silence() > kSilence) {
       throw CommError(str("Saving failed: rank ", rank, " has given no sign of life for ",
@@ -103,7 +102,7 @@ std::string StoreRounds::answer_of(int rank) const {
                       rank);
     }
     if (Clock::now() > deadline) {
-      throw CommError(str("Saving failed: rank ", rank, " has not written its files within ",
+      throw CommError(str("Saving failed: rank ", rank, " has not answered within ",
                           std::chrono::duration_cast<std::chrono::seconds>(where_.timeout).count(),
                           " s, which is the timeout.", kConsequence),
                       rank);

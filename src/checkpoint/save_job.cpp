@@ -25,7 +25,7 @@ using formats::kManifestName;
 using formats::Manifest;
 using formats::ManifestFile;
 
-// The disk is the limit: two files at a time keep it busy while one is hashed or encoded.
+// The disk is the limit: some files at a time keep it busy while others are hashed or encoded.
 constexpr std::size_t kFilesAtOnce = 4;
 
 /// The path as it is if the working folder does not exist any more: making it will fail.
@@ -255,7 +255,12 @@ void SaveJob::run(const Exchange& exchange, SnapshotBuffers* buffers) {
   by_owner([&] { seal(); });
   published_ = true;
   // Only now: hosts that do not share the folder keep an old checkpoint until all have the new one.
-  if (target_.automatic) by_owner([&] { prune(); });
+  if (!target_.automatic) return;
+  try {
+    by_owner([&] { prune(); });
+  } catch (const CommError&) {
+    // A process is gone. The checkpoint is published; the next collective says what has happened.
+  }
 }
 
 // ---- the manifest -------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
 #include "checkpoint/snapshot.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-
-#include "state/accelerator_backend.h"
 
 namespace accelerate::detail::checkpoint {
 namespace {
@@ -36,7 +35,9 @@ void SnapshotBuffers::copy(std::span<StateFile> files) {
     }
     file.content = std::move(state);
   }
-  for (const int device : devices_) state::accelerator_backend()->synchronize(device);
+  for (const auto& device : devices_) {
+    c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+  }
   copies_.clear();
 }
 
@@ -89,7 +90,7 @@ at::Tensor SnapshotBuffers::copied_storage(const at::Tensor& tensor) {
   found->second =
       at::from_blob(buffer.data_ptr(), {size}, [buffer](void*) {}, at::TensorOptions(at::kByte));
   found->second.copy_(source, /*non_blocking=*/true);
-  if (!source.is_cpu()) devices_.insert(source.device().index());
+  if (!source.is_cpu()) devices_.insert(source.device());
   return found->second;
 }
 

@@ -4,9 +4,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
-#include <set>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "checkpoint/state_files.h"
@@ -29,7 +29,7 @@ class SnapshotBuffers {
   std::vector<at::Tensor> buffers_;
   std::size_t used_ = 0;
   std::unordered_map<const at::StorageImpl*, at::Tensor> copies_;
-  std::set<int> devices_;  // that copy by themselves
+  std::unordered_set<c10::Device> devices_;  // that copy by themselves
 };
 
 }  // namespace accelerate::detail::checkpoint

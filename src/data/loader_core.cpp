@@ -413,8 +413,10 @@ struct LoaderPass::State {
 };
 
 LoaderPass::LoaderPass() noexcept = default;
-LoaderPass::LoaderPass(std::shared_ptr<LoaderCore> loader)
-    : state_(std::make_unique<State>(std::move(loader))) {
+LoaderPass::LoaderPass(std::shared_ptr<LoaderCore> loader) {
+  const auto& impl = *loader->impl_;
+  if (impl.end_of_dataloader && impl.batch_done) impl.batch_done();
+  state_ = std::make_unique<State>(std::move(loader));
   advance();
 }
 LoaderPass::~LoaderPass() = default;
@@ -426,11 +428,14 @@ void LoaderPass::advance() {
   if (!state_) return;
   auto state = std::move(state_);  // an exception ends the pass
   auto& impl = *state->loader->impl_;
-  if (state->begun && impl.batch_done) impl.batch_done();
+  // After the last batch the program has an epoch to end: then when the next one begins.
+  if (state->begun && !state->complete && impl.batch_done) impl.batch_done();
   auto loaded = state->pass->next();
   if (!loaded) {
-    // A pass counts once its last batch was handed out. An empty one does not, as in Python.
-    if (state->complete) impl.position.end_epoch();
+    // A pass counts once its last batch was handed out. An empty one does not, as in Python, unless
+    // it goes on behind the last batch of an earlier one.
+    const bool nothing_left = !state->begun && state->start.from.samples > 0;
+    if (state->complete || nothing_left) impl.position.end_epoch();
     return;
   }
   state->begun = true;

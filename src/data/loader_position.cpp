@@ -100,7 +100,8 @@ void LoaderPosition::remember(const PassStart& start, std::int64_t sequence, Bat
 DataLoaderState LoaderPosition::state() const {
   const std::lock_guard lock(mutex_);
   if (pending_) return *pending_;
-  if (order_ && !order_->used) return order_->state;
+  // Also if a loader that skips batches of this one has used it: then that is under way.
+  if (order_ && order_->state.epoch.value_or(epoch_) == epoch_) return order_->state;
   return given_.value_or(DataLoaderState{.epoch = epoch_});
 }
 

@@ -1,7 +1,6 @@
 #include "formats/manifest.h"
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <mutex>
 #include <system_error>
@@ -16,6 +15,7 @@
 #include "core/json.h"
 #include "core/numbers.h"
 #include "core/python_text.h"
+#include "core/run_in_parallel.h"
 #include "core/text.h"
 #include "formats/format_error.h"
 #include "formats/mapped_file.h"
@@ -217,28 +217,20 @@ std::vector<std::string> verify_manifest(const fs::path& folder, const Manifest&
   constexpr std::size_t kMostThreads = 8;
   const auto& files = manifest.files;
   std::vector<std::string> found(files.size());
-  std::atomic<std::size_t> next = 0;
   std::mutex mutex;  // of `progress` and `total`
   std::int64_t total = 0;
-  const auto work = [&] {
-    for (auto i = next++; i < files.size(); i = next++) {
-      const auto add = [&, before = std::int64_t{0}](std::int64_t bytes) mutable {
-        const std::lock_guard lock(mutex);
-        total += bytes - std::exchange(before, bytes);
-        progress(total);
-      };
-      found[i] = difference(folder, files[i], depth, progress ? HashProgress(add) : progress);
-    }
-  };
-  {
-    const auto count = depth == VerifyDepth::kSizes
-                           ? 1
-                           : std::min<std::size_t>(
-                                 {kMostThreads, files.size(), std::thread::hardware_concurrency()});
-    std::vector<std::jthread> helpers;
-    for (std::size_t i = 1; i < count; ++i) helpers.emplace_back(work);
-    work();
-  }
+  const auto threads =
+      depth == VerifyDepth::kSizes
+          ? 1
+          : std::min<std::size_t>(kMostThreads, std::thread::hardware_concurrency());
+  run_in_parallel(files.size(), threads, [&](std::size_t i) {
+    const auto add = [&, before = std::int64_t{0}](std::int64_t bytes) mutable {
+      const std::lock_guard lock(mutex);
+      total += bytes - std::exchange(before, bytes);
+      progress(total);
+    };
+    found[i] = difference(folder, files[i], depth, progress ? HashProgress(add) : progress);
+  });
   std::erase(found, "");
   return found;
 }
