@@ -26,8 +26,9 @@ c10::Device device_of(std::optional<MapLocation> location) {
   return location == MapLocation::kCpu ? c10::Device(c10::kCPU) : PartialState().device();
 }
 
-Value read(const fs::path& file, const LoadAcceleratorStateOptions& options) {
-  return torch_load(file, {.map_location = device_of(options.map_location)});
+/// The state of an optimizer, which copies what it takes: on the CPU the file need not be read.
+Value read_for_optimizer(const fs::path& file, const LoadAcceleratorStateOptions& options) {
+  return torch_load(file, {.map_location = device_of(options.map_location), .mmap = true});
 }
 
 void load_weights(Stateful& model, std::size_t index, const fs::path& folder,
@@ -112,9 +113,10 @@ void load_accelerator_state(const fs::path& input_dir, std::span<const StateEntr
     const bool optional =
         entry.kind == StateKind::kDataLoader || entry.kind == StateKind::kGradients;
     if (optional && !is_there(file)) continue;
-    // As in Python; other objects may need their tensors on the CPU.
-    const bool on_device = entry.kind == StateKind::kOptimizer;
-    entry.object->load_state_dict(on_device ? read(file, options) : torch_load(file));
+    // Other objects get tensors of their own on the CPU, as in Python.
+    entry.object->load_state_dict(entry.kind == StateKind::kOptimizer
+                                      ? read_for_optimizer(file, options)
+                                      : torch_load(file));
   }
 }
 

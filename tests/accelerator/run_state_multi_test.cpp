@@ -120,7 +120,7 @@ TEST(SaveStateOnProcesses, NumbersAndLimitsAreThoseOfOneProcess) {
     EXPECT_EQ(run.accelerator.load_state(), folder.path() / "checkpoints/checkpoint_9");
     EXPECT_EQ(log.messages().size(), run.accelerator.is_main_process() ? 1 : 0);
     EXPECT_EQ(run.value(), 9);
-    EXPECT_EQ(run.accelerator.save_iteration(), 10);
+    EXPECT_EQ(run.accelerator.save_iteration(), 11) << "the damaged one keeps its number";
   });
 }
 
