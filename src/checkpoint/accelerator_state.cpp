@@ -114,9 +114,8 @@ void load_accelerator_state(const fs::path& input_dir, std::span<const StateEntr
         entry.kind == StateKind::kDataLoader || entry.kind == StateKind::kGradients;
     if (optional && !is_there(file)) continue;
     // Other objects get tensors of their own on the CPU, as in Python.
-    entry.object->load_state_dict(entry.kind == StateKind::kOptimizer
-                                      ? read_for_optimizer(file, options)
-                                      : torch_load(file));
+    entry.object->load_state_dict(
+        entry.kind == StateKind::kOptimizer ? read_for_optimizer(file, options) : torch_load(file));
   }
 }
 

@@ -51,9 +51,10 @@ class ACCELERATE_API CheckpointMembers : public AcceleratorBase {
   /// the data, and returns the folder. With `automatic_checkpoint_naming` that is the next one of
   /// the project, whatever `output_dir` is. Python loads it.
   ///
-  /// Either all files of the checkpoint are there afterwards, or it throws on all processes and the
-  /// checkpoint before it is as it was: `CheckpointError` where a file cannot be written,
-  /// `CommError` on the other processes, `ArgumentError` if there is no folder, or it exists.
+  /// With an automatic name either the whole checkpoint is there afterwards, or it throws on all
+  /// processes and the ones before are as they were; in a folder that you name `load_state` detects
+  /// a mixture. Throws `CheckpointError` where a file cannot be written, `CommError` on the other
+  /// processes, `ArgumentError` if there is no folder, or the automatic one exists.
   std::filesystem::path save_state(const std::filesystem::path& output_dir = {},
                                    const SaveStateOptions& options = {},
                                    std::source_location where = std::source_location::current());
