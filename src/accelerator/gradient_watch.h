@@ -36,7 +36,9 @@ class GradientWatch {
   at::Tensor parameter_ = {};
   std::string name_ = {};
   /// Kept alive: else a parameter makes a new one for each graph, without the hook.
-  std::shared_ptr<torch::autograd::Node> accumulator_ = nullptr;
+  // A shared or an intrusive pointer, by the version of LibTorch.
+  decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()))
+      accumulator_ = nullptr;
   std::uintptr_t hook_ = 0;
 };
 

@@ -12,6 +12,6 @@ std::optional<at::ScalarType> dtype_of(std::string_view name) {
   return std::nullopt;
 }
 
-std::string name_of(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
+std::string name_of(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
 
 }  // namespace accelerate::detail::checkpoint
