@@ -162,7 +162,7 @@ TEST(TrackerSetTest, KeepsTrackersAliveUntilTheNextStart) {
     alive = made;
     return made;
   });
-  TrackerSet set({"short lived"}, {});
+  TrackerSet set({"short lived", std::make_shared<Recorder>(calls, "object")}, {});
   set.start("project", {}, {});
   const auto first = alive;
   set.log({{"bad", 1}}, 0, {});
@@ -173,7 +173,7 @@ TEST(TrackerSetTest, KeepsTrackersAliveUntilTheNextStart) {
   set.start("project", {}, {});
   EXPECT_TRUE(first.expired());
   set.log({{"bad", 1}}, 0, {});
-  EXPECT_EQ(log.messages().size(), 2U);  // one for each start
+  EXPECT_EQ(log.messages().size(), 4U);  // of each tracker, after each start
 }
 
 TEST(TrackerSetTest, ThrowsIfOneCannotStartAndEndsTheOthers) {
