@@ -12,13 +12,19 @@
 namespace accelerate {
 namespace {
 
+bool has_number(const Value& value) {
+  if (!value.is_tensor()) return false;
+  const auto& tensor = value.as_tensor();
+  return tensor.defined() && tensor.dim() == 0 && !tensor.is_meta() && !tensor.is_complex();
+}
+
 /// The values with tensors of dimension 0 as numbers, also those in dicts.
 Value::Dict with_numbers(const Value::Dict& values) {
   Value::Dict result;
   for (const auto& [key, value] : values) {
     if (value.is_dict()) {
       result.set(key, with_numbers(value.as_dict()));
-    } else if (!value.is_tensor() || value.as_tensor().dim() != 0) {
+    } else if (!has_number(value)) {
       result.set(key, value);
     } else if (const auto number = value.as_tensor().item(); number.isBoolean()) {
       result.set(key, number.to<bool>());

@@ -41,8 +41,9 @@ class TensorLeaf final : public ValueLeaf {
   }
 
   [[nodiscard]] std::string repr() const override {
+    if (!tensor_.defined()) return "tensor(undefined)";
     if (tensor_.numel() > kShownElements || tensor_.layout() != at::kStrided ||
-        tensor_.device().is_meta()) {
+        tensor_.device().is_meta() || tensor_.is_complex()) {
       return str("tensor(..., size=", shape_text(tensor_.sizes()),
                  ", dtype=", dtype_name(tensor_.scalar_type()), ")");
     }

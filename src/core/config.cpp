@@ -237,15 +237,14 @@ C read_file(const fs::path& path, bool json) {
 
 }  // namespace
 
+fs::path huggingface_home(const Environment& environment) {
+  if (const auto home = environment.get("HF_HOME")) return expand_user(*home, environment);
+  const auto cache = environment.get("XDG_CACHE_HOME").value_or("~/.cache");
+  return expand_user(cache, environment) / "huggingface";
+}
+
 fs::path default_config_file(const Environment& environment) {
-  fs::path home;
-  if (const auto hf_home = environment.get("HF_HOME")) {
-    home = expand_user(*hf_home, environment);
-  } else {
-    const auto cache = environment.get("XDG_CACHE_HOME").value_or("~/.cache");
-    home = expand_user(cache, environment) / "huggingface";
-  }
-  return home / "accelerate" / "default_config.yaml";
+  return huggingface_home(environment) / "accelerate" / "default_config.yaml";
 }
 
 ClusterConfig basic_config(std::string_view mixed_precision, DistributedType several,

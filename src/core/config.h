@@ -8,6 +8,9 @@
 
 namespace accelerate::detail::inline core {
 
+/// Where Hugging Face's libraries keep their files: HF_HOME, else huggingface in the user's cache.
+[[nodiscard]] std::filesystem::path huggingface_home(const Environment& environment);
+
 /// `default_config_file()` of another environment.
 [[nodiscard]] std::filesystem::path default_config_file(const Environment& environment);
 

@@ -42,7 +42,7 @@ class DvcLiveTracker final : public BuiltinTracker {
       fs::remove(folder_ / "metrics.json", error);
       fs::remove(folder_ / "params.yaml", error);
     }
-    append_to_file(folder_ / "metrics.json", {});
+    make_folder(folder_);
   }
 
   void store_init_configuration(const Value::Dict& values) override {
@@ -54,14 +54,11 @@ class DvcLiveTracker final : public BuiltinTracker {
     check_kwargs(name(), kwargs, {});
     step_ = step.value_or(step_);
     for (const auto& [key, value] : values) {
-      if (number_of(value) || value.is_string()) {
-        log_metric(key.to_string(), value);
-      } else {
-        warn_dropped(name(), key, value, "numbers and texts");
-      }
+      try_value(key.to_string(), [&] { log_metric(key.to_string(), value); });
     }
     summary_.set("step", step_);
-    replace(folder_ / "metrics.json", json_dumps(summary_, {.indent = 4}) + "\n");
+    replace(folder_ / "metrics.json",
+            json_dumps(summary_, {.indent = 4, .replace_invalid = true}) + "\n");
     ++step_;
   }
 
@@ -70,7 +67,10 @@ class DvcLiveTracker final : public BuiltinTracker {
     std::error_code error;
     if (dvcyaml_.empty() || fs::exists(dvcyaml_, error)) return;  // theirs may say more than ours
     const auto file = [&](const char* name) { return (folder_ / name).generic_string(); };
-    Value::Dict content{{"metrics", Value::list({file("metrics.json")})}};
+    Value::Dict content;
+    if (fs::exists(folder_ / "metrics.json", error)) {
+      content.set("metrics", Value::list({file("metrics.json")}));
+    }
     if (fs::exists(folder_ / "params.yaml", error)) {
       content.set("params", Value::list({file("params.yaml")}));
     }
@@ -83,6 +83,7 @@ class DvcLiveTracker final : public BuiltinTracker {
 
  private:
   void log_metric(const std::string& key, const Value& value) {
+    if (!number_of(value) && !value.is_string()) refuse_value(value, "a number or a text");
     const auto path = inside(folder_ / "plots" / "metrics", key + ".tsv");
     const auto shown = json_value(value, NotFinite::kPython);
     std::string rows;

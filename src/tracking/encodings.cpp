@@ -94,6 +94,16 @@ std::string stored(std::string_view bytes) {
 
 }  // namespace
 
+ProtoMessage& ProtoMessage::text(std::uint32_t field, std::string_view value) {
+  std::string valid;
+  for (std::size_t at = 0; at < value.size();) {
+    const auto point = next_code_point(value, at);
+    append_utf8(valid, point.valid ? point.value : 0xFFFD);
+    at += point.length;
+  }
+  return raw(field, valid);
+}
+
 std::uint32_t crc32c(std::string_view bytes) {
   std::uint32_t crc = ~0U;
   for (const char c : bytes)

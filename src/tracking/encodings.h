@@ -30,17 +30,19 @@ class ProtoMessage {
     formats::append_little(bytes_, std::bit_cast<std::uint32_t>(value));
     return *this;
   }
-  ProtoMessage& text(std::uint32_t field, std::string_view value) {
+  /// A string, whose readers take UTF-8 only: other bytes become U+FFFD.
+  ProtoMessage& text(std::uint32_t field, std::string_view value);
+  ProtoMessage& raw(std::uint32_t field, std::string_view value) {
     key(field, 2).varint(value.size());
     bytes_ += value;
     return *this;
   }
   ProtoMessage& message(std::uint32_t field, const ProtoMessage& value) {
-    return text(field, value.bytes_);
+    return raw(field, value.bytes_);
   }
   /// Repeated doubles, packed.
   ProtoMessage& reals(std::uint32_t field, std::span<const double> values) {
-    return text(field, {reinterpret_cast<const char*>(values.data()), values.size_bytes()});
+    return raw(field, {reinterpret_cast<const char*>(values.data()), values.size_bytes()});
   }
   [[nodiscard]] const std::string& bytes() const noexcept { return bytes_; }
 

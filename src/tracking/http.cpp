@@ -82,11 +82,28 @@ class Connection {
   Descriptor socket_;
 };
 
+/// %XX as the byte; what is no such escape stays.
+std::string percent_decoded(const std::string& text) {
+  std::string out;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const auto digit = [&](std::size_t i) {
+      return i < text.size() && std::isxdigit(static_cast<unsigned char>(text[i])) != 0;
+    };
+    if (text[at] == '%' && digit(at + 1) && digit(at + 2)) {
+      out += static_cast<char>(std::stoi(text.substr(at + 1, 2), nullptr, 16));
+      at += 2;
+    } else {
+      out += text[at];
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 HttpServer HttpServer::parse(const std::string& address, const std::string& source) {
   if (address.starts_with("https://")) {
-    throw UnsupportedError(str(source, " is '", address,
+    throw UnsupportedError(str(source, " is '", without_login(address),
                                "', but this library speaks no TLS. Use "
                                "http:// on a trusted network or through a local proxy, or a folder "
                                "(file://)."));
@@ -99,7 +116,7 @@ HttpServer HttpServer::parse(const std::string& address, const std::string& sour
     while (server.path.ends_with('/')) server.path.pop_back();
   }
   if (const auto at = rest.rfind('@'); at != std::string::npos) {
-    server.login = rest.substr(0, at);
+    server.login = percent_decoded(rest.substr(0, at));
     rest.erase(0, at + 1);
   }
   if (const auto colon = rest.rfind(':'); colon != std::string::npos && !rest.ends_with(']')) {
@@ -109,7 +126,7 @@ HttpServer HttpServer::parse(const std::string& address, const std::string& sour
   if (rest.starts_with('[') && rest.ends_with(']')) rest = rest.substr(1, rest.size() - 2);
   server.host = rest;
   if (server.host.empty() || server.port == 0) {
-    throw ConfigError(str(source, " is '", address,
+    throw ConfigError(str(source, " is '", without_login(address),
                           "', which is no address of a server. Expected http://HOST:PORT."));
   }
   return server;
@@ -140,6 +157,14 @@ HttpResponse http_request(const HttpServer& server, const std::string& target,
     if (size > response.body.size()) connection.fail("its answer is cut off");
   }
   return response;
+}
+
+// Up to the last '@', wherever it is: a password may have any character.
+std::string without_login(const std::string& address) {
+  const auto scheme = address.find("://");
+  const auto at = address.rfind('@');
+  if (scheme == std::string::npos || at == std::string::npos || at < scheme) return address;
+  return address.substr(0, scheme + 3) + address.substr(at + 1);
 }
 
 std::string percent_encoded(const std::string& text, std::string_view plain) {

@@ -12,7 +12,7 @@ struct HttpServer {
   std::string host;
   int port = 80;
   std::string path;   ///< without a '/' at its end
-  std::string login;  ///< "user:password", or empty
+  std::string login;  ///< "user:password" without %XX, or empty
 
   /// Throws `ConfigError` with `source` and the address if it is none, `UnsupportedError` for
   /// https.
@@ -32,6 +32,8 @@ struct HttpResponse {
                                         const std::string& body,
                                         std::chrono::milliseconds limit = std::chrono::seconds(5));
 
+/// The address as messages show it: without user and password.
+[[nodiscard]] std::string without_login(const std::string& address);
 /// Every byte that is not a letter, digit or one of `plain` as %XX.
 [[nodiscard]] std::string percent_encoded(const std::string& text, std::string_view plain = "-._~");
 [[nodiscard]] std::string base64_encoded(const std::string& bytes);

@@ -29,11 +29,22 @@ struct MlflowMetric {
   std::int64_t step = 0;
 };
 
-bool is_metric_name(const std::string& key) {
-  return std::ranges::all_of(key, [](unsigned char c) {
+/// How many characters of UTF-8.
+std::ptrdiff_t length_of(std::string_view text) {
+  return std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
+}
+
+/// Throws `ArgumentError` for a name that MLflow refuses.
+void check_metric_name(const std::string& key) {
+  constexpr std::ptrdiff_t kLongestName = 250;
+  const bool plain = std::ranges::all_of(key, [](unsigned char c) {
     return std::isalnum(c) != 0 || c >= 0x80 ||
            std::string_view("_./- :").find(static_cast<char>(c)) != std::string_view::npos;
   });
+  if (plain && is_file_name(key) && length_of(key) <= kLongestName) return;
+  throw ArgumentError(str("Names have at most ", kLongestName,
+                          " letters, digits, blanks and _ . / - : only, and the parts between '/' "
+                          "are not empty, '.' or '..'."));
 }
 
 /// What both kinds of stores share: which run it is, and what is logged.
@@ -70,12 +81,11 @@ class MlflowTracker : public BuiltinTracker {
   }
 
   void store_init_configuration(const Value::Dict& values) override {
-    constexpr std::int64_t kLongestParam = 6000;
+    constexpr std::ptrdiff_t kLongestParam = 6000;
     TextPairs params;
     for (const auto& [key, value] : values) {
       auto text = python_str(value);
-      // Characters of UTF-8.
-      const auto length = std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
+      const auto length = length_of(text);
       if (length <= kLongestParam) {
         params.emplace_back(key.to_string(), std::move(text));
         continue;
@@ -90,16 +100,14 @@ class MlflowTracker : public BuiltinTracker {
            const Value::Dict& kwargs) override {
     check_kwargs(name(), kwargs, {});
     const auto now = now_milliseconds();
-    for (const auto& [key, value] : values) {
-      const auto number = number_of(value);
-      if (!number) {
-        warn_dropped(name(), key, value, "numbers");
-      } else if (!is_metric_name(key.to_string())) {
-        warn_once(str("The tracker mlflow leaves out '", key.to_string(),
-                      "': names have letters, digits, blanks and _ . / - : only."));
-      } else {
-        log_metric({key.to_string(), *number, now, step.value_or(0)});
-      }
+    for (const auto& [given, value] : values) {
+      const auto key = given.to_string();
+      try_value(key, [&] {
+        const auto number = number_of(value);
+        if (!number) refuse_value(value, "a number");
+        check_metric_name(key);
+        log_metric({key, *number, now, step.value_or(0)});
+      });
     }
   }
 
@@ -326,24 +334,31 @@ class MlflowServer final : public MlflowTracker {
   [[noreturn]] static void refuse(const std::string& what, const HttpResponse& response) {
     const auto message = str("MLflow answers ", what, " with HTTP ", response.status, ": ",
                              response.body.substr(0, 500));
-    const bool later = response.status >= 500 || response.status == 408 || response.status == 429;
-    if (later) throw ConfigError(message);
-    throw ArgumentError(message);
+    if (is_final(response)) throw ArgumentError(message);
+    throw ConfigError(message);
+  }
+  /// Whether it is about the content. A login may be renewed, a server come back.
+  static bool is_final(const HttpResponse& response) {
+    return response.status == 400 || response.status == 413 || response.status == 422;
   }
 
-  /// As many metrics as follow each other.
+  /// As many metrics as follow each other; fewer where one of them is refused, and with it all.
   std::size_t send(std::span<const OutboxItem> items) const {
     const bool metrics = items.front().target == "metric";
     const std::string what = metrics ? "runs/log-batch" : items.front().target;
-    std::string body = metrics ? str(R"({"run_id": ")", run_id_, R"(", "metrics": [)") : "";
-    std::size_t count = 0;
-    for (; count == 0 || (metrics && count < items.size() && items[count].target == "metric");
-         ++count) {
-      body += str(count == 0 ? "" : ", ", items[count].bytes);
+    std::size_t count = 1;
+    while (metrics && count < items.size() && items[count].target == "metric") ++count;
+    for (;; count /= 2) {
+      const auto response =
+          request(what, metrics ? batch(items.first(count)) : items.front().bytes);
+      if (response.status == 200) return count;
+      if (count == 1 || !is_final(response)) refuse(what, response);
     }
-    const auto response = request(what, metrics ? body + "]}" : body);
-    if (response.status != 200) refuse(what, response);
-    return count;
+  }
+  std::string batch(std::span<const OutboxItem> metrics) const {
+    std::string body = str(R"({"run_id": ")", run_id_, R"(", "metrics": [)");
+    for (const auto& metric : metrics) body += metric.bytes + ", ";
+    return body.replace(body.size() - 2, 2, "]}");
   }
 
   HttpServer server_;
@@ -363,10 +378,11 @@ std::shared_ptr<GeneralTracker> make_mlflow_tracker(const TrackerArguments& argu
     return std::make_shared<MlflowFolder>(arguments, path);
   }
   if (uri.find("://") != std::string::npos || uri.starts_with("databricks")) {
-    throw UnsupportedError(str("MLFLOW_TRACKING_URI is '", uri,
+    const auto shown = without_login(uri);
+    throw UnsupportedError(str("MLFLOW_TRACKING_URI is '", shown,
                                "', which only Python's MLflow opens. Run `mlflow server "
                                "--backend-store-uri ",
-                               uri,
+                               shown,
                                "` and set it to http://HOST:PORT, or "
                                "set it to a folder."));
   }

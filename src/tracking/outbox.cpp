@@ -17,6 +17,16 @@ namespace {
 constexpr std::size_t kMostItems = 1000;
 constexpr std::size_t kMostBytes = 900'000;
 
+/// Without a lock: whoever takes messages may be slow, or log a value. What it throws is its own.
+void report(const std::string& warning, const std::string& news = {}) noexcept {
+  try {
+    if (!warning.empty()) warn(warning);
+    if (!news.empty()) info(news);
+  } catch (...) {
+    return;
+  }
+}
+
 }  // namespace
 
 Outbox::Outbox(OutboxOptions options, Deliver deliver)
@@ -87,30 +97,33 @@ void Outbox::deliver_some(std::unique_lock<std::mutex>& lock) {
     bytes_ += size_of(*item);
     items_.push_front(std::move(*item));
   }
+  std::string warning;
+  std::string news;
   if (!refusal.empty()) {
     ++dropped_;
     if (!std::exchange(refused_, true)) {
-      warn(str("The tracker ", options_.tracker, " does not take a value: ", refusal));
+      warning = str("The tracker ", options_.tracker, " does not take a value: ", refusal);
     }
   }
   if (!failure.empty()) {
-    note_failure(failure);
+    warning = note_failure(failure);
   } else if (std::exchange(delay_, std::chrono::milliseconds(0)).count() != 0) {
     next_try_ = {};
-    info(str("The tracker ", options_.tracker, " writes again."));
+    news = str("The tracker ", options_.tracker, " writes again.");
   }
   changed_.notify_all();
+  lock.unlock();
+  report(warning, news);
+  lock.lock();
 }
 
-void Outbox::note_failure(const std::string& reason) {
-  if (delay_.count() == 0) {
-    warn(str("The tracker ", options_.tracker, " cannot write: ", reason,
-             " Values are kept and written later; training goes on."));
-    delay_ = options_.first_delay;
-  } else {
-    delay_ = std::min(2 * delay_, options_.longest_delay);
-  }
+std::string Outbox::note_failure(const std::string& reason) {
+  const bool first = delay_.count() == 0;
+  delay_ = first ? options_.first_delay : std::min(2 * delay_, options_.longest_delay);
   next_try_ = Clock::now() + delay_;
+  if (!first) return {};
+  return str("The tracker ", options_.tracker, " cannot write: ", reason,
+             " Values are kept and written later; training goes on.");
 }
 
 void Outbox::finish() noexcept {
@@ -133,9 +146,10 @@ void Outbox::finish() noexcept {
     }
     const auto lost = dropped_ + static_cast<std::int64_t>(items_.size());
     items_.clear();
+    lock.unlock();
     if (lost == 0) return;
-    warn(str("The tracker ", options_.tracker, " could not write ", lost,
-             lost == 1 ? " entry, which is lost." : " entries, which are lost."));
+    report(str("The tracker ", options_.tracker, " could not write ", lost,
+               lost == 1 ? " entry, which is lost." : " entries, which are lost."));
   } catch (const std::exception&) {
     // No memory for a message, or no lock: there is nobody to tell.
   }

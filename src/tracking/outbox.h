@@ -59,7 +59,8 @@ class Outbox {
 
   void run();
   void deliver_some(std::unique_lock<std::mutex>& lock);
-  void note_failure(const std::string& reason);
+  /// Returns the warning if it is the first of a row.
+  [[nodiscard]] std::string note_failure(const std::string& reason);
   [[nodiscard]] static std::size_t size_of(const OutboxItem& item);
 
   OutboxOptions options_;

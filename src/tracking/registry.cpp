@@ -153,9 +153,6 @@ std::vector<TrackerChoice> filter_trackers(
     if (!choice.object()) {
       if (std::ranges::any_of(result, same)) continue;
       static_cast<void>(checked(choice, logging_dir));
-    } else if (choice.object()->requires_logging_directory() && !logging_dir) {
-      throw ConfigError(
-          str("Logging with `", choice.name(), "` requires a `logging_dir` to be passed in."));
     }
     result.push_back(choice);
   }

@@ -53,7 +53,7 @@ std::string version_record() {
 ProtoMessage plugin(std::string_view name, const std::string& content = {}) {
   ProtoMessage data;
   data.text(1, name);
-  if (!content.empty()) data.text(2, content);
+  if (!content.empty()) data.raw(2, content);
   return ProtoMessage().message(1, data);
 }
 
@@ -216,7 +216,7 @@ void SummaryWriter::add_images(const std::string& tag, std::span<const TrackerIm
   const auto grid = detail::tracking::image_grid(images);
   ProtoMessage image;
   image.number(1, grid.height).number(2, grid.width).number(3, grid.channels);
-  image.text(4, detail::tracking::encode_png(grid));
+  image.raw(4, detail::tracking::encode_png(grid));
   impl_->add_value(impl_->log_dir, ProtoMessage().text(1, tag).message(4, image), step, walltime);
 }
 

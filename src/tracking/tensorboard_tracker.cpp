@@ -1,4 +1,5 @@
 #include "accelerate/tracking/summary_writer.h"
+#include "core/text.h"
 #include "core/yaml.h"
 #include "tracking/tracker_files.h"
 #include "tracking/trackers.h"
@@ -32,15 +33,15 @@ class TensorBoardTracker final : public BuiltinTracker {
   void log(const Value::Dict& values, std::optional<std::int64_t> step,
            const Value::Dict& kwargs) override {
     const auto walltime = walltime_in(kwargs);
-    for (const auto& [key, value] : values) {
-      if (const auto number = number_of(value)) {
-        writer_->add_scalar(key.to_string(), *number, step, walltime);
-      } else if (value.is_string()) {
-        writer_->add_text(key.to_string(), value.as_string(), step, walltime);
-      } else if (value.is_dict()) {
-        writer_->add_scalars(key.to_string(), value.as_dict(), step, walltime);
-      } else {
-        warn_dropped(name(), key, value, "numbers, texts and dicts of numbers");
+    for (const auto& [given, value] : values) {
+      const auto key = given.to_string();
+      if (!value.is_dict()) {
+        try_value(key, [&] { log_value(key, value, step, walltime); });
+        continue;
+      }
+      for (const auto& [inner, item] : value.as_dict()) {
+        try_value(str(key, "/", inner.to_string()),
+                  [&] { writer_->add_scalars(key, Value::Dict{{inner, item}}, step, walltime); });
       }
     }
   }
@@ -52,6 +53,17 @@ class TensorBoardTracker final : public BuiltinTracker {
   void finish() override { writer_->close(); }
 
  private:
+  void log_value(const std::string& key, const Value& value, std::optional<std::int64_t> step,
+                 std::optional<double> walltime) {
+    if (const auto number = number_of(value)) {
+      writer_->add_scalar(key, *number, step, walltime);
+    } else if (value.is_string()) {
+      writer_->add_text(key, value.as_string(), step, walltime);
+    } else {
+      refuse_value(value, "a number, a text or a dict of numbers");
+    }
+  }
+
   std::optional<double> walltime_in(const Value::Dict& kwargs) const {
     check_kwargs(name(), kwargs, {"walltime"});
     const Value* walltime = kwargs.get("walltime");

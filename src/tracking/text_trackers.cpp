@@ -63,8 +63,10 @@ class CsvTracker final : public TextTracker {
     if (fs::file_size(file_) == 0) append_to_file(file_, "time,step,name,value\n");
   }
   void store_init_configuration(const Value::Dict& values) override {
-    replace_file(file_.parent_path() / "config.json",
-                 json_dumps(json_value(values, NotFinite::kWords), {.indent = 2}) + "\n");
+    replace_file(
+        file_.parent_path() / "config.json",
+        json_dumps(json_value(values, NotFinite::kWords), {.indent = 2, .replace_invalid = true}) +
+            "\n");
   }
   void log(const Value::Dict& values, std::optional<std::int64_t> step,
            const Value::Dict& kwargs) override {

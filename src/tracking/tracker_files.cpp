@@ -17,7 +17,6 @@
 #include "accelerate/errors.h"
 #include "core/descriptor.h"
 #include "core/json.h"
-#include "core/log.h"
 #include "core/text.h"
 
 namespace accelerate::detail::tracking {
@@ -26,8 +25,11 @@ namespace {
 namespace fs = std::filesystem;
 
 [[noreturn]] void refuse(const fs::path& path, int error) {
-  throw ConfigError(
-      str("Cannot write '", path.string(), "': ", std::generic_category().message(error), "."));
+  constexpr std::array kOfThePath{ENOTDIR, EISDIR, ENAMETOOLONG, ELOOP, EINVAL};
+  const auto message =
+      str("Cannot write '", path.string(), "': ", std::generic_category().message(error), ".");
+  if (std::ranges::find(kOfThePath, error) != kOfThePath.end()) throw ArgumentError(message);
+  throw ConfigError(message);
 }
 
 /// Opens the file, and makes its folder if that is what is missing.
@@ -87,15 +89,17 @@ void make_folder(const fs::path& folder) {
   if (error) refuse(folder, error.value());
 }
 
+bool is_file_name(const std::string& key) {
+  return std::ranges::all_of(split(key, '/'), [](const std::string& part) {
+    return !part.empty() && part != "." && part != ".." && part.find('\0') == std::string::npos;
+  });
+}
+
 fs::path inside(const fs::path& folder, const std::string& key) {
-  for (const auto& part : split(key, '/')) {
-    if (!part.empty() && part != "." && part != ".." && part.find('\0') == std::string::npos)
-      continue;
-    throw ArgumentError(str("'", key,
-                            "' cannot be the name of a file: the parts between '/' must "
-                            "not be empty, '.' or '..'. Rename the value."));
-  }
-  return folder / key;
+  if (is_file_name(key)) return folder / key;
+  throw ArgumentError(str("'", key,
+                          "' cannot be the name of a file: the parts between '/' must "
+                          "not be empty, '.' or '..'. Rename the value."));
 }
 
 std::optional<double> number_of(const Value& value) {
@@ -137,10 +141,8 @@ std::string csv_field(const std::string& text, char delimiter) {
   return quoted + '"';
 }
 
-void warn_dropped(std::string_view tracker, const ValueKey& key, const Value& value,
-                  std::string_view takes) {
-  warn_once(str("The tracker ", tracker, " leaves out '", key.to_string(), "', which is a ",
-                value.kind_name(), ": it takes ", takes, "."));
+void refuse_value(const Value& value, std::string_view takes) {
+  throw ArgumentError(str("The value is a ", value.kind_name(), ". Expected ", takes, "."));
 }
 
 void check_kwargs(std::string_view tracker, const Value::Dict& kwargs,

@@ -14,7 +14,7 @@
 namespace accelerate::detail::tracking {
 
 // All functions on files make missing folders, and throw `ConfigError` with the path and the
-// reason.
+// reason; `ArgumentError` where the path itself is the reason, so that another try is in vain.
 
 /// Appends all of it, or nothing: what did not fit onto the disk is taken back.
 void append_to_file(const std::filesystem::path& path, std::string_view bytes);
@@ -22,8 +22,9 @@ void append_to_file(const std::filesystem::path& path, std::string_view bytes);
 void replace_file(const std::filesystem::path& path, std::string_view bytes);
 void make_folder(const std::filesystem::path& folder);
 
-/// Throws `ArgumentError` unless `key` names a file inside a folder: parts between '/' that are not
-/// empty, "." or "..".
+/// Whether `key` names a file inside a folder: parts between '/' that are not empty, "." or "..".
+[[nodiscard]] bool is_file_name(const std::string& key);
+/// Throws `ArgumentError` unless `is_file_name`.
 [[nodiscard]] std::filesystem::path inside(const std::filesystem::path& folder,
                                            const std::string& key);
 
@@ -42,9 +43,8 @@ enum class NotFinite : std::uint8_t { kBare, kWords, kPython };
 /// A field of a table whose columns are cut by `delimiter`, quoted where Python's csv module does.
 [[nodiscard]] std::string csv_field(const std::string& text, char delimiter);
 
-/// Says once per tracker and key that the value is left out.
-void warn_dropped(std::string_view tracker, const ValueKey& key, const Value& value,
-                  std::string_view takes);
+/// Throws `ArgumentError` with the kind of a value and what the tracker takes instead.
+[[noreturn]] void refuse_value(const Value& value, std::string_view takes);
 /// Throws `ArgumentError` for a key that is not one of `known`.
 void check_kwargs(std::string_view tracker, const Value::Dict& kwargs,
                   std::initializer_list<std::string_view> known);

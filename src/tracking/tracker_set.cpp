@@ -30,9 +30,20 @@ Value::Dict kwargs_of(const Value::Dict& all, std::string_view name, std::string
 
 }  // namespace
 
+void BuiltinTracker::try_value(const std::string& key, const std::function<void()>& write) {
+  try {
+    write();
+  } catch (const std::exception& error) {
+    if (!left_out_.insert(key).second) return;
+    warn(str("The tracker ", name_, " leaves out '", key, "': ", error.what()));
+  }
+}
+
 void TrackerSet::start(const std::string& project_name, const Value::Dict& config,
                        const Value::Dict& init_kwargs) {
   finish();
+  trackers_.clear();
+  reported_.clear();
   started_ = true;
   std::vector<std::shared_ptr<GeneralTracker>> made;
   for (const auto& choice : chosen_) {
@@ -43,6 +54,7 @@ void TrackerSet::start(const std::string& project_name, const Value::Dict& confi
                                                    .kwargs = kwargs_of(init_kwargs, choice.name(),
                                                                        "init_kwargs")}));
   }
+  running_ = !made.empty();
   try {
     for (const auto& tracker : made) {
       tracker->start();
@@ -52,12 +64,14 @@ void TrackerSet::start(const std::string& project_name, const Value::Dict& confi
     for (const auto& tracker : trackers_) tracker->store_init_configuration(config);
   } catch (...) {
     finish();
+    trackers_.clear();
     throw;
   }
 }
 
 void TrackerSet::log(const Value::Dict& values, std::optional<std::int64_t> step,
                      const Value::Dict& log_kwargs) {
+  if (!running_) return;
   for (const auto& tracker : trackers_) {
     try {
       tracker->log(values, step, kwargs_of(log_kwargs, tracker->name(), "log_kwargs"));
@@ -84,7 +98,8 @@ GeneralTracker& TrackerSet::get(const std::string& name) {
 }
 
 void TrackerSet::finish() noexcept {
-  for (const auto& tracker : std::exchange(trackers_, {})) {
+  if (!std::exchange(running_, false)) return;
+  for (const auto& tracker : trackers_) {
     try {
       tracker->finish();
     } catch (const std::exception& error) {

@@ -4,6 +4,7 @@
 #include <any>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -35,12 +36,15 @@ class BuiltinTracker : public GeneralTracker {
   void replace(const std::filesystem::path& file, std::string bytes) {
     outbox_.post({.target = file.string(), .bytes = std::move(bytes), .mode = WriteMode::kReplace});
   }
+  /// Calls `write`. If it throws, the value is left out, with one warning per key.
+  void try_value(const std::string& key, const std::function<void()>& write);
 
   std::any handle_;
 
  private:
   std::string name_;
   Outbox outbox_;
+  std::set<std::string> left_out_;  ///< keys that a warning was about
 };
 
 // Each throws `ArgumentError` for settings it does not know, and has no other effect.
@@ -62,8 +66,8 @@ class TrackerSet {
   TrackerSet(std::vector<TrackerChoice> chosen, std::optional<std::filesystem::path> logging_dir)
       : chosen_(std::move(chosen)), logging_dir_(std::move(logging_dir)) {}
 
-  /// Ends the trackers of an earlier `start`. If one cannot start, those before it are ended, and
-  /// what it has thrown is thrown.
+  /// Ends and destroys the trackers of an earlier `start`. If one cannot start, those before it are
+  /// ended, and what it has thrown is thrown.
   void start(const std::string& project_name, const Value::Dict& config,
              const Value::Dict& init_kwargs);
   void log(const Value::Dict& values, std::optional<std::int64_t> step,
@@ -71,10 +75,11 @@ class TrackerSet {
   /// The tracker of this name; a blank one where none was started. Throws `ArgumentError` for an
   /// unknown name.
   [[nodiscard]] GeneralTracker& get(const std::string& name);
+  /// Ends the trackers. They stay alive, for those who hold them, until the next `start`.
   void finish() noexcept;
   /// Whether trackers were chosen that were never started.
   [[nodiscard]] bool waits_for_start() const { return !chosen_.empty() && !started_; }
-  [[nodiscard]] bool running() const { return !trackers_.empty(); }
+  [[nodiscard]] bool running() const { return running_; }
 
  private:
   std::vector<TrackerChoice> chosen_;
@@ -82,6 +87,7 @@ class TrackerSet {
   std::vector<std::shared_ptr<GeneralTracker>> trackers_;
   std::set<const GeneralTracker*> reported_;  ///< trackers whose errors were shown
   bool started_ = false;
+  bool running_ = false;
 };
 
 }  // namespace accelerate::detail::tracking

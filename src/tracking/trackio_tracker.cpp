@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "accelerate/environment.h"
+#include "core/config.h"
 #include "core/files.h"
 #include "tracking/tracker_files.h"
 #include "tracking/trackers.h"
@@ -32,9 +33,10 @@ class TrackioTracker final : public BuiltinTracker {
 
   void start() override {
     const auto environment = Environment::process();
-    const auto home = environment.get("HF_HOME").value_or("~/.cache/huggingface");
-    const auto root = environment.get("TRACKIO_DIR").value_or(home + "/trackio");
-    inbox_ = expand_user(root, environment) / "inbox" / random_text(16);
+    const auto given = environment.get("TRACKIO_DIR");
+    const auto root =
+        given ? expand_user(*given, environment) : huggingface_home(environment) / "trackio";
+    inbox_ = root / "inbox" / random_text(16);
     make_folder(inbox_);
     handle_ = inbox_;
     if (run_.empty()) run_ = formatted_time("run-%Y%m%d-%H%M%S", false);

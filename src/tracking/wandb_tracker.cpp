@@ -1,3 +1,4 @@
+#include <exception>
 #include <system_error>
 
 #include "accelerate/environment.h"
@@ -66,13 +67,22 @@ class WandbTracker final : public BuiltinTracker {
     check_kwargs(
         name(), kwargs_,
         {"name", "id", "entity", "group", "job_type", "notes", "tags", "dir", "config", "mode"});
-    const auto mode = text_in(kwargs_, "mode").value_or("offline");
-    if (mode != "offline") {
-      throw UnsupportedError(str("mode of the tracker wandb is '", mode,
+    if (const auto mode = text_in(kwargs_, "mode")) {
+      disabled_ = *mode == "disabled";
+      if (disabled_ || *mode == "offline") return;
+      throw UnsupportedError(str("mode of the tracker wandb is '", *mode,
                                  "', but this library writes offline runs only. Leave it out, and "
                                  "send the run by `wandb sync`."));
     }
+    const auto mode = Environment::process().get("WANDB_MODE").value_or("offline");
+    disabled_ = mode == "disabled";
+    if (disabled_ || mode == "offline" || mode == "dryrun") return;
+    warn_once(
+        str("WANDB_MODE is '", mode,
+            "', but the tracker wandb writes offline runs only. Send the run by `wandb sync`, "
+            "or set WANDB_MODE to offline or disabled."));
   }
+  [[nodiscard]] bool disabled() const { return disabled_; }
 
   void start() override {
     const auto environment = Environment::process();
@@ -174,7 +184,9 @@ class WandbTracker final : public BuiltinTracker {
   void finish() override {
     write_row();
     const auto seconds = static_cast<std::int64_t>(now_seconds() - started_);
-    post(ProtoMessage().message(18, ProtoMessage().number(2, seconds)));
+    ProtoMessage exit;
+    if (std::uncaught_exceptions() > 0) exit.number(1, 1);  // the exit code of a failed run
+    post(ProtoMessage().message(18, exit.number(2, seconds)));
     BuiltinTracker::finish();
   }
 
@@ -233,13 +245,25 @@ class WandbTracker final : public BuiltinTracker {
   std::int64_t step_ = 0;
   Value::Dict row_;  ///< of `step_`
   bool warned_ = false;
+  bool disabled_ = false;
   std::int64_t records_ = 0;
+};
+
+/// For the mode "disabled": takes everything and writes nothing.
+class DisabledWandbTracker final : public BuiltinTracker {
+ public:
+  DisabledWandbTracker() : BuiltinTracker("wandb") { handle_ = fs::path(); }
+  void log_images(const Images&, std::optional<std::int64_t>, const Value::Dict&) override {}
+  void log_table(const std::string&, const TrackerTable&, std::optional<std::int64_t>,
+                 const Value::Dict&) override {}
 };
 
 }  // namespace
 
 std::shared_ptr<GeneralTracker> make_wandb_tracker(const TrackerArguments& arguments) {
-  return std::make_shared<WandbTracker>(arguments);
+  auto tracker = std::make_shared<WandbTracker>(arguments);
+  if (tracker->disabled()) return std::make_shared<DisabledWandbTracker>();
+  return tracker;
 }
 
 }  // namespace accelerate::detail::tracking

@@ -68,6 +68,22 @@ TEST_F(TrackingTest, LogsTensorsOfDimensionZeroAsNumbers) {
   EXPECT_EQ(written[1]["values"].dump(), R"({"all":{"a":1.5},"count":3,"loss":0.25,"ok":true})");
 }
 
+TEST_F(TrackingTest, LeavesTensorsWithoutANumberAsTheyAre) {
+  Accelerator accelerator(options({"jsonl"}));
+  accelerator.init_trackers("project");
+  accelerator.log({{"undefined", torch::Tensor()},
+                   {"meta", torch::empty({}, torch::kMeta)},
+                   {"complex", torch::full({}, c10::complex<float>(0, 1))},
+                   {"loss", torch::tensor(0.25)}},
+                  1);
+  accelerator.end_training();
+  const auto values = lines().at(0)["values"];
+  EXPECT_EQ(values["undefined"], "tensor(undefined)");
+  EXPECT_TRUE(values["meta"].is_string());
+  EXPECT_TRUE(values["complex"].is_string());
+  EXPECT_EQ(values["loss"], 0.25);
+}
+
 TEST_F(TrackingTest, GoesOnWhenATrackerThrows) {
   const test::CapturedLog log;
   Accelerator accelerator(options({std::make_shared<Thrower>(), "jsonl"}));

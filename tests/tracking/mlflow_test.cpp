@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <memory>
@@ -60,7 +61,7 @@ TEST(MlflowFolder, HasTheLayoutOfItsFileStore) {
   tracker->log({{"loss", 0.5}, {"train/acc", 1}, {"note", "text"}}, 3, {});
   tracker->log({{"loss", std::numeric_limits<double>::quiet_NaN()}, {"bad\nname", 1}}, std::nullopt,
                {});
-  EXPECT_THROW(tracker->log({{"../up", 1}}, 0, {}), ArgumentError);
+  tracker->log({{"../up", 1}, {"loss/train", 1}, {std::string(251, 'n'), 1}, {"after", 2}}, 0, {});
   tracker->finish();
 
   EXPECT_EQ(meta_of(run.parent_path()).at("name"), Value("it's"));
@@ -85,7 +86,11 @@ TEST(MlflowFolder, HasTheLayoutOfItsFileStore) {
   EXPECT_TRUE(loss[1].ends_with(" nan 0")) << loss[1];
   EXPECT_TRUE(test::file_lines(run / "metrics/train/acc").at(0).ends_with(" 1.0 3"));
   EXPECT_FALSE(fs::exists(run / "up"));
-  EXPECT_EQ(log.messages().size(), 3U);  // long, note, bad name
+  EXPECT_EQ(test::file_lines(run / "metrics/after").size(), 1U);
+  // long, note, bad name, ../up, loss/train below a file, a name of 251, one entry lost
+  ASSERT_EQ(log.messages().size(), 7U);
+  EXPECT_NE(log.messages()[4].find("metrics/loss/train': Not a directory"), std::string::npos)
+      << log.messages()[4];
 }
 
 TEST(MlflowFolder, GoesOnWithARun) {
@@ -121,6 +126,10 @@ TEST(MlflowFolder, SaysWhichStoresItCannotOpen) {
       message("sqlite:///mlflow.db").find("mlflow server --backend-store-uri sqlite:///mlflow.db"),
       std::string::npos);
   EXPECT_NE(message("https://host").find("speaks no TLS"), std::string::npos);
+  for (const char* uri : {"postgresql://me:secret@host/db", "https://me:secret@host"}) {
+    EXPECT_EQ(message(uri).find("secret"), std::string::npos) << message(uri);
+    EXPECT_NE(message(uri).find("://host"), std::string::npos) << message(uri);
+  }
 }
 
 /// As much of an MLflow server as a run needs.
@@ -172,6 +181,42 @@ TEST(MlflowServer, GetsExperimentRunParametersAndMetrics) {
   }
   EXPECT_EQ(next, 600);
   EXPECT_EQ(detail::json_loads(requests.back().body).at("status"), Value("FINISHED"));
+}
+
+TEST(MlflowServer, ThatRefusesABatchLosesOnlyTheCulprit) {
+  const test::CapturedLog log;
+  // Until the login works metrics wait; then they come in one batch.
+  std::atomic<bool> logged_in = false;
+  const test::HttpServer server([&](const test::Request& request) {
+    const bool batch = request.line.find("log-batch") != std::string::npos;
+    if (batch && !logged_in) return std::pair<std::string, std::string>("401 Unauthorized", "{}");
+    if (batch && request.body.find("\"bad\"") != std::string::npos) {
+      return std::pair<std::string, std::string>("400 Bad Request", "bad");
+    }
+    return mlflow(request);
+  });
+  const auto patched =
+      patch_environment({{"MLFLOW_TRACKING_URI", str("http://127.0.0.1:", server.port())}});
+  const auto tracker = make_tracker("mlflow", {.project_name = "project"});
+  tracker->start();
+  for (int i = 0; i < 20; ++i) tracker->log({{i == 13 ? "bad" : "loss", i}}, i, {});
+  while (server.requests().size() < 4) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  logged_in = true;
+  tracker->finish();
+  std::vector<std::int64_t> taken;
+  for (const auto& request : server.requests()) {
+    if (request.line.find("log-batch") == std::string::npos) continue;
+    const auto metrics = detail::json_loads(request.body).at("metrics");
+    if (request.body.find("\"bad\"") != std::string::npos) continue;
+    for (const auto& metric : metrics.items()) taken.push_back(metric.at("step").as_int());
+  }
+  std::ranges::sort(taken);
+  taken.erase(std::ranges::unique(taken).begin(), taken.end());
+  EXPECT_EQ(taken.size(), 19U);
+  ASSERT_EQ(log.messages().size(), 3U);
+  EXPECT_NE(log.messages()[0].find("HTTP 401"), std::string::npos);
+  EXPECT_NE(log.messages()[1].find("HTTP 400: bad"), std::string::npos);
+  EXPECT_EQ(log.messages()[2], "The tracker mlflow could not write 1 entry, which is lost.");
 }
 
 TEST(MlflowServer, ThatGoesAwayDoesNotStopTheTraining) {
@@ -227,6 +272,10 @@ TEST(Http, ReadsAddresses) {
   EXPECT_EQ(server.path, "/a");
   EXPECT_EQ(server.login, "me:pass");
   EXPECT_EQ(HttpServer::parse("http://host", "X").port, 80);
+  EXPECT_EQ(HttpServer::parse("http://a%40b:100%25%@host", "X").login, "a@b:100%%");
+  EXPECT_EQ(message_of<ConfigError>(
+                [] { static_cast<void>(HttpServer::parse("http://me:se/cret@host:0", "X")); }),
+            "X is 'http://host:0', which is no address of a server. Expected http://HOST:PORT.");
   for (const char* address : {"host:80", "http://", "http://host:x", "http://host:70000"}) {
     EXPECT_NE(message_of<ConfigError>([&] {
                 static_cast<void>(HttpServer::parse(address, "X"));

@@ -4,6 +4,7 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 
@@ -106,6 +107,23 @@ TEST(OutboxTest, FinishesInTimeWithoutAServer) {
   EXPECT_EQ(log.messages()[1], "The tracker test could not write 1 entry, which is lost.");
 }
 
+TEST(OutboxTest, SurvivesWhoeverTakesItsMessages) {
+  Receiver receiver;
+  Outbox outbox(quick(true), std::ref(receiver));
+  std::atomic<int> messages = 0;
+  basic_config({.sink = [&](const LogEntry&) {
+    if (messages++ == 0) outbox.post({.target = "", .bytes = "from the sink"});
+    throw std::runtime_error("the sink is broken.");
+  }});
+  outbox.post({.target = "", .bytes = "bad"});
+  while (messages == 0) std::this_thread::sleep_for(milliseconds(1));
+  outbox.post({.target = "", .bytes = "a"});
+  outbox.finish();
+  basic_config({});
+  std::ranges::sort(receiver.received);
+  EXPECT_EQ(receiver.received, (std::vector<std::string>{"a", "from the sink"}));
+}
+
 TEST(OutboxTest, DoesNotWaitForAServer) {
   Receiver receiver;
   Outbox outbox(quick(true), [&](auto items) {
@@ -134,6 +152,19 @@ TEST(TrackerFiles, AppendAllOrNothing) {
   EXPECT_EQ(test::content_of(path), "first\n");
   append_to_file(path, "second\n");
   EXPECT_EQ(test::content_of(path), "first\nsecond\n");
+}
+
+TEST(TrackerFiles, SayWhereAnotherTryIsInVain) {
+  const test::Folder folder;
+  append_to_file(folder / "file", "");
+  make_folder(folder / "sub");
+  const std::filesystem::path below = folder / "file/below";
+  EXPECT_THROW(append_to_file(below, "x"), ArgumentError);
+  EXPECT_THROW(make_folder(below), ArgumentError);
+  EXPECT_THROW(append_to_file(folder / "sub", "x"), ArgumentError);
+  EXPECT_THROW(replace_file(folder / "sub", "x"), ArgumentError);
+  EXPECT_THROW(append_to_file(folder / std::string(300, 'x'), "x"), ArgumentError);
+  EXPECT_THROW(append_to_file("/proc/no/such", "x"), ConfigError);
 }
 
 TEST(TrackerFiles, StayInTheirFolder) {

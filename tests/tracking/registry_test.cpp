@@ -40,6 +40,12 @@ class Recorder : public GeneralTracker {
   std::string name_;
 };
 
+class NeedsFolder : public Recorder {
+ public:
+  using Recorder::Recorder;
+  [[nodiscard]] bool requires_logging_directory() const override { return true; }
+};
+
 class Failing : public Recorder {
  public:
   using Recorder::Recorder;
@@ -58,6 +64,7 @@ TEST(FilterTrackers, KeepsObjectsAndEachNameOnce) {
   EXPECT_EQ(names(filter_trackers({})), Names{});
   EXPECT_EQ(names(filter_trackers({LoggerType::kMlflow, mine, "mlflow", mine, "jsonl"}, "logs")),
             (Names{"mlflow", "mine", "mine", "jsonl"}));
+  EXPECT_EQ(names(filter_trackers({std::make_shared<NeedsFolder>(calls)})), Names{"mine"});
 }
 
 TEST(FilterTrackers, TakesAllThatAreAvailable) {
@@ -144,6 +151,29 @@ TEST(TrackerSetTest, TurnsErrorsWhileLoggingIntoOneWarning) {
   ASSERT_EQ(log.messages().size(), 2U);
   EXPECT_EQ(log.messages()[0],
             "The tracker a did not log: it is bad. More of its errors are not shown.");
+}
+
+TEST(TrackerSetTest, KeepsTrackersAliveUntilTheNextStart) {
+  const test::CapturedLog log;
+  Names calls;
+  std::weak_ptr<GeneralTracker> alive;
+  register_tracker_class("short lived", false, [&](const TrackerArguments&) {
+    const auto made = std::make_shared<Recorder>(calls, "short lived");
+    alive = made;
+    return made;
+  });
+  TrackerSet set({"short lived", std::make_shared<Recorder>(calls, "object")}, {});
+  set.start("project", {}, {});
+  const auto first = alive;
+  set.log({{"bad", 1}}, 0, {});
+  set.finish();
+  EXPECT_FALSE(set.running());
+  ASSERT_FALSE(first.expired());
+  EXPECT_EQ(&set.get("short lived"), first.lock().get());
+  set.start("project", {}, {});
+  EXPECT_TRUE(first.expired());
+  set.log({{"bad", 1}}, 0, {});
+  EXPECT_EQ(log.messages().size(), 4U);  // of each tracker, after each start
 }
 
 TEST(TrackerSetTest, ThrowsIfOneCannotStartAndEndsTheOthers) {

@@ -50,6 +50,13 @@ TEST(EventRecords, HaveMaskedChecksums) {
             "e5b08ac7");
 }
 
+TEST(ProtoMessages, HaveTextsInUtf8) {
+  using detail::tracking::ProtoMessage;
+  EXPECT_EQ(ProtoReader(ProtoMessage().text(1, "gr\xC3\xBC\xFF").bytes()).text(1),
+            "gr\xC3\xBC\xEF\xBF\xBD");
+  EXPECT_EQ(ProtoReader(ProtoMessage().raw(1, "\xFF").bytes()).text(1), "\xFF");
+}
+
 TEST(Sha256, IsThatOfTheStandard) {
   EXPECT_EQ(detail::tracking::sha256_hex("abc"),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -209,7 +216,7 @@ TEST(TensorBoardTracker, WritesValuesByTheirKind) {
     tracker->log({{"loss", 0.5},
                   {"ok", true},
                   {"note", "text"},
-                  {"both", Value::Dict{{"a", 1}}},
+                  {"both", Value::Dict{{"x/../y", 1}, {"text", "x"}, {"a", 1}}},
                   {"list", Value::List{1}}},
                  3, {});
   }
@@ -221,11 +228,12 @@ TEST(TensorBoardTracker, WritesValuesByTheirKind) {
   EXPECT_EQ(ProtoReader(events[2]).message(5).message(1).real32(2), 1.0F);
   EXPECT_EQ(ProtoReader(events[3]).message(5).message(1).text(1), "note/text_summary");
   EXPECT_TRUE(fs::exists(run / "both_a"));
-  ASSERT_EQ(log.messages().size(), 1U);
-  EXPECT_EQ(
-      log.messages()[0],
-      "The tracker tensorboard leaves out 'list', which is a list: it takes numbers, texts and "
-      "dicts of numbers.");
+  ASSERT_EQ(log.messages().size(), 3U);  // once for each key
+  EXPECT_TRUE(log.messages()[0].starts_with("The tracker tensorboard leaves out 'both/x/../y': "));
+  EXPECT_TRUE(log.messages()[1].starts_with("The tracker tensorboard leaves out 'both/text': "));
+  EXPECT_EQ(log.messages()[2],
+            "The tracker tensorboard leaves out 'list': The value is a list. Expected a number, a "
+            "text or a dict of numbers.");
   for (const auto& entry : fs::directory_iterator(run)) {
     if (!fs::exists(entry.path() / "hparams.yml")) continue;
     EXPECT_EQ(test::content_of(entry.path() / "hparams.yml"),

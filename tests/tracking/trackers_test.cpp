@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <regex>
 
@@ -55,7 +56,7 @@ TEST(CsvTracker, WritesARowPerValue) {
     const auto tracker =
         make_tracker("csv", {.project_name = "project", .logging_dir = folder.path()});
     tracker->start();
-    tracker->store_init_configuration({{"lr", 0.1}});
+    tracker->store_init_configuration({{"lr", 0.1}, {"t", "\xff"}});
     tracker->log({{"loss", 0.5}, {"note", "a, \"b\""}, {"all", Value::Dict{{"x", 1}}}}, 3, {});
     tracker->log({{"loss", kNan}}, std::nullopt, {});
     tracker->finish();
@@ -68,7 +69,8 @@ TEST(CsvTracker, WritesARowPerValue) {
   EXPECT_EQ(behind_time(2), ",3,note,\"a, \"\"b\"\"\"");
   EXPECT_EQ(behind_time(3), ",3,all/x,1");
   EXPECT_EQ(behind_time(4), ",,loss,nan");
-  EXPECT_EQ(test::content_of(folder / "project/config.json"), "{\n  \"lr\": 0.1\n}\n");
+  EXPECT_EQ(test::content_of(folder / "project/config.json"),
+            "{\n  \"lr\": 0.1,\n  \"t\": \"\\ufffd\"\n}\n");
 }
 
 // What DVCLive 3.49 writes for the same calls.
@@ -83,7 +85,11 @@ TEST(DvcLiveTracker, WritesTheFilesOfDvcLive) {
   tracker->store_init_configuration({{"lr", 0.1}, {"sizes", Value::List{1, 2}}});
   tracker->log({{"loss", 0.5}, {"train/acc", 1}, {"t", "text"}, {"nan", kNan}}, std::nullopt, {});
   tracker->log({{"loss", 0.25}}, std::nullopt, {});
-  tracker->log({{"loss", 0.125}, {"train/acc", true}, {"inf", -kInfinity}, {"map", Value::Dict{}}},
+  tracker->log({{"../up", 1},
+                {"loss", 0.125},
+                {"train/acc", true},
+                {"inf", -kInfinity},
+                {"map", Value::Dict{}}},
                3, {});
   tracker->finish();
   EXPECT_EQ(test::content_of(live + "/plots/metrics/loss.tsv"),
@@ -101,8 +107,9 @@ TEST(DvcLiveTracker, WritesTheFilesOfDvcLive) {
                         {"params", Value::list({live + "/params.yaml"})},
                         {"plots", Value::list({Value::Dict{
                                       {live + "/plots/metrics", Value::Dict{{"x", "step"}}}}})}}));
-  ASSERT_EQ(log.messages().size(), 1U);
-  EXPECT_NE(log.messages()[0].find("'map'"), std::string::npos);
+  ASSERT_EQ(log.messages().size(), 2U);
+  EXPECT_NE(log.messages()[0].find("'../up'"), std::string::npos);
+  EXPECT_NE(log.messages()[1].find("'map'"), std::string::npos);
 }
 
 TEST(DvcLiveTracker, GoesOnOrBeginsAnew) {
@@ -119,6 +126,44 @@ TEST(DvcLiveTracker, GoesOnOrBeginsAnew) {
   EXPECT_EQ(run(false), "step\tloss\n0\t1\n1\t1\n");
   EXPECT_EQ(run(true), "step\tloss\n0\t1\n1\t1\n2\t1\n3\t1\n");
   EXPECT_EQ(run(false), "step\tloss\n0\t1\n1\t1\n");
+}
+
+TEST(DvcLiveTracker, ReadsBackWhateverItHasWritten) {
+  const test::Folder folder;
+  const auto start = [&] {
+    auto tracker = make_tracker(
+        "dvclive",
+        {.kwargs = {{"dir", folder / "live"}, {"dvcyaml", folder / "dvc.yaml"}, {"resume", true}}});
+    tracker->start();
+    return tracker;
+  };
+  start()->finish();
+  EXPECT_FALSE(fs::exists(folder / "live/metrics.json"));  // an empty one is no JSON
+  fs::remove(folder / "dvc.yaml");
+  const auto tracker = start();
+  tracker->log({{"note", "\xff"}}, 1, {});
+  tracker->finish();
+  start()->log({{"loss", 1}}, std::nullopt, {});
+  EXPECT_EQ(detail::json_loads(test::content_of(folder / "live/metrics.json")),
+            Value(Value::Dict{{"note", "\xEF\xBF\xBD"}, {"step", 2}, {"loss", 1}}));
+}
+
+TEST(TrackioTracker, IsInTheHomeOfHuggingFace) {
+  const test::Folder folder;
+  const auto parent = [] {
+    const auto tracker = make_tracker("trackio", {.project_name = "project"});
+    tracker->start();
+    return std::any_cast<fs::path>(tracker->tracker()).parent_path();
+  };
+  const auto patched = patch_environment({{"HOME", folder.path().string()},
+                                          {"HF_HOME", ""},
+                                          {"XDG_CACHE_HOME", ""},
+                                          {"TRACKIO_DIR", ""}});
+  EXPECT_EQ(parent(), folder.path() / ".cache/huggingface/trackio/inbox");
+  const auto cache = patch_environment({{"XDG_CACHE_HOME", folder / "cache"}});
+  EXPECT_EQ(parent(), folder.path() / "cache/huggingface/trackio/inbox");
+  const auto home = patch_environment({{"HF_HOME", "~/hf"}});
+  EXPECT_EQ(parent(), folder.path() / "hf/trackio/inbox");
 }
 
 TEST(TrackioTracker, PutsFragmentsIntoTheInbox) {
@@ -231,6 +276,53 @@ TEST(WandbTracker, WritesAnOfflineRun) {
   EXPECT_TRUE(records[9].texts.contains(18));
   ASSERT_EQ(log.messages().size(), 1U);
   EXPECT_NE(log.messages()[0].find("step 2"), std::string::npos);
+}
+
+TEST(WandbTracker, WritesNothingIfItIsDisabled) {
+  const test::Folder folder;
+  const auto write = [&](Value::Dict kwargs) {
+    kwargs.set("dir", folder.path().string());
+    const auto tracker = make_tracker("wandb", {.project_name = "p", .kwargs = kwargs});
+    tracker->start();
+    tracker->log({{"loss", 1}}, 1, {});
+    tracker->log_images({}, 1, {});
+    tracker->log_table("t", {}, 1, {});
+    tracker->finish();
+  };
+  write({{"mode", "disabled"}});
+  const auto patched = patch_environment({{"WANDB_MODE", "disabled"}});
+  write({});
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+  const test::CapturedLog log;
+  const auto online = patch_environment({{"WANDB_MODE", "online"}});
+  write({});
+  write({});
+  EXPECT_TRUE(fs::exists(folder / "wandb"));
+  const auto about_the_mode = [](const auto& text) { return text.starts_with("WANDB_MODE is "); };
+  EXPECT_EQ(std::ranges::count_if(log.messages(), about_the_mode), 1);
+}
+
+TEST(WandbTracker, HasTheExitCodeOfARunThatAnExceptionEnds) {
+  struct Run {
+    std::shared_ptr<GeneralTracker> tracker;
+    ~Run() { tracker->finish(); }
+  };
+  const test::Folder folder;
+  const auto exit_code = [&](const char* id, bool fails) {
+    const auto tracker = make_tracker(
+        "wandb", {.project_name = "p", .kwargs = {{"dir", folder.path().string()}, {"id", id}}});
+    tracker->start();
+    try {
+      const Run run{tracker};
+      if (fails) throw std::runtime_error("it fails.");
+    } catch (const std::runtime_error&) {
+    }
+    const auto file =
+        std::any_cast<fs::path>(tracker->tracker()) / ("run-" + std::string(id) + ".wandb");
+    return wandb_records(file).back().message(18).number(1);
+  };
+  EXPECT_EQ(exit_code("good", false), 0U);
+  EXPECT_EQ(exit_code("bad", true), 1U);
 }
 
 TEST(WandbTracker, WritesImagesAndTablesAsFiles) {
