@@ -37,8 +37,8 @@ class GradientWatch {
   std::string name_ = {};
   /// Kept alive: else a parameter makes a new one for each graph, without the hook.
   // A shared or an intrusive pointer, by the version of LibTorch.
-  decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()))
-      accumulator_ = nullptr;
+  decltype(torch::autograd::impl::grad_accumulator(
+      std::declval<const at::Tensor&>())) accumulator_ = nullptr;
   std::uintptr_t hook_ = 0;
 };
 
