@@ -2,11 +2,9 @@
 // files.py does the same with Python's safetensors and torch.save. Beside them the rates of disk
 // and memory.
 #include <accelerate/accelerate.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -15,18 +13,16 @@
 #include <string>
 #include <vector>
 
+#include "disk.h"
+
 namespace {
 
 namespace st = accelerate::safetensors;
-using Clock = std::chrono::steady_clock;
+using bench::report;
+using bench::seconds;
+using bench::write_plain;
 
 constexpr int kRounds = 5;
-
-double seconds(const std::function<void()>& f) {
-  const auto start = Clock::now();
-  f();
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 double median(std::vector<double> values) {
   std::ranges::sort(values);
@@ -44,10 +40,6 @@ double median_seconds(const std::function<void()>& f, const std::function<void()
   return median(times);
 }
 
-void report(const std::string& name, double value, const char* unit) {
-  std::cout << name << '\t' << value << '\t' << unit << std::endl;
-}
-
 std::int64_t megabytes() {
   const char* text = std::getenv("BENCH_FILES_MB");
   return text != nullptr ? std::atoll(text) : 1000;
@@ -63,18 +55,6 @@ accelerate::StateDict make_model() {
     model.insert(name + ".norm", torch::ones({4096}, torch::kBFloat16));
   }
   return model;
-}
-
-// What dd with conv=fsync does, from memory that is warm.
-void write_plain(const std::filesystem::path& path, std::int64_t bytes) {
-  const std::vector<char> block(8 << 20, 'x');
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  for (std::int64_t at = 0; at < bytes; at += static_cast<std::int64_t>(block.size())) {
-    const auto count = std::min<std::int64_t>(bytes - at, static_cast<std::int64_t>(block.size()));
-    if (::write(fd, block.data(), static_cast<std::size_t>(count)) != count) std::abort();
-  }
-  if (::fsync(fd) != 0) std::abort();
-  ::close(fd);
 }
 
 // The first large write of a process also pays for the page cache that makes room for it, and a

@@ -2,11 +2,9 @@
 // size of the model (BENCH_STATES_MB: megabytes of the model, 300). states.py does the same with
 // Python Accelerate; its stall is its whole save. Beside them the rate of the disk.
 #include <accelerate/accelerate.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -14,18 +12,16 @@
 #include <string>
 #include <vector>
 
+#include "disk.h"
+
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
+using bench::report;
+using bench::seconds;
+using bench::write_plain;
 
 constexpr int kRounds = 3;
-
-double seconds(const std::function<void()>& f) {
-  const auto start = Clock::now();
-  f();
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// Median, after one call that is not counted. `before` is not timed.
 double median_seconds(const std::function<void()>& f, const std::function<void()>& before = [] {}) {
@@ -37,10 +33,6 @@ double median_seconds(const std::function<void()>& f, const std::function<void()
   }
   std::ranges::sort(times);
   return times[times.size() / 2];
-}
-
-void report(const std::string& name, double value, const char* unit) {
-  std::cout << name << '\t' << value << '\t' << unit << std::endl;
 }
 
 std::int64_t megabytes() {
@@ -55,16 +47,6 @@ torch::nn::Sequential make_model() {
     net->push_back(torch::nn::Linear(torch::nn::LinearOptions(4096, 4096).bias(false)));
   }
   return net;
-}
-
-void write_plain(const fs::path& path, std::int64_t bytes) {
-  const std::vector<char> block(8 << 20, 'x');
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  for (std::int64_t at = 0; at < bytes; at += static_cast<std::int64_t>(block.size())) {
-    if (::write(fd, block.data(), block.size()) != static_cast<ssize_t>(block.size())) std::abort();
-  }
-  if (::fsync(fd) != 0) std::abort();
-  ::close(fd);
 }
 
 }  // namespace

@@ -2,11 +2,11 @@
 //
 // SIGTERM and SIGUSR1 (schedulers of clusters send them, and `accelerate launch` passes them on)
 // may reach processes at different moments, or one of them only. All must save at the same step,
-// and nobody may wait for a process that knows nothing of it yet. So they agree through the store,
-// while training goes on: a process that got the signal leaves a request; each one that sees it
-// answers at the end of a batch; when all have answered, process 0 names the step after the one it
-// is at. A process cannot have passed that step, since gradients are averaged once more before it.
-// A run that ends before that step ends as if there had been no signal.
+// and no process may wait for one that does not know of the signal yet. So they agree through the
+// store, while training goes on: a process that got the signal leaves a request; each one that sees
+// it answers at the end of a batch; when all have answered, process 0 names the step after the one
+// it is at. A process cannot have passed that step, since gradients are averaged once more before
+// it. A run that ends before that step ends as if there had been no signal.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

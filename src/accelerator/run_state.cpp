@@ -18,7 +18,6 @@
 #include "accelerate/version.h"
 #include "accelerator/accelerator_core.h"
 #include "accelerator/accumulated_gradients.h"
-#include "core/exception_text.h"
 #include "core/files.h"
 #include "core/log.h"
 #include "core/subprocess.h"

@@ -10,6 +10,7 @@
 #include "accelerate/safetensors.h"
 #include "accelerate/state.h"
 #include "checkpoint/write_file.h"
+#include "core/folders.h"
 #include "core/log.h"
 #include "core/output_file.h"
 #include "core/text.h"
@@ -66,15 +67,6 @@ void remove_stale(const fs::path& folder, const WeightNames& names, const StateD
   for (const auto& file : stale) remove_stale(file);
 }
 
-void make_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) {
-    throw CheckpointError(
-        str("Cannot create the folder '", folder.string(), "': ", error.message(), "."), folder);
-  }
-}
-
 void write_file(const StateDict& state, const fs::path& path, bool safe_serialization) {
   if (safe_serialization) {
     safetensors::save_file(state, path);
@@ -115,7 +107,7 @@ void write_model(const StateDict& given, const fs::path& folder, const SaveModel
   const auto split = split_torch_state_dict_into_shards(
       state,
       {.filename_pattern = std::string(names.pattern), .max_shard_size = options.max_shard_size});
-  make_folder(folder);
+  detail::make_folders(folder);
   if (split.filename_to_tensors.empty()) {
     return detail::warn(str("The model has no tensors: nothing is written to '", folder.string(),
                             "', and weights that are there stay."));

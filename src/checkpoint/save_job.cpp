@@ -344,7 +344,7 @@ void SaveJob::prune() const {
       make_folders(staging_);
     }
     for (std::int64_t i = 0; i < excess; ++i) {
-      // First out of sight by a rename, so that nobody meets half of it.
+      // A rename comes first, so that a reader never sees half of a checkpoint.
       const auto& old = others[static_cast<std::size_t>(i)].path;
       const auto aside = staging_ / str("removed_", old.filename().string());
       rename_path(old, aside);

@@ -80,7 +80,7 @@ struct SpawnOptions {
   /// Descriptors that stay open in the child, under the same number.
   std::vector<int> inherit = {};
   /// Gets "+<pid>\n" from the child before it executes the program, so that whoever reads there
-  /// knows the process group before anything can be started in it. -1: nobody.
+  /// knows the process group before anything can be started in it. -1: nothing is written.
   int announce_fd = -1;
   /// What the child gets when the thread that started it ends; 0: nothing.
   int death_signal = SIGKILL;

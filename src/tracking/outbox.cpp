@@ -151,7 +151,7 @@ void Outbox::finish() noexcept {
     report(str("The tracker ", options_.tracker, " could not write ", lost,
                lost == 1 ? " entry, which is lost." : " entries, which are lost."));
   } catch (const std::exception&) {
-    // No memory for a message, or no lock: there is nobody to tell.
+    // No memory for a message, or no lock: it cannot be reported.
   }
 }
 

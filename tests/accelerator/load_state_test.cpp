@@ -24,7 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 using test::anew;
 using test::damage;
-using test::Folder;
 using test::has;
 using test::Json;
 using test::message_of;
@@ -33,11 +32,7 @@ using test::names_in;
 using test::Progress;
 using test::SavedRun;
 
-class LoadStateTest : public test::Stateless {
- protected:
-  Folder folder_;
-  const fs::path& path_ = folder_.path();
-};
+class LoadStateTest : public test::WithFolder {};
 class RandomStatesTest : public LoadStateTest {};
 class GradientsTest : public LoadStateTest {};
 class LoaderStateTest : public LoadStateTest {};

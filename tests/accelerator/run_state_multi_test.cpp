@@ -3,14 +3,17 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <iostream>
 #include <string>
 #include <vector>
 
 #include "accelerator/runs.h"
 #include "checkpoint/models.h"
 #include "core/captured_log.h"
+#include "support/command.h"
 #include "support/has.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
@@ -122,6 +125,34 @@ TEST(SaveStateOnProcesses, NumbersAndLimitsAreThoseOfOneProcess) {
     EXPECT_EQ(run.value(), 9);
     EXPECT_EQ(run.accelerator.save_iteration(), 11) << "the damaged one keeps its number";
   });
+}
+
+// ---- preemption ---------------------------------------------------------------------------------
+
+TEST(PreemptedRun, CompletesItsEpochAndItsEvaluation) {
+  const SharedFolder folder;
+  const auto outcomes = run_processes(1, folder.options(), [&] {
+    auto options = automatic(folder.path());
+    options.project_config->save_on_preemption = true;
+    SavedRun run(options);
+    auto loader = run.accelerator.prepare(make_data_loader(torch::ones({6, 3}), {.batch_size = 2}));
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      for (auto& batch : loader) {
+        run.accelerator.backward(run.model(batch).sum());
+        std::cout << "epoch " << epoch << ", a batch" << std::endl;
+        if (run.accelerator.gradient_state().end_of_dataloader()) ::raise(SIGUSR1);
+      }
+      const torch::NoGradGuard no_grad;
+      for (auto& batch : loader) std::cout << "evaluated " << batch.size(0) << std::endl;
+    }
+  });
+  const auto& end = outcomes.front();
+  EXPECT_EQ(end.exit_code, 75) << end.output;
+  EXPECT_EQ(test::count_of(end.output, "epoch 0, a batch"), 3) << end.output;
+  EXPECT_EQ(test::count_of(end.output, "evaluated 2"), 3) << end.output;
+  EXPECT_EQ(test::count_of(end.output, "epoch 1"), 0) << end.output;
+  if (in_child_process()) return;
+  EXPECT_EQ(names_in(folder.path() / "checkpoints"), Names{"checkpoint_0"});
 }
 
 // ---- another number of processes ----------------------------------------------------------------

@@ -12,8 +12,16 @@
 #include <string>
 
 #include "accelerator/nets.h"
+#include "support/command.h"
 
 namespace accelerate::test {
+
+/// Tests with a folder of their own.
+class WithFolder : public Stateless {
+ protected:
+  Folder folder_;
+  const std::filesystem::path& path_ = folder_.path();
+};
 
 /// What a program counts.
 struct Progress {

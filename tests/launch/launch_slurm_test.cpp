@@ -14,32 +14,15 @@ namespace {
 const std::string kWorker = built("tests/launch_worker");
 const std::string kAccelerate = built("bin/accelerate");
 
-// One Slurm for all tests: it takes a second to come up.
-class SlurmTest : public ::testing::Test {
+class SlurmTest : public WithSlurm {
  protected:
-  static void SetUpTestSuite() {
-    if (Slurm::why_not()) return;
-    hosts = std::make_unique<Hosts>(2);
-    slurm = std::make_unique<Slurm>(*hosts);
-  }
-  static void TearDownTestSuite() {
-    slurm.reset();
-    hosts.reset();
-  }
-  void SetUp() override { ACCELERATE_SKIP_WITHOUT_SLURM(); }
-
   static Outcome srun(const Words& arguments) {
     auto options = slurm->srun(arguments);
     options.environment.emplace_back("ACCELERATE_USE_CPU", "1");
     options.environment.emplace_back("OMP_NUM_THREADS", "1");
     return run(options, Seconds(60));
   }
-
-  static std::unique_ptr<Hosts> hosts;
-  static std::unique_ptr<Slurm> slurm;
 };
-std::unique_ptr<Hosts> SlurmTest::hosts;
-std::unique_ptr<Slurm> SlurmTest::slurm;
 
 TEST_F(SlurmTest, StartsAWorldWithoutOurLauncherAndWithoutAnySetting) {
   const auto outcome =

@@ -14,20 +14,8 @@ namespace {
 constexpr int kBatches = 40;
 const Case kTraining = {.processes = 2, .settings = {"rows=160"}};
 
-// One Slurm for all tests: it takes a second to come up.
-class PreemptionBySlurm : public ::testing::Test {
+class PreemptionBySlurm : public WithSlurm {
  protected:
-  static void SetUpTestSuite() {
-    if (Slurm::why_not()) return;
-    hosts = std::make_unique<Hosts>(2);
-    slurm = std::make_unique<Slurm>(*hosts);
-  }
-  static void TearDownTestSuite() {
-    slurm.reset();
-    hosts.reset();
-  }
-  void SetUp() override { ACCELERATE_SKIP_WITHOUT_SLURM(); }
-
   /// A launcher on each of two nodes.
   static Words launchers(const Folder& folder, const Words& more) {
     return Words{"-N2",
@@ -86,13 +74,8 @@ class PreemptionBySlurm : public ::testing::Test {
     expect_same_traces(2, unbroken.path(), folder_.path());
   }
 
-  static std::unique_ptr<Hosts> hosts;
-  static std::unique_ptr<Slurm> slurm;
-
   Folder folder_;
 };
-std::unique_ptr<Hosts> PreemptionBySlurm::hosts;
-std::unique_ptr<Slurm> PreemptionBySlurm::slurm;
 
 TEST_F(PreemptionBySlurm, SavesWhenTheJobIsRequeued) {
   const auto id = submit("");

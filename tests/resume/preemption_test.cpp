@@ -152,7 +152,7 @@ TEST(Preemption, SavesThoughTheLastAsynchronousSaveHasFailed) {
 
 TEST(Preemption, AtTheEndOfARunStopsTheNextOne) {
   // The signal comes in the last of 8 batches, and process 0 names a step that never comes. The
-  // next run in the same processes agrees anew.
+  // next run in the same processes agrees for itself.
   const Folder first;
   const Folder second;
   const Case run_twice{2, {"rows=32", "every=1000", "preemption=1", "pause_us=250000"}};

@@ -5,6 +5,9 @@
 // as on many a cluster.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +42,26 @@ class Slurm {
   const Hosts& hosts_;
   Folder folder_;
   std::vector<Command> daemons_;
+};
+
+/// One Slurm with two nodes for all tests of a suite: it takes a second to come up.
+class WithSlurm : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    if (Slurm::why_not()) return;
+    hosts = std::make_unique<Hosts>(2);
+    slurm = std::make_unique<Slurm>(*hosts);
+  }
+  static void TearDownTestSuite() {
+    slurm.reset();
+    hosts.reset();
+  }
+  void SetUp() override {
+    if (const auto reason = Slurm::why_not()) GTEST_SKIP() << "no Slurm here: " << *reason;
+  }
+
+  static inline std::unique_ptr<Hosts> hosts = nullptr;
+  static inline std::unique_ptr<Slurm> slurm = nullptr;
 };
 
 }  // namespace accelerate::test

@@ -24,7 +24,7 @@ namespace accelerate {
 
 /// Called by `save_state` on all processes before files are written, with the prepared models,
 /// their weights, and the folder in which a hook may write files of its own. Weights that a hook
-/// removes are not written; the others are numbered anew.
+/// removes are not written; the others are numbered from 0.
 using SaveStateHook =
     std::function<void(std::span<const std::shared_ptr<torch::nn::Module>> models,
                        std::vector<StateDict>& weights, const std::filesystem::path& output_dir)>;
