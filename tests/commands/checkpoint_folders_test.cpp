@@ -5,7 +5,6 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -53,9 +52,7 @@ struct Tensor {
 
 template <class T>
 std::string bytes_of(const std::vector<T>& numbers) {
-  std::string bytes(numbers.size() * sizeof(T), '\0');
-  std::memcpy(bytes.data(), numbers.data(), bytes.size());
-  return bytes;
+  return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(T)};
 }
 
 Tensor floats(const std::string& name, const std::vector<float>& numbers) {
