@@ -174,12 +174,11 @@ at::Tensor CheckpointFile::get(const std::string& name, c10::Device device) cons
   return std::get<StateDict>(content_)[name].to(device);
 }
 
-void CheckpointFile::read_into(const std::string& name, const at::Tensor& destination) const {
+void CheckpointFile::read_into(const Destinations& destinations) const {
   if (const auto* file = std::get_if<safetensors::File>(&content_)) {
-    file->read_into(name, destination);
-  } else {
-    destination.copy_(get(name));
+    return file->read_into(destinations);
   }
+  for (const auto& [name, destination] : destinations) destination.copy_(get(name));
 }
 
 std::vector<fs::path> checkpoint_files(const fs::path& checkpoint) {

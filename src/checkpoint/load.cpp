@@ -164,6 +164,7 @@ void copy_all(const StateDict& own, const LoadPlan& plan, const TensorSources& s
     places.push_back(placement_of(name, own[name], options));
   }
   const at::NoGradGuard no_grad;
+  TensorSources::Destinations destinations;
   for (std::size_t i = 0; i < plan.copies.size(); ++i) {
     const auto& [name, recipe] = plan.copies[i];
     const auto& tensor = own[name];
@@ -172,8 +173,9 @@ void copy_all(const StateDict& own, const LoadPlan& plan, const TensorSources& s
       tensor.set_data(at::empty(tensor.sizes(),
                                 tensor.options().device(places[i].device).dtype(places[i].dtype)));
     }
-    sources.make_into(*recipe, tensor.detach());
+    destinations.emplace_back(recipe, tensor.detach());
   }
+  sources.make_into(destinations);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <unordered_map>
 #include <utility>
 
 #include "accelerate/errors.h"
@@ -175,29 +176,43 @@ at::Tensor File::get_slice(std::string_view name, const std::vector<Range>& rang
 }
 
 void File::read_into(std::string_view name, const at::Tensor& destination) const {
-  const auto& entry = impl_->find(name);
-  const auto form = detail::checkpoint::torch_form(entry, impl_->path);
-  if (!destination.sizes().equals(form.shape)) {
-    throw ArgumentError(str("Tensor ", python_repr(name), " of '", impl_->path.string(),
-                            "' has shape [", detail::join(form.shape),
-                            "] and cannot be read into one of shape [",
-                            detail::join(destination.sizes()), "]."));
-  }
+  read_into({{std::string(name), destination}});
+}
+
+void File::read_into(const std::vector<std::pair<std::string, at::Tensor>>& destinations) const {
   const c10::NoGradGuard no_grad;
-  if (destination.scalar_type() != form.type || !destination.is_contiguous()) {
-    auto tensor = at::empty(form.shape, at::TensorOptions(form.type));
-    const FilePiece piece{impl_->offset_of(entry), Impl::memory_of(tensor)};
+  std::vector<FilePiece> pieces;
+  std::unordered_map<c10::Device, std::vector<detail::checkpoint::DevicePiece>> device_pieces;
+  std::vector<std::pair<const TensorEntry*, at::Tensor>> conversions;
+  for (const auto& [name, destination] : destinations) {
+    const auto& entry = impl_->find(name);
+    const auto form = detail::checkpoint::torch_form(entry, impl_->path);
+    if (!destination.sizes().equals(form.shape)) {
+      throw ArgumentError(str("Tensor ", python_repr(name), " of '", impl_->path.string(),
+                              "' has shape [", detail::join(form.shape),
+                              "] and cannot be read into one of shape [",
+                              detail::join(destination.sizes()), "]."));
+    }
+    if (destination.scalar_type() != form.type || !destination.is_contiguous()) {
+      conversions.emplace_back(&entry, destination);
+    } else if (destination.is_cpu()) {
+      pieces.push_back({impl_->offset_of(entry), Impl::memory_of(destination)});
+    } else {
+      device_pieces[destination.device()].push_back({impl_->offset_of(entry), destination});
+    }
+  }
+  impl_->read_pieces(pieces);
+  for (auto& [device, on_device] : device_pieces) impl_->read_device_pieces(std::move(on_device));
+  for (const auto& [entry, destination] : conversions) {
+    const auto form = detail::checkpoint::torch_form(*entry, impl_->path);
+    const auto tensor = at::empty(form.shape, at::TensorOptions(form.type));
+    const FilePiece piece{impl_->offset_of(*entry), Impl::memory_of(tensor)};
     impl_->read_pieces({&piece, 1});
     destination.copy_(tensor);
-    return;
   }
-  if (destination.is_cpu()) {
-    const FilePiece piece{impl_->offset_of(entry), Impl::memory_of(destination)};
-    impl_->read_pieces({&piece, 1});
-  } else {
-    impl_->read_device_pieces({{impl_->offset_of(entry), destination}});
+  for (const auto& [name, destination] : destinations) {
+    destination.unsafeGetTensorImpl()->bump_version();
   }
-  destination.unsafeGetTensorImpl()->bump_version();
 }
 
 StateDict File::get_tensors(c10::Device device) const {
