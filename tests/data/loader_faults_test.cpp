@@ -169,7 +169,9 @@ std::string complaint(const Plan& plan, const std::vector<RankOutcome>& outcomes
       if (!outcome.ok()) return ended;
       continue;
     }
-    if (rank != plan.culprit) {
+    // A dispatcher throws what the dataset threw on all ranks.
+    const bool shares_it = plan.dispatch && plan.fault != Fault::kKilled;
+    if (rank != plan.culprit && !shares_it) {
       if (outcome.exit_code != kRanksDisagree) return ended;
       if (!outcome.output_contains(str("rank ", plan.culprit))) {
         return str("rank ", rank, " does not name rank ", plan.culprit);
@@ -183,7 +185,7 @@ std::string complaint(const Plan& plan, const std::vector<RankOutcome>& outcomes
     if (outcome.exit_code == 0) return ended;
     const auto* const reason =
         plan.fault == Fault::kThrows ? "the sample is torn" : "did not come within 500 ms";
-    if (!outcome.output_contains(reason)) return str("the culprit does not say '", reason, "'");
+    if (!outcome.output_contains(reason)) return str("rank ", rank, " does not say '", reason, "'");
   }
   return "";
 }
@@ -209,6 +211,7 @@ TEST(LoaderFaults, LoseNoSampleAndHangNoProcess) {
             Rank(accelerator, plan).run();
           });
         });
+    if (in_child_process()) continue;
     ++counts[kFaults[static_cast<std::size_t>(plan.fault)]];
     const auto wrong = complaint(plan, outcomes);
     if (wrong.empty()) continue;
