@@ -19,6 +19,7 @@
 #include "commands/checkpoint_content.h"
 #include "commands/checkpoint_diff.h"
 #include "commands/checkpoint_folders.h"
+#include "commands/stored_numbers.h"
 #include "core/bytes.h"
 #include "core/json.h"
 #include "core/progress_line.h"
@@ -74,6 +75,14 @@ std::string shown(const std::string& text) {
     at += point.length;
   }
   return text;
+}
+
+// Values of random generators have hundreds of numbers.
+std::string shortened(const std::string& text) {
+  constexpr int kWidest = 50;
+  auto whole = shown(text);
+  if (detail::display_width(whole) <= kWidest) return whole;
+  return detail::display_trim(std::move(whole), kWidest - 3) + "...";
 }
 
 // Columns whose letter in `alignment` is 'r' are aligned at the right; the last one is not padded.
@@ -149,12 +158,19 @@ void print_file_json(const MappedFile& file, const FileContent& content,
                                      {"shape", tensor.shape},
                                      {"bytes", tensor.bytes},
                                      {"xxh3", sums[i]}});
+    const auto scalar = detail::commands::scalar_text(file, tensor);
+    if (!scalar.empty()) tensors.back().as_dict().set("value", scalar);
+  }
+  Value::List values;
+  for (const auto& [name, text] : content.values) {
+    values.emplace_back(Value::Dict{{"name", name}, {"value", text}});
   }
   print_json({{"file", file.path().string()},
               {"format", content.format},
               {"metadata", std::move(metadata)},
               {"bytes", content.bytes},
-              {"tensors", std::move(tensors)}});
+              {"tensors", std::move(tensors)},
+              {"values", std::move(values)}});
 }
 
 int show_file(const fs::path& path, bool json) {
@@ -168,10 +184,16 @@ int show_file(const fs::path& path, bool json) {
   std::vector<Row> rows{{"name", "dtype", "shape", "bytes", "xxh3"}};
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const auto& tensor = content.tensors[i];
+    const auto scalar = detail::commands::scalar_text(*file, tensor);
     rows.push_back({shown(tensor.name), tensor.dtype, str("[", detail::join(tensor.shape), "]"),
-                    std::to_string(tensor.bytes), sums[i]});
+                    std::to_string(tensor.bytes),
+                    scalar.empty() ? sums[i] : str(sums[i], "  = ", scalar)});
   }
-  auto out = table(rows, "lllrl") + str("\n", content.summary(), "\n");
+  auto out = content.tensors.empty() ? "" : table(rows, "lllrl") + "\n";
+  for (const auto& [name, text] : content.values) {
+    out += str(name.empty() ? "" : str(shown(name), " = "), shortened(text), "\n");
+  }
+  out += str(content.values.empty() ? "" : "\n", content.summary(), "\n");
   for (const auto& [key, value] : content.metadata) {
     out += str("metadata ", shown(key), " = ", shown(value), "\n");
   }
@@ -207,8 +229,9 @@ std::string summary_of(const fs::path& path) {
 int show_folder(const fs::path& path, bool json) {
   const auto list = detail::commands::list_checkpoints(path);
   if (list.checkpoints.size() != 1 || list.checkpoints.front().path != path) {
-    throw ConfigError(str("'", path.string(), "' has ", list.checkpoints.size(),
-                          " checkpoints and is none itself. Name one of them; `accelerate "
+    throw ConfigError(str("'", path.string(), "' has ",
+                          counted(std::ssize(list.checkpoints), "checkpoint"),
+                          " and is none itself. Name one of them; `accelerate "
                           "checkpoint ls ",
                           path.string(), "` lists them."));
   }
@@ -341,14 +364,6 @@ int verify(const Words& words, bool json) {
     print(out);
   }
   return all_right ? kOk : kDiffers;
-}
-
-// Values of random generators have hundreds of numbers.
-std::string shortened(const std::string& text) {
-  constexpr int kWidest = 50;
-  auto whole = shown(text);
-  if (detail::display_width(whole) <= kWidest) return whole;
-  return detail::display_trim(std::move(whole), kWidest - 3) + "...";
 }
 
 std::string text_of(const Difference& difference) {

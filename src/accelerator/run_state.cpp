@@ -11,8 +11,10 @@
 #include <cstdlib>
 #include <iostream>
 #include <iterator>
+#include <mutex>
 #include <ranges>
 #include <utility>
+#include <vector>
 
 #include "accelerate/errors.h"
 #include "accelerate/version.h"
@@ -38,7 +40,26 @@ using detail::formats::VerifyDepth;
 
 namespace detail::accelerator {
 
+struct RunState::Living {
+  std::mutex mutex;
+  std::vector<RunState*> all;
+};
+
+RunState::Living& RunState::living() {
+  static auto& living = *new Living;  // never destroyed: an accelerator may be static too
+  return living;
+}
+
+RunState::RunState() {
+  const std::lock_guard lock(living().mutex);
+  living().all.push_back(this);
+}
+
 RunState::~RunState() {
+  {
+    const std::lock_guard lock(living().mutex);
+    std::erase(living().all, this);
+  }
   // Where an error ends the program, other processes may be gone and will not answer.
   if (std::uncaught_exceptions() > 0) thread_.request_stop();
   wait_and_warn();
@@ -50,6 +71,11 @@ void RunState::wait_and_warn() {
   } catch (const std::exception& error) {
     warn_from_any_rank(str("The last asynchronous save_state failed: ", error.what()));
   }
+}
+
+void RunState::wait_and_warn_all() {
+  const std::lock_guard lock(living().mutex);
+  for (auto* const one : living().all) one->wait_and_warn();
 }
 
 void RunState::start(std::unique_ptr<checkpoint::SaveJob> job, const StoreExchange& where) {
@@ -345,8 +371,9 @@ void check_preemption(AcceleratorCore& core, std::source_location where) {
   // Processes that are through with uneven inputs wait for the others: all stop after them.
   if (!preemption || core.join != nullptr) return;
   if (!preemption->stops_here(core.backward.synchronized())) return;
-  // Its failure is no reason not to save now.
-  core.run_state.wait_and_warn();
+  // This process ends here: saves of other accelerators must be complete too. Their failure is no
+  // reason not to save now.
+  RunState::wait_and_warn_all();
   const auto folder = save_state(core, {}, {}, where);
   if (core.state.is_main_process()) {
     std::cerr << "accelerate: preempted (" << preemption->reason() << "): the state is saved in '"

@@ -14,6 +14,7 @@
 #include "checkpoint/parallel_chunks.h"
 #include "checkpoint/safetensors_dtypes.h"
 #include "checkpoint/slice_reader.h"
+#include "core/huge_pages.h"
 #include "core/python_text.h"
 #include "core/text.h"
 #include "formats/mapped_file.h"
@@ -85,6 +86,7 @@ struct File::Impl : std::enable_shared_from_this<Impl> {
       auto& tensor =
           tensors.emplace_back(at::empty(form.shape, at::TensorOptions(form.type).device(device)));
       if (device.is_cpu()) {
+        detail::advise_huge_pages(tensor.mutable_data_ptr(), tensor.nbytes());
         pieces.push_back({offset_of(*entry), memory_of(tensor)});
       } else if (!device.is_meta()) {
         device_pieces.push_back({offset_of(*entry), tensor});

@@ -10,6 +10,7 @@
 #include "checkpoint/device_reader.h"
 #include "checkpoint/parallel_chunks.h"
 #include "checkpoint/torch_dtype.h"
+#include "core/huge_pages.h"
 #include "core/text.h"
 #include "formats/archive.h"
 #include "formats/format_error.h"
@@ -117,6 +118,7 @@ class TensorLoader {
       return;
     }
     found->second = at::empty({size}, at::kByte);
+    advise_huge_pages(found->second.mutable_data_ptr(), entry.size);
     pieces_.push_back({.offset = offset,
                        .memory = {static_cast<std::byte*>(found->second.mutable_data_ptr()),
                                   static_cast<std::size_t>(size)}});

@@ -61,10 +61,10 @@ TEST(CheckpointShow, PrintsATable) {
       outcome.output,
       detail::str("name          dtype    shape   bytes  xxh3\n"
                   "'\\x1b[2J'     U8       [1]         1  ",
-                  sum_of_zeros(1), "\n", "layer.weight  BF16     [2, 3]     12  ", sum_of_zeros(12),
-                  "\n", "step          I64      []          8  ", sum_of_zeros(8), "\n",
-                  "\u91cd\u307f          F8_E4M3  [0]         0  ", sum_of_zeros(0), "\n",
-                  "\nsafetensors, 4 tensors, 21 bytes\nmetadata format = pt\n"));
+                  sum_of_zeros(1), "  = 0\n", "layer.weight  BF16     [2, 3]     12  ",
+                  sum_of_zeros(12), "\n", "step          I64      []          8  ", sum_of_zeros(8),
+                  "  = 0\n", "\u91cd\u307f          F8_E4M3  [0]         0  ", sum_of_zeros(0),
+                  "\n", "\nsafetensors, 4 tensors, 21 bytes\nmetadata format = pt\n"));
 }
 
 TEST(CheckpointShow, PrintsJson) {
@@ -84,6 +84,8 @@ TEST(CheckpointShow, PrintsJson) {
   EXPECT_EQ(tensor.at("shape"), Value(Value::List{Value(2), Value(3)}));
   EXPECT_EQ(tensor.at("bytes").as_int(), 12);
   EXPECT_EQ(tensor.at("xxh3").as_string(), sum_of_zeros(12));
+  EXPECT_FALSE(tensor.contains("value"));
+  EXPECT_EQ(dict.at("tensors").as_list().at(2).at("value").as_string(), "0");
 }
 
 TEST(CheckpointShow, AWrongFileIsAFailureWithItsReason) {
@@ -169,6 +171,27 @@ Value stored_bytes(std::int64_t offset, std::int64_t size) {
   tensor->sizes = {size};
   tensor->strides = {1};
   return Value(Value::Leaf(tensor));
+}
+
+TEST(CheckpointShow, PrintsTheValuesOfArchives) {
+  const Folder folder;
+  const Value state = Value::Dict{{"last_epoch", 7},
+                                  {"_last_lr", Value::list({0.5, 0.25})},
+                                  {"name", "co\x1bsine"},
+                                  {"keys", Value::List(100, Value(1))}};
+  const auto path = write_archive(folder, state);
+  const auto outcome = show({path});
+  EXPECT_EQ(outcome.code, 0) << outcome.text();
+  EXPECT_EQ(outcome.output,
+            "last_epoch = 7\n"
+            "_last_lr = [0.5, 0.25]\n"
+            "name = 'co\\x1bsine'\n"
+            "keys = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1...\n"
+            "\n"
+            "torch archive, 0 tensors, 4 values, 0 bytes\n");
+  const auto json = detail::json_loads(show({"--json", path}).output);
+  EXPECT_EQ(json.at("values").items()[0],
+            Value(Value::Dict{{"name", "last_epoch"}, {"value", "7"}}));
 }
 
 TEST(CheckpointShow, RefusesNamesAndSumsWithoutEnd) {
