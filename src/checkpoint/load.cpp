@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint_file.h"
 #include "checkpoint/device_map.h"
 #include "checkpoint/recipes.h"
+#include "core/byte_bar.h"
 #include "core/log.h"
 #include "core/python_text.h"
 #include "core/text.h"
@@ -160,19 +161,24 @@ void copy_all(const StateDict& own, const LoadPlan& plan, const TensorSources& s
               const LoadCheckpointOptions& options) {
   // All placements first: nothing has changed if one cannot be had.
   std::vector<Placement> places;
+  std::int64_t bytes = 0;
   for (const auto& [name, recipe] : plan.copies) {
     places.push_back(placement_of(name, own[name], options));
+    bytes += static_cast<std::int64_t>(own[name].nbytes());
   }
+  detail::ByteBar bar("loading", bytes, options.progress);
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < plan.copies.size(); ++i) {
     const auto& [name, recipe] = plan.copies[i];
     const auto& tensor = own[name];
+    const auto size = static_cast<std::int64_t>(tensor.nbytes());  // before its dtype changes
     if (tensor.device() != places[i].device || tensor.scalar_type() != places[i].dtype) {
       // The tensor object stays, so that members and optimizers keep pointing to it.
       tensor.set_data(at::empty(tensor.sizes(),
                                 tensor.options().device(places[i].device).dtype(places[i].dtype)));
     }
     sources.make_into(*recipe, tensor.detach());
+    bar.add(size);
   }
 }
 

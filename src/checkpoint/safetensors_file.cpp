@@ -13,6 +13,7 @@
 #include "checkpoint/parallel_chunks.h"
 #include "checkpoint/safetensors_dtypes.h"
 #include "checkpoint/slice_reader.h"
+#include "core/byte_bar.h"
 #include "core/python_text.h"
 #include "core/text.h"
 #include "formats/mapped_file.h"
@@ -50,9 +51,11 @@ struct File::Impl : std::enable_shared_from_this<Impl> {
     std::memcpy(out.data(), bytes.data() + offset, out.size());
   }
 
-  void read_pieces(std::span<const FilePiece> pieces) const {
-    detail::checkpoint::transfer_in_parallel(
-        pieces, [this](const FilePiece& piece) { read(piece.offset, piece.memory); });
+  void read_pieces(std::span<const FilePiece> pieces, detail::ByteBar* bar = nullptr) const {
+    detail::checkpoint::transfer_in_parallel(pieces, [&](const FilePiece& piece) {
+      read(piece.offset, piece.memory);
+      if (bar != nullptr) bar->add(std::ssize(piece.memory));
+    });
   }
 
   // The tensor whose memory is the file's, or nullopt where a tensor of its own is needed.
@@ -69,12 +72,13 @@ struct File::Impl : std::enable_shared_from_this<Impl> {
         .make_tensor();
   }
 
-  // The tensors in this order, on the device.
-  std::vector<at::Tensor> load(std::span<const TensorEntry* const> entries,
-                               c10::Device device) const {
+  // The tensors in this order, on the device. `progress` as for `ByteBar`.
+  std::vector<at::Tensor> load(std::span<const TensorEntry* const> entries, c10::Device device,
+                               std::optional<bool> progress) const {
     std::vector<at::Tensor> tensors;
     std::vector<FilePiece> pieces;
     std::vector<detail::checkpoint::DevicePiece> device_pieces;
+    std::int64_t bytes = 0;
     for (const auto* entry : entries) {
       const auto form = detail::checkpoint::torch_form(*entry, path);
       if (auto mapped_tensor = device.is_cpu() ? view(*entry, form) : std::nullopt) {
@@ -83,21 +87,26 @@ struct File::Impl : std::enable_shared_from_this<Impl> {
       }
       auto& tensor =
           tensors.emplace_back(at::empty(form.shape, at::TensorOptions(form.type).device(device)));
+      bytes += entry->bytes();
       if (device.is_cpu()) {
         pieces.push_back({offset_of(*entry), memory_of(tensor)});
       } else if (!device.is_meta()) {
         device_pieces.push_back({offset_of(*entry), tensor});
       }
     }
-    read_pieces(pieces);
-    read_device_pieces(std::move(device_pieces));
+    detail::ByteBar bar("loading", device.is_meta() ? 0 : bytes, progress);
+    read_pieces(pieces, &bar);
+    read_device_pieces(std::move(device_pieces), &bar);
     return tensors;
   }
 
-  void read_device_pieces(std::vector<detail::checkpoint::DevicePiece> pieces) const {
-    detail::checkpoint::read_to_device(
-        std::move(pieces),
-        [this](std::int64_t offset, std::span<std::byte> out) { read(offset, out); });
+  void read_device_pieces(std::vector<detail::checkpoint::DevicePiece> pieces,
+                          detail::ByteBar* bar = nullptr) const {
+    detail::checkpoint::read_to_device(std::move(pieces),
+                                       [&](std::int64_t offset, std::span<std::byte> out) {
+                                         read(offset, out);
+                                         if (bar != nullptr) bar->add(std::ssize(out));
+                                       });
   }
 
   static std::span<std::byte> memory_of(const at::Tensor& tensor) {
@@ -151,7 +160,7 @@ TensorInfo File::info(std::string_view name) const {
 
 at::Tensor File::get(std::string_view name, c10::Device device) const {
   const TensorEntry* entry = &impl_->find(name);
-  return impl_->load({&entry, 1}, device).front();
+  return impl_->load({&entry, 1}, device, /*progress=*/false).front();
 }
 
 at::Tensor File::get_slice(std::string_view name, const std::vector<Range>& ranges,
@@ -203,7 +212,7 @@ void File::read_into(std::string_view name, const at::Tensor& destination) const
 StateDict File::get_tensors(c10::Device device) const {
   std::vector<const TensorEntry*> entries;
   for (const auto& entry : impl_->header.tensors) entries.push_back(&entry);
-  auto tensors = impl_->load(entries, device);
+  auto tensors = impl_->load(entries, device, /*progress=*/std::nullopt);
   StateDict state;
   state.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
