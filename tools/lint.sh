@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# tools/lint.sh [check...]: formatting, layers, lengths, type names, Markdown, the code in guides, the pages of options and
-# errors, and clang-tidy on changed files. Without arguments all of them (but see pending_checks). `tools/lint.sh --format` formats instead of complaining.
+# tools/lint.sh [check...]: formatting, layers, lengths, type names, Markdown, the code in guides, the pages of options,
+# parity and errors, and clang-tidy on changed files. Without arguments all of them (but see pending_checks). `tools/lint.sh --format` formats instead of complaining.
 # shellcheck disable=SC2317  # checks are called by their names
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all_checks="format layers lengths headers banners types markdown guides options errors tidy"
+all_checks="format layers lengths headers banners types markdown guides options parity errors tidy"
 # Run only if they are named, until the tree passes them.
 pending_checks=""
 clang_format=clang-format-19  # the newest of Debian 12; other versions format differently
@@ -124,6 +124,9 @@ GUIDES
 check_options() {
   tools/options.sh --show | cmp -s - docs/options.md || complain "docs/options.md is not what the headers say: tools/options.sh mends it"
 }
+
+# docs/parity.md is what docs/parity.txt says, and names that are said to exist are in a header.
+check_parity() { complain_about_each_line < <(PYTHONDONTWRITEBYTECODE=1 python3 tools/parity.py --check || true); }
 
 # docs/troubleshooting.md explains each group of errors; every error of the sources is in one.
 check_errors() {
