@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all_checks="format layers lengths headers banners types markdown guides options parity errors tidy"
+all_checks="format layers lengths headers banners types markdown guides options parity errors pictures tidy"
 # Run only if they are named, until the tree passes them.
 pending_checks=""
 clang_format=clang-format-19  # the newest of Debian 12; other versions format differently
@@ -132,6 +132,9 @@ check_parity() { complain_about_each_line < <(PYTHONDONTWRITEBYTECODE=1 python3 
 check_errors() {
   complain_about_each_line < <(PYTHONDONTWRITEBYTECODE=1 python3 tools/site/troubleshooting.py || true)
 }
+
+# The plot in the README shows the figures of docs/performance.md.
+check_pictures() { complain_about_each_line < <(PYTHONDONTWRITEBYTECODE=1 python3 tools/site/pictures.py benchmark --check); }
 
 check_tidy() { tools/tidy.sh --changed || status=1; }
 
