@@ -129,16 +129,20 @@ def contract_of(comment: list[str]) -> str:
     return "\n".join(lines).strip("\n")
 
 
-def name_of_function(code: str) -> str | None:
-    plain = strip_template(code)
-    plain = re.sub(r"\[\[.*?\]\]", "", plain)
+def without_template_arguments(code: str) -> str:
+    while (shorter := re.sub(r"<[^<>]*>", "", code)) != code:
+        code = shorter
+    return code
+
+
+def name_of_function(plain: str) -> str | None:
     match = re.search(r"((?:operator\s*(?:\(\)|\[\]|[^\s(]+))|~?[A-Za-z_]\w*)\s*\(", plain)
     while match and match.group(1) in {"noexcept", "requires", "decltype", "alignas", "explicit"}:
         match = re.compile(match.re.pattern).search(plain, match.end())
     return match.group(1) if match else None
 
 
-def declared(comment: list[str], code: str, body: str | None, scope: str) -> Declaration | None:
+def declared(comment: list[str], code: str, body: str | None) -> Declaration | None:
     contract = contract_of(comment)
     plain = re.sub(r"\[\[.*?\]\]\s*|\bACCELERATE_API\s+", "", strip_template(code))
     code = re.sub(r"\[\[nodiscard\]\]\s*|\bACCELERATE_API\s+", "", code).strip()
@@ -158,14 +162,25 @@ def declared(comment: list[str], code: str, body: str | None, scope: str) -> Dec
         return Declaration("concept", match.group(1), code, contract)
     if plain.startswith("using "):
         return None
-    name = name_of_function(code) if "(" in plain else None
-    is_value = name is None or re.search(r"=[^=]*$", plain.split("(")[0] if "(" in plain else plain) and "operator" not in plain
-    if is_value:
-        match = re.search(r"(\w+)(?:\[\])?\s*(?:=|\{|;|$)", plain.rstrip(";"))
+    flat = plain if "operator" in plain else without_template_arguments(plain)  # std::function<void()> is no call
+    if "(" not in flat or ("=" in flat.split("(")[0] and "operator" not in flat):
+        match = re.search(r"(\w+)(?:\[\])?\s*(?:=|\{|;|$)", flat.rstrip(";"))
         return Declaration("constant", match.group(1), code, contract) if match else None
+    name = name_of_function(flat)
+    if name is None:
+        return None
     if body is not None:  # without what initialises members
         code = re.sub(r"\)\s*(noexcept\s*)?:\s.*$", r") \1", code, flags=re.S).rstrip() + ";"
     return Declaration("function", name, code, contract)
+
+
+def is_implied(member: Declaration, owner: str) -> bool:
+    """Copies, moves and comparisons that every reader expects."""
+    if "operator==(" in member.code:
+        return "default" in member.code
+    if member.contract or member.name not in {owner, "operator="}:
+        return False
+    return "= default" in member.code or re.search(rf"\((const )?{re.escape(owner)}\s*&&?", member.code) is not None
 
 
 def public_members(body: str, kind: str, owner: str) -> list[Declaration]:
@@ -176,33 +191,30 @@ def public_members(body: str, kind: str, owner: str) -> list[Declaration]:
             continue
         if not public:
             continue
-        member = declared(comment, code, inner, owner)
+        member = declared(comment, code, inner)
         if member is None or member.name.startswith("~") or member.name.startswith("_"):
             continue
-        is_special = member.name in {owner.split("<")[0], "operator="} and not member.contract and "=" not in member.code
-        copies = re.search(r"\((const )?" + re.escape(owner.split("<")[0]) + r"\s*&&?", member.code) or "= default" in member.code
-        if is_special and copies or "operator==(" in member.code and "default" in member.code:
+        if is_implied(member, owner.split("<")[0]):
             continue
         members.append(member)
     return members
 
 
-def in_scope(text: str) -> list[Declaration]:
+def in_scope(text: str, inside: bool = False) -> list[Declaration]:
+    """What a file or, if `inside`, a namespace of ours declares. Other namespaces and `detail` have nothing for users."""
     found = []
     for comment, code, body in items(text):
-        namespace = re.match(r"namespace\s+([\w:]+)?", code)
+        namespace = re.match(r"namespace\s+([\w:]+)", code)
         if namespace and body is not None:
-            name = namespace.group(1) or ""
-            if "detail" in name.split("::") or not name.startswith("accelerate"):
-                inner = [] if name not in {"safetensors", "nn", "rich", "tree"} else in_scope(body)
-            else:
-                inner = in_scope(body)
-                below = name.partition("::")[2]
-                for declaration in inner:
-                    declaration.name = f"{below}::{declaration.name}" if below else declaration.name
-            found += inner
+            name = namespace.group(1).split("::")
+            if "detail" in name or not (inside or name[0] == "accelerate"):
+                continue
+            below = "::".join(name if inside else name[1:])
+            for declaration in in_scope(body, inside=True):
+                declaration.name = f"{below}::{declaration.name}" if below else declaration.name
+                found.append(declaration)
             continue
-        declaration = declared(comment, code, body, "")
+        declaration = declared(comment, code, body)
         if declaration and not declaration.name.startswith("_"):
             found.append(declaration)
     return found

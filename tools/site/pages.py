@@ -110,7 +110,10 @@ class Site:
         text = Path(page).read_text(encoding="utf-8")
         if page == "docs/troubleshooting.md":
             text = troubleshooting.with_texts(text)
-        self.write(site_path(page), self.relocated(text, page, site_path(page)))
+        text = self.relocated(text, page, site_path(page))
+        if page in NAVIGATION["Project"]:  # for those who change the library
+            text = "---\nsearch:\n  boost: 0.5\n---\n" + text
+        self.write(site_path(page), text)
 
     def write_files(self) -> None:
         for path in self.wanted:  # grows while folders are listed
