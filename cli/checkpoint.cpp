@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "accelerate/errors.h"
-#include "accelerate/progress.h"
 #include "accelerate/value.h"
 #include "cli/commands.h"
 #include "commands/checkpoint_content.h"
 #include "commands/checkpoint_diff.h"
 #include "commands/checkpoint_folders.h"
 #include "commands/stored_numbers.h"
+#include "core/byte_bar.h"
 #include "core/bytes.h"
 #include "core/json.h"
 #include "core/progress_line.h"
@@ -33,6 +33,7 @@ namespace accelerate::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using detail::ByteBar;
 using detail::str;
 using detail::commands::CheckpointFolder;
 using detail::commands::Difference;
@@ -42,26 +43,6 @@ using Words = std::vector<std::string>;
 using Row = std::vector<std::string>;
 
 enum ExitCode { kOk = 0, kDiffers = 1 };
-
-/// A bar for bytes that is gone at the end.
-class ByteBar {
- public:
-  explicit ByteBar(std::string desc, std::optional<std::int64_t> total = std::nullopt)
-      : bar_({.main_process_only = false,
-              .desc = std::move(desc),
-              .total = total,
-              .leave = false,
-              .unit = "B",
-              .unit_scale = true}) {}
-
-  /// Takes the bytes of the next part, from 0 on.
-  [[nodiscard]] detail::formats::HashProgress next_part() {
-    return [this, start = bar_.n()](std::int64_t bytes) { bar_.update(start + bytes - bar_.n()); };
-  }
-
- private:
-  ProgressBar bar_;
-};
 
 void print_json(Value::Dict dict) {
   print(detail::json_dumps(Value(std::move(dict)), {.indent = 2, .replace_invalid = true}) + "\n");
@@ -134,7 +115,7 @@ std::vector<std::string> sums_of(const MappedFile& file, const FileContent& cont
       detail::commands::refuse_content(file, "its tensors overlap too often to be hashed");
     }
   }
-  ByteBar bar("hashing", total);
+  ByteBar bar("hashing", total, detail::asked_by_command());
   for (auto& [place, sum] : sums) {
     sum = detail::formats::xxh3_text(
         detail::formats::xxh3_of(file, place.first, place.second, bar.next_part()));
@@ -343,7 +324,7 @@ int verify(const Words& words, bool json) {
   Value::List results;
   bool all_right = true;
   {
-    ByteBar bar("hashing", total);
+    ByteBar bar("hashing", total, detail::asked_by_command());
     for (const auto& checkpoint : checkpoints) {
       const auto problems = problems_of(checkpoint, bar);
       all_right = all_right && problems.empty();
@@ -419,7 +400,7 @@ int diff(const Words& words, bool json) {
   }
   detail::commands::CheckpointDiff found;
   {
-    ByteBar bar("comparing");
+    ByteBar bar("comparing", std::nullopt, detail::asked_by_command());
     found = detail::commands::diff_checkpoints(words[0], words[1], bar.next_part());
   }
   const auto& differences = found.differences;

@@ -20,6 +20,7 @@
 #include "accelerate/version.h"
 #include "accelerator/accelerator_core.h"
 #include "accelerator/accumulated_gradients.h"
+#include "core/byte_bar.h"
 #include "core/files.h"
 #include "core/log.h"
 #include "core/subprocess.h"
@@ -188,12 +189,15 @@ bool is_on_device(const AcceleratorCore& core) { return !core.state.device().is_
 // ---- load ---------------------------------------------------------------------------------------
 
 /// What is wrong with the files of a checkpoint; empty if nothing is, or nothing is known.
-std::vector<std::string> problems_of(const fs::path& folder, bool verify) {
+std::vector<std::string> problems_of(const fs::path& folder, const LoadStateOptions& options) {
   try {
     const auto manifest = formats::read_manifest(folder);
     if (!manifest) return {};
-    return formats::verify_manifest(folder, *manifest,
-                                    verify ? VerifyDepth::kSums : VerifyDepth::kSizes);
+    if (!options.verify) return formats::verify_manifest(folder, *manifest, VerifyDepth::kSizes);
+    std::int64_t bytes = 0;
+    for (const auto& file : manifest->files) bytes += file.size;
+    ByteBar bar("verifying", bytes, options.progress);
+    return formats::verify_manifest(folder, *manifest, VerifyDepth::kSums, bar.next_part());
   } catch (const CheckpointError& error) {
     return {error.what()};
   }
@@ -208,7 +212,7 @@ struct ChosenCheckpoint {
 
 /// Collective. The newest checkpoint that is complete on all hosts, of which the first processes
 /// look at it.
-ChosenCheckpoint newest_checkpoint(const AcceleratorCore& core, bool verify,
+ChosenCheckpoint newest_checkpoint(const AcceleratorCore& core, const LoadStateOptions& options,
                                    const Exchange& exchange) {
   const auto& project = core.project;
   if (!project.automatic_checkpoint_naming || !project.project_dir) {
@@ -241,7 +245,7 @@ ChosenCheckpoint newest_checkpoint(const AcceleratorCore& core, bool verify,
   });
   for (const auto& name : std::views::reverse(names)) {
     const auto problems = exchange([&] {
-      const auto found = looks ? problems_of(folder / name, verify) : std::vector<std::string>();
+      const auto found = looks ? problems_of(folder / name, options) : std::vector<std::string>();
       return found.empty() ? std::string() : found.front();
     });
     const auto problem = std::ranges::find_if_not(problems, &std::string::empty);
@@ -254,9 +258,9 @@ ChosenCheckpoint newest_checkpoint(const AcceleratorCore& core, bool verify,
 }
 
 /// Collective. The folder, after the first process of each host has looked at it.
-ChosenCheckpoint agreed_folder(const AcceleratorCore& core, const fs::path& input_dir, bool verify,
-                               const Exchange& exchange) {
-  if (input_dir.empty()) return newest_checkpoint(core, verify, exchange);
+ChosenCheckpoint agreed_folder(const AcceleratorCore& core, const fs::path& input_dir,
+                               const LoadStateOptions& options, const Exchange& exchange) {
+  if (input_dir.empty()) return newest_checkpoint(core, options, exchange);
   const auto folder = expand_user(input_dir.string(), Environment::process());
   exchange([&] {
     std::error_code error;
@@ -264,7 +268,7 @@ ChosenCheckpoint agreed_folder(const AcceleratorCore& core, const fs::path& inpu
       throw ArgumentError(str("Tried to find ", folder.string(), " but folder does not exist"));
     }
     if (!core.state.is_local_main_process()) return std::string();
-    const auto problems = problems_of(folder, verify);
+    const auto problems = problems_of(folder, options);
     if (!problems.empty()) {
       throw CheckpointError(str("The checkpoint '", folder.string(),
                                 "' is damaged: ", join(problems, "; "), ". Load an older one."),
@@ -318,7 +322,8 @@ void load_everything(AcceleratorCore& core, const fs::path& folder,
   accelerate::load_accelerator_state(folder, entries,
                                      {.process_index = core.state.process_index(),
                                       .map_location = options.map_location,
-                                      .strict_rng = options.strict_rng});
+                                      .strict_rng = options.strict_rng,
+                                      .progress = options.progress});
   if (!manifest) return;  // Python saves no gradients, and keeps those that are there
   const auto gradients =
       gradients_in(folder, core.state.process_index(), core.state.num_processes(), saved_by);
@@ -330,7 +335,8 @@ fs::path save_state(AcceleratorCore& core, const fs::path& output_dir,
                     const SaveStateOptions& options, std::source_location where) {
   core.run_state.wait();
   const auto exchange = checkpoint::exchange_by_collective("save_state", where);
-  const auto target = target_of(core, output_dir);
+  auto target = target_of(core, output_dir);
+  target.progress = options.progress;
   auto job = std::make_unique<SaveJob>(target, facts_of(core));
   job->open(exchange);
   info(str("Saving current state to ", target.folder.string()));
@@ -405,7 +411,7 @@ fs::path CheckpointMembers::load_state(const fs::path& input_dir, const LoadStat
   const auto exchange = detail::checkpoint::exchange_by_collective("load_state", where);
   auto& core = *core_;
   const auto [folder, next] =
-      detail::accelerator::agreed_folder(core, input_dir, options.verify, exchange);
+      detail::accelerator::agreed_folder(core, input_dir, options, exchange);
   detail::info(str("Loading states from ", folder.string()));
   exchange([&] {
     detail::accelerator::load_everything(core, folder, options);

@@ -119,7 +119,8 @@ at::Tensor TensorSources::make(const TensorRecipe& recipe) const {
   return at::cat(parts, join.dim);
 }
 
-void TensorSources::make_into(const Destinations& destinations) const {
+void TensorSources::make_into(const Destinations& destinations,
+                              const std::function<void(std::int64_t bytes)>& done) const {
   std::unordered_map<const CheckpointFile*, CheckpointFile::Destinations> together;
   std::unordered_set<const c10::StorageImpl*> storages;
   Destinations later;
@@ -132,8 +133,11 @@ void TensorSources::make_into(const Destinations& destinations) const {
       later.emplace_back(recipe, destination);
     }
   }
-  for (const auto& [file, tensors] : together) file->read_into(tensors);
-  for (const auto& [recipe, destination] : later) destination.copy_(make(*recipe));
+  for (const auto& [file, tensors] : together) file->read_into(tensors, done);
+  for (const auto& [recipe, destination] : later) {
+    destination.copy_(make(*recipe));
+    done(static_cast<std::int64_t>(destination.nbytes()));
+  }
 }
 
 }  // namespace accelerate::detail::checkpoint

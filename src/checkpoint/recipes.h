@@ -27,8 +27,10 @@ class TensorSources {
   /// The tensor, of the files' memory where no elements must be moved. `shape_of` has accepted it.
   [[nodiscard]] at::Tensor make(const formats::TensorRecipe& recipe) const;
   using Destinations = std::vector<std::pair<const formats::TensorRecipe*, at::Tensor>>;
-  /// The tensors, copied into others of their shapes.
-  void make_into(const Destinations& destinations) const;
+  /// The tensors, copied into others of their shapes. Any thread tells `done` how many bytes of
+  /// them are filled.
+  void make_into(const Destinations& destinations,
+                 const std::function<void(std::int64_t bytes)>& done) const;
 
  private:
   std::vector<std::string> names_;

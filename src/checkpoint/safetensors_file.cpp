@@ -14,6 +14,7 @@
 #include "checkpoint/parallel_chunks.h"
 #include "checkpoint/safetensors_dtypes.h"
 #include "checkpoint/slice_reader.h"
+#include "core/byte_bar.h"
 #include "core/huge_pages.h"
 #include "core/python_text.h"
 #include "core/text.h"
@@ -52,9 +53,13 @@ struct File::Impl : std::enable_shared_from_this<Impl> {
     std::memcpy(out.data(), bytes.data() + offset, out.size());
   }
 
-  void read_pieces(std::span<const FilePiece> pieces) const {
-    detail::checkpoint::transfer_in_parallel(
-        pieces, [this](const FilePiece& piece) { read(piece.offset, piece.memory); });
+  using Done = std::function<void(std::int64_t bytes)>;
+
+  void read_pieces(std::span<const FilePiece> pieces, const Done& done = {}) const {
+    detail::checkpoint::transfer_in_parallel(pieces, [&](const FilePiece& piece) {
+      read(piece.offset, piece.memory);
+      if (done) done(std::ssize(piece.memory));
+    });
   }
 
   // The tensor whose memory is the file's, or nullopt where a tensor of its own is needed.
@@ -71,12 +76,13 @@ struct File::Impl : std::enable_shared_from_this<Impl> {
         .make_tensor();
   }
 
-  // The tensors in this order, on the device.
-  std::vector<at::Tensor> load(std::span<const TensorEntry* const> entries,
-                               c10::Device device) const {
+  // The tensors in this order, on the device. `progress` as for `ByteBar`.
+  std::vector<at::Tensor> load(std::span<const TensorEntry* const> entries, c10::Device device,
+                               std::optional<bool> progress) const {
     std::vector<at::Tensor> tensors;
     std::vector<FilePiece> pieces;
     std::vector<detail::checkpoint::DevicePiece> device_pieces;
+    std::int64_t bytes = 0;
     for (const auto* entry : entries) {
       const auto form = detail::checkpoint::torch_form(*entry, path);
       if (auto mapped_tensor = device.is_cpu() ? view(*entry, form) : std::nullopt) {
@@ -85,6 +91,7 @@ struct File::Impl : std::enable_shared_from_this<Impl> {
       }
       auto& tensor =
           tensors.emplace_back(at::empty(form.shape, at::TensorOptions(form.type).device(device)));
+      bytes += entry->bytes();
       if (device.is_cpu()) {
         detail::advise_huge_pages(tensor.mutable_data_ptr(), tensor.nbytes());
         pieces.push_back({offset_of(*entry), memory_of(tensor)});
@@ -92,15 +99,20 @@ struct File::Impl : std::enable_shared_from_this<Impl> {
         device_pieces.push_back({offset_of(*entry), tensor});
       }
     }
-    read_pieces(pieces);
-    read_device_pieces(std::move(device_pieces));
+    detail::ByteBar bar("loading", device.is_meta() ? 0 : bytes, progress);
+    const auto done = [&](std::int64_t read) { bar.add(read); };
+    read_pieces(pieces, done);
+    read_device_pieces(std::move(device_pieces), done);
     return tensors;
   }
 
-  void read_device_pieces(std::vector<detail::checkpoint::DevicePiece> pieces) const {
-    detail::checkpoint::read_to_device(
-        std::move(pieces),
-        [this](std::int64_t offset, std::span<std::byte> out) { read(offset, out); });
+  void read_device_pieces(std::vector<detail::checkpoint::DevicePiece> pieces,
+                          const Done& done) const {
+    detail::checkpoint::read_to_device(std::move(pieces),
+                                       [&](std::int64_t offset, std::span<std::byte> out) {
+                                         read(offset, out);
+                                         if (done) done(std::ssize(out));
+                                       });
   }
 
   static std::span<std::byte> memory_of(const at::Tensor& tensor) {
@@ -154,7 +166,7 @@ TensorInfo File::info(std::string_view name) const {
 
 at::Tensor File::get(std::string_view name, c10::Device device) const {
   const TensorEntry* entry = &impl_->find(name);
-  return impl_->load({&entry, 1}, device).front();
+  return impl_->load({&entry, 1}, device, /*progress=*/false).front();
 }
 
 at::Tensor File::get_slice(std::string_view name, const std::vector<Range>& ranges,
@@ -181,7 +193,8 @@ void File::read_into(std::string_view name, const at::Tensor& destination) const
   read_into({{std::string(name), destination}});
 }
 
-void File::read_into(const std::vector<std::pair<std::string, at::Tensor>>& destinations) const {
+void File::read_into(const std::vector<std::pair<std::string, at::Tensor>>& destinations,
+                     const std::function<void(std::int64_t bytes)>& done) const {
   const c10::NoGradGuard no_grad;
   std::vector<FilePiece> pieces;
   std::unordered_map<c10::Device, std::vector<detail::checkpoint::DevicePiece>> device_pieces;
@@ -203,14 +216,17 @@ void File::read_into(const std::vector<std::pair<std::string, at::Tensor>>& dest
       device_pieces[destination.device()].push_back({impl_->offset_of(entry), destination});
     }
   }
-  impl_->read_pieces(pieces);
-  for (auto& [device, on_device] : device_pieces) impl_->read_device_pieces(std::move(on_device));
+  impl_->read_pieces(pieces, done);
+  for (auto& [device, on_device] : device_pieces) {
+    impl_->read_device_pieces(std::move(on_device), done);
+  }
   for (const auto& [entry, destination] : conversions) {
     const auto form = detail::checkpoint::torch_form(*entry, impl_->path);
     const auto tensor = at::empty(form.shape, at::TensorOptions(form.type));
     const FilePiece piece{impl_->offset_of(*entry), Impl::memory_of(tensor)};
     impl_->read_pieces({&piece, 1});
     destination.copy_(tensor);
+    if (done) done(static_cast<std::int64_t>(destination.nbytes()));
   }
   for (const auto& [name, destination] : destinations) {
     destination.unsafeGetTensorImpl()->bump_version();
@@ -220,7 +236,7 @@ void File::read_into(const std::vector<std::pair<std::string, at::Tensor>>& dest
 StateDict File::get_tensors(c10::Device device) const {
   std::vector<const TensorEntry*> entries;
   for (const auto& entry : impl_->header.tensors) entries.push_back(&entry);
-  auto tensors = impl_->load(entries, device);
+  auto tensors = impl_->load(entries, device, /*progress=*/std::nullopt);
   StateDict state;
   state.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
