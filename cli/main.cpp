@@ -43,10 +43,6 @@ constexpr std::array<std::pair<std::string_view, Handler>, 11> kHandlers{{
 }};
 
 [[noreturn]] void refuse_command(const std::string& name) {
-  if (const auto* command = detail::commands::find_command(name)) {
-    throw UnsupportedError(
-        detail::str("`accelerate ", name, "` is not available yet. ", command->instead));
-  }
   std::vector<std::string> names;
   for (const auto& command : detail::commands::command_table()) names.emplace_back(command.name);
   const auto near = detail::nearest(name, names);

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <exception>
 #include <fstream>
 #include <utility>
@@ -38,11 +38,32 @@ std::chrono::nanoseconds entry_interval(std::chrono::nanoseconds since_start) {
   return std::clamp<std::chrono::nanoseconds>(since_start / 2000, 100ms, 1s);
 }
 
-std::string number(double value, const char* format = "%.6g") {
-  if (!std::isfinite(value)) return "null";
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
+// `log` may be called in every step: text is made by hand, streams would take ten times as long.
+
+void append_number(std::string& text, double value) {
+  std::array<char, 32> digits{};
+  const auto end = std::to_chars(digits.begin(), digits.end(), value);
+  text.append(digits.data(), end.ptr);
+}
+
+void append_value(std::string& text, double value) {
+  if (std::isfinite(value)) return append_number(text, value);
+  text += std::isnan(value) ? "\"NaN\"" : value > 0 ? "\"Infinity\"" : "\"-Infinity\"";
+}
+
+void append_entry(std::string& text, std::string_view key, double value) {
+  text.append(", \"").append(key).append("\": ");
+  append_value(text, value);
+}
+
+void append_quoted(std::string& text, const std::string& name) {
+  const bool plain = std::ranges::all_of(
+      name, [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
+  if (plain) {
+    text.append(1, '"').append(name).append(1, '"');
+  } else {
+    text += json_line(name);
+  }
 }
 
 double milliseconds(std::chrono::nanoseconds time) {
@@ -67,15 +88,20 @@ std::optional<std::int64_t> resident_bytes() {
   return resident * ::sysconf(_SC_PAGESIZE);
 }
 
-void collect_numbers(const std::string& prefix, const Value::Dict& values, Value::Dict& numbers) {
+/// The entries of a JSON object; returns their number.
+std::size_t append_numbers(std::string& text, const std::string& prefix, const Value::Dict& values,
+                           std::size_t count = 0) {
   for (const auto& [key, value] : values) {
-    const auto name = prefix + key.to_string();
     if (value.is_dict()) {
-      collect_numbers(name + "/", value.as_dict(), numbers);
-    } else if (number_of(value) && numbers.size() < kMostLogged) {
-      numbers.set(name, value);
+      count = append_numbers(text, str(prefix, key.to_string(), "/"), value.as_dict(), count);
+    } else if (const auto number = number_of(value); number && count < kMostLogged) {
+      if (count++ > 0) text += ", ";
+      append_quoted(text, prefix + key.to_string());
+      text += ": ";
+      append_value(text, *number);
     }
   }
+  return count;
 }
 
 }  // namespace
@@ -117,8 +143,12 @@ void Recorder::quietly(F f) noexcept {
   }
 }
 
-void Recorder::add(const std::string& line) {
-  const auto entry = str("{\"time\": ", number(now_seconds(), "%.3f"), ", ", line, "}\n");
+void Recorder::add(std::string_view line) {
+  std::array<char, 48> time{};
+  const auto end = std::to_chars(time.begin(), time.end(), now_seconds(), std::chars_format::fixed,
+                                 /*precision=*/3);
+  std::string entry = "{\"time\": ";
+  entry.append(time.data(), end.ptr).append(", ").append(line).append("}\n");
   const std::scoped_lock lock(mutex_);
   if (stop_) return;
   if (entry.size() > kLongestLine || lines_.size() + entry.size() > kMostBytes) {
@@ -139,15 +169,17 @@ void Recorder::describe(const std::string& name, const Value::Dict& config) noex
 
 void Recorder::log(const Value::Dict& values, std::optional<std::int64_t> step) noexcept {
   quietly([&] {
-    Value::Dict numbers;
-    collect_numbers("", values, numbers);
-    if (numbers.empty()) return;
-    const auto at = step ? *step : [&] {
-      const std::scoped_lock lock(mutex_);
-      return steps_;
-    }();
-    add(str("\"step\": ", at, ", \"values\": ", json_line(numbers)));
+    std::string line = "\"step\": ";
+    append_number(line, static_cast<double>(step ? *step : steps()));
+    line += ", \"values\": {";
+    if (append_numbers(line, "", values) == 0) return;
+    add(line += "}");
   });
+}
+
+std::int64_t Recorder::steps() {
+  const std::scoped_lock lock(mutex_);
+  return steps_;
 }
 
 bool Recorder::count_step() noexcept {
@@ -173,18 +205,19 @@ void Recorder::write_steps(const StepFacts& facts) noexcept {
       if (count_ == 0) return;
       const auto count = static_cast<double>(std::exchange(count_, 0));
       const auto took = last_step_ - std::exchange(entry_time_, last_step_);
-      const auto longest = std::exchange(longest_, Clock::duration(0));
-      line = str("\"steps\": ", steps_, ", \"count\": ", count,
-                 ", \"ms\": ", number(milliseconds(took) / count),
-                 ", \"max\": ", number(milliseconds(longest)));
+      line = "\"steps\": ";
+      append_number(line, static_cast<double>(steps_));
+      append_entry(line, "count", count);
+      append_entry(line, "ms", milliseconds(took) / count);
+      append_entry(line, "max", milliseconds(std::exchange(longest_, Clock::duration(0))));
       if (options_.nanoseconds_waited) {
         const auto before = std::exchange(waited_, options_.nanoseconds_waited());
-        const auto waited = std::chrono::nanoseconds(waited_ - before);
-        line += str(", \"wait\": ", number(milliseconds(waited) / count));
+        append_entry(line, "wait",
+                     milliseconds(std::chrono::nanoseconds(waited_ - before)) / count);
       }
     }
-    if (facts.learning_rate) line += str(", \"lr\": ", number(*facts.learning_rate));
-    if (facts.samples) line += str(", \"samples\": ", *facts.samples);
+    if (facts.learning_rate) append_entry(line, "lr", *facts.learning_rate);
+    if (facts.samples) append_entry(line, "samples", static_cast<double>(*facts.samples));
     add(line);
   });
 }
@@ -250,7 +283,8 @@ void Recorder::finish(bool failed) noexcept {
     deliver();
     if (lost_ == 0) return;
     warn_from_any_rank(str("The recorder for `accelerate monitor` has left out ", lost_,
-                           " entries: they were too long, or the disk did not answer."));
+                           lost_ == 1 ? " entry" : " entries",
+                           ": too long, or the disk did not answer."));
   });
   outbox_.finish();
 }

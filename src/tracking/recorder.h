@@ -23,6 +23,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "accelerate/value.h"
@@ -75,8 +76,9 @@ class Recorder {
 
   void run();
   void sample_system();
-  /// Appends `line`, with the time, to what is written next; under no lock.
-  void add(const std::string& line);
+  /// Appends an entry with the time, and with `line` inside, to what is written next; locks.
+  void add(std::string_view line);
+  [[nodiscard]] std::int64_t steps();
   void deliver();
   /// Calls `f`, and reports the first exception.
   template <class F>

@@ -106,7 +106,6 @@ std::optional<FeedEntry> parse_feed_line(std::string_view text) {
     entry.what = FeedStart{.rank = small_in(facts, "rank", 0),
                            .world = small_in(facts, "world", 1),
                            .host = text_in(facts, "host"),
-                           .pid = static_cast<std::int64_t>(small_in(facts, "pid", 0)),
                            .device = text_in(facts, "device"),
                            .program = text_in(facts, "program")};
   } else if (const auto* config = line->get("config"); config || line->get("name")) {

@@ -20,7 +20,6 @@ struct FeedStart {
   int rank = 0;
   int world = 1;
   std::string host = {};
-  std::int64_t pid = 0;
   std::string device = {};
   std::string program = {};
 };

@@ -51,7 +51,7 @@ const xText = x => view.axis === 'time' ? duration(x) : short(x, 7);
 function ticks(low, high, count) {
   const raw = (high - low) / count;
   const power = Math.pow(10, Math.floor(Math.log10(raw)));
-  const step = [1, 2, 5, 10].map(f => f * power).find(each => each >= raw);
+  const step = [1, 2, 5, 10].map(f => f * power).find(each => each >= raw * 0.75);
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
   return found;
@@ -332,7 +332,7 @@ function showFacts() {
     const line = loss && loss.lines.find(each => each.run === run.id);
     if (line) facts.push([loss.title, short(line.last)]);
     if (run.steps) facts.push(['Step', short(run.steps, 9)]);
-    if (run.rate !== null) facts.push([run.unit === 'steps/s' ? 'Steps per second' : 'Samples per second', short(run.rate, 3)]);
+    if (run.rate !== null) facts.push([run.unit === 'steps/s' ? 'Steps/s' : 'Samples/s', short(run.rate, 3)]);
     if (mean('step_ms') !== null) facts.push(['Step time', short(mean('step_ms'), 3) + ' ms']);
     if (mean('wait_ms') !== null) facts.push(['Waiting', short(100 * mean('wait_ms') / mean('step_ms'), 2) + ' %']);
     if (mean('gpu_busy') !== null) facts.push(['GPU', short(mean('gpu_busy'), 3) + ' %']);

@@ -88,7 +88,7 @@ std::string PageReply::bytes() const {
       "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
       "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
       "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; "
-      "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; "
+      "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
       "frame-ancestors 'none'\r\n";
   for (const auto& line : headers) head += line + "\r\n";
   return head + "\r\n" + body;

@@ -240,7 +240,7 @@ class Report {
     const double since = record.updated - kRecent;
     json_.open('{').numbers("rank", rank).texts("host", record.start.host);
     json_.texts("device", record.start.device);
-    json_.numbers("pid", static_cast<double>(record.start.pid)).numbers("steps", record.steps);
+    json_.numbers("steps", record.steps);
     json_.numbers("step_ms", record.step_time.mean_since(since));
     json_.numbers("wait_ms", record.wait.mean_since(since));
     json_.numbers("memory", last_of(record.memory));
