@@ -22,7 +22,7 @@ function node(tag, text, className) {
 function short(value, digits = 4) {
   if (value === null || value === undefined || !isFinite(value)) return '–';
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace('e+', 'e');
+  if (size !== 0 && (size < 1e-4 || size >= 1e7)) return value.toExponential(2).replace('e+', 'e');
   if (size >= 1000) return Math.round(value).toLocaleString('en');
   return String(parseFloat(value.toPrecision(digits)));
 }
@@ -102,7 +102,7 @@ class Chart {
     this.value.textContent = last === null ? '' : inUnit(last, data.unit);
     this.canvas.setAttribute('aria-label', data.title + ', ' + data.lines.map(line => line.label + ' ' + inUnit(line.last, data.unit)).join(', '));
     this.legend.replaceChildren();
-    if (data.lines.length > 1) {
+    if (data.group === 'rank' && data.lines.length > 1) {  // the list of runs has their colours
       data.lines.forEach((line, i) => {
         const entry = node('span', line.label);
         entry.style.setProperty('--line', this.color(line, i));
@@ -363,7 +363,7 @@ function showNotices() {
 function showTables() {
   showRanks();
   table('checkpoints', [['Checkpoint'], ['Saved'], ['Files', 'number'], ['Size', 'number'], ['State']],
-    state.checkpoints.slice().reverse().map(each => row([[each.name], [new Date(each.saved_at * 1000).toLocaleString()],
+    state.checkpoints.slice().reverse().map(each => row([[each.name], [new Date(each.saved_at * 1000).toLocaleString(), 'time'],
       [each.files, 'number'], [bytes(each.bytes), 'number'], [each.state, each.state === 'complete' ? 'good' : 'bad']])));
   table('config', [], state.config.map(([name, value]) => row([[name], [value]])));
 }
