@@ -24,7 +24,7 @@ namespace accelerate::detail::tracking {
 namespace {
 
 constexpr auto kBetweenWrites = std::chrono::milliseconds(500);
-constexpr auto kBetweenSamples = std::chrono::seconds(1);
+constexpr auto kBetweenSamples = std::chrono::seconds(2);
 // Readers refuse longer lines.
 constexpr std::size_t kLongestLine = 64 << 10;
 // While the disk does not answer. Beyond this, entries are dropped and counted.
@@ -32,7 +32,7 @@ constexpr std::size_t kMostBytes = 8 << 20;
 constexpr std::size_t kMostLogged = 256;  // values of one call of log
 
 /// A step entry stands for a tenth of a second at first and for a second in long runs, which write
-/// 8 MB per day.
+/// 15 MB per day.
 std::chrono::nanoseconds entry_interval(std::chrono::nanoseconds since_start) {
   using namespace std::chrono_literals;
   return std::clamp<std::chrono::nanoseconds>(since_start / 2000, 100ms, 1s);
@@ -51,9 +51,13 @@ void append_value(std::string& text, double value) {
   text += std::isnan(value) ? "\"NaN\"" : value > 0 ? "\"Infinity\"" : "\"-Infinity\"";
 }
 
+/// A number of which six digits are enough.
 void append_entry(std::string& text, std::string_view key, double value) {
+  std::array<char, 32> digits{};
+  const auto end =
+      std::to_chars(digits.begin(), digits.end(), value, std::chars_format::general, 6);
   text.append(", \"").append(key).append("\": ");
-  append_value(text, value);
+  text.append(digits.data(), end.ptr);
 }
 
 void append_quoted(std::string& text, const std::string& name) {
@@ -216,8 +220,10 @@ void Recorder::write_steps(const StepFacts& facts) noexcept {
                      milliseconds(std::chrono::nanoseconds(waited_ - before)) / count);
       }
     }
-    if (facts.learning_rate) append_entry(line, "lr", *facts.learning_rate);
-    if (facts.samples) append_entry(line, "samples", static_cast<double>(*facts.samples));
+    if (facts.learning_rate && std::isfinite(*facts.learning_rate)) {
+      append_entry(line, "lr", *facts.learning_rate);
+    }
+    if (facts.samples) line += str(", \"samples\": ", *facts.samples);
     add(line);
   });
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <tuple>
 
 #include "commands/monitor/runs.h"
 #include "core/text.h"
@@ -11,11 +12,15 @@ namespace {
 
 constexpr std::size_t kMostPoints = 4'000'000;  // of a series
 constexpr std::size_t kMostMetrics = 500;       // of a run
-// The recorder writes every second.
+// Seconds. The recorder writes every other second.
 constexpr double kSilence = 15;
 constexpr double kRecent = 30;
 // Ranks always differ a little.
 constexpr double kNamedShare = 0.1;
+
+double x_of(const Point& point, const CurveView& view) {
+  return view.axis == Axis::kStep ? point.step : point.time - view.time_zero;
+}
 
 }  // namespace
 
@@ -52,17 +57,20 @@ std::optional<double> Series::mean_since(double time) const {
   return sum / static_cast<double>(count);
 }
 
+std::optional<std::pair<double, double>> x_range(const std::vector<Point>& points,
+                                                 const CurveView& view) {
+  const auto x = [&](const Point& point) { return x_of(point, view); };
+  const auto [least, most] = std::ranges::minmax_element(points, {}, x);
+  if (least == points.end()) return std::nullopt;
+  return std::pair(x(*least), x(*most));
+}
+
 std::vector<Bucket> curve_of(const std::vector<Point>& points, const CurveView& view) {
-  const auto x_of = [&](const Point& point) {
-    return view.axis == Axis::kStep ? point.step : point.time - view.time_zero;
-  };
-  double from = view.from;
-  double to = view.to;
+  auto [from, to] = std::pair(view.from, view.to);
   if (!(from < to)) {
-    const auto [least, most] = std::ranges::minmax_element(points, {}, x_of);
-    if (least == points.end()) return {};
-    from = x_of(*least);
-    to = x_of(*most);
+    const auto range = x_range(points, view);
+    if (!range) return {};
+    std::tie(from, to) = *range;
   }
   struct Sums {
     Bucket bucket;
@@ -72,7 +80,7 @@ std::vector<Bucket> curve_of(const std::vector<Point>& points, const CurveView& 
   std::vector<Sums> sums(columns);
   const double scale = to > from ? static_cast<double>(columns) / (to - from) : 0;
   for (const auto& point : points) {
-    const double x = x_of(point);
+    const double x = x_of(point, view);
     if (x < from || x > to) continue;
     auto& [bucket, count] =
         sums[std::min(static_cast<std::size_t>((x - from) * scale), columns - 1)];

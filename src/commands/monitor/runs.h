@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "commands/checkpoint_folders.h"
@@ -52,6 +53,9 @@ struct CurveView {
   double from = 0;
   double to = 0;
 };
+/// The least and greatest x of some points; nullopt if there are none.
+[[nodiscard]] std::optional<std::pair<double, double>> x_range(const std::vector<Point>& points,
+                                                               const CurveView& view);
 /// At most `columns` buckets, by x. Lowest and highest values of each column are kept.
 [[nodiscard]] std::vector<Bucket> curve_of(const std::vector<Point>& points, const CurveView& view);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <utility>
 
 #include "core/progress_line.h"
@@ -24,9 +25,17 @@ constexpr std::size_t kLabelWidth = 9;
 constexpr std::size_t kMostCurves = 7;  // in one chart, as many as there are colours
 constexpr double kRecent = 10;          // seconds, of the numbers in the table
 
+/// Four digits, and large numbers whole.
+std::string short_number(double value) {
+  std::array<char, 32> text{};
+  const double size = std::abs(value);
+  std::snprintf(text.data(), text.size(), size >= 1000 && size < 1e9 ? "%.0f" : "%.4g", value);
+  return text.data();
+}
+
 std::string in_unit(double value, const std::string& unit) {
   if (unit == "B") return format_sizeof(value) + "B";
-  return str(format_number(value), unit.empty() ? "" : " ", unit);
+  return str(short_number(value), unit.empty() ? "" : " ", unit);
 }
 
 /// Blanks before, up to `width`.
@@ -45,6 +54,42 @@ const char* color_of(RunState state) {
       return kYellow;
     default:
       return kBold;
+  }
+}
+
+/// The part of the plane that a picture shows.
+struct Frame {
+  double from = INFINITY;
+  double to = -INFINITY;
+  double low = INFINITY;
+  double high = -INFINITY;
+  bool log = false;
+
+  [[nodiscard]] std::size_t x_of(double x, const DotPicture& picture) const {
+    const double part = to > from ? (x - from) / (to - from) : 0;
+    return static_cast<std::size_t>(part * static_cast<double>(picture.width() - 1) + 0.5);
+  }
+  [[nodiscard]] std::size_t y_of(double value, const DotPicture& picture) const {
+    const auto scaled = [&](double y) { return log ? std::log10(y) : y; };
+    const double span = scaled(high) - scaled(low);
+    const double part = span > 0 ? (scaled(high) - scaled(value)) / span : 0.5;
+    return static_cast<std::size_t>(part * static_cast<double>(picture.height() - 1) + 0.5);
+  }
+};
+
+void draw_curve(DotPicture& picture, const Frame& frame, const std::vector<Bucket>& curve,
+                const char* color) {
+  for (std::size_t i = 0; i < curve.size(); ++i) {
+    const auto x = frame.x_of(curve[i].x, picture);
+    picture.bar(x, frame.y_of(curve[i].low, picture), frame.y_of(curve[i].high, picture), color);
+    if (i + 1 == curve.size()) return;
+    // Columns without a point are crossed by a line.
+    const auto end = frame.x_of(curve[i + 1].x, picture);
+    const double rise = curve[i + 1].mean - curve[i].mean;
+    for (auto at = x + 1; at < end; ++at) {
+      const double part = static_cast<double>(at - x) / static_cast<double>(end - x);
+      picture.set(at, frame.y_of(curve[i].mean + part * rise, picture), color);
+    }
   }
 }
 
@@ -184,13 +229,12 @@ std::vector<std::string> MonitorScreen::lines(const ScreenSize& size, double now
     const auto state = run->state(now);
     const auto rate = run->throughput.mean_since(run->updated() - kRecent);
     const auto place = std::ranges::find(runs, run) - runs.begin() + 1;
-    lines.push_back(
-        str(colored(kBold, launch::printable_line(run->name())), "  ",
-            colored(color_of(state), std::string(to_string(state))), "  step ", run->steps(),
-            rate ? str("  ", format_number(*rate), run->counts_samples ? " samples/s" : " steps/s")
-                 : "",
-            "  ", format_interval(run->updated() - run->started),
-            runs.size() > 1 ? str("  run ", place, " of ", runs.size()) : ""));
+    lines.push_back(str(
+        colored(kBold, launch::printable_line(run->name())), "  ",
+        colored(color_of(state), std::string(to_string(state))), "  step ", run->steps(),
+        rate ? str("  ", short_number(*rate), run->counts_samples ? " samples/s" : " steps/s") : "",
+        "  ", format_interval(run->updated() - run->started),
+        runs.size() > 1 ? str("  run ", place, " of ", runs.size()) : ""));
     const auto notice = run->straggler_text();
     if (!notice.empty()) lines.push_back(colored(kYellow, notice));
     const auto curves = curves_of(*run);
@@ -219,74 +263,47 @@ void MonitorScreen::add_chart(std::vector<std::string>& lines, const Curve& curv
   const auto rows = size.rows - 2;  // without title and axis
   DotPicture picture(columns, rows, style_.utf8);
   CurveView view{.axis = axis_, .time_zero = time_zero, .columns = picture.width()};
-  double from = INFINITY;
-  double to = -INFINITY;
+  Frame frame;
   for (const auto& [label, series] : curve.lines) {
-    for (const auto& bucket : curve_of(series->points, view)) {
-      from = std::min(from, bucket.x);
-      to = std::max(to, bucket.x);
-    }
+    const auto range = x_range(series->points, view).value_or(std::pair(INFINITY, -INFINITY));
+    frame.from = std::min(frame.from, range.first);
+    frame.to = std::max(frame.to, range.second);
   }
-  view.from = from;
-  view.to = to;
+  view.from = frame.from;
+  view.to = frame.to;
   std::vector<std::vector<Bucket>> shown;
-  double low = INFINITY;
-  double high = -INFINITY;
   for (const auto& [label, series] : curve.lines) {
-    shown.push_back(curve_of(series->points, view));
-    for (const auto& bucket : shown.back()) {
-      low = std::min(low, bucket.low);
-      high = std::max(high, bucket.high);
+    for (const auto& bucket : shown.emplace_back(curve_of(series->points, view))) {
+      frame.low = std::min(frame.low, bucket.low);
+      frame.high = std::max(frame.high, bucket.high);
     }
   }
-  const bool log = log_scale_ && low > 0;
-  const auto scaled = [&](double value) { return log ? std::log10(value) : value; };
-  const double span = std::max(scaled(high) - scaled(low), 1e-300);
-  const auto y_of = [&](double value) {
-    const double part = (scaled(high) - scaled(value)) / span;
-    return static_cast<std::size_t>(part * static_cast<double>(picture.height() - 1) + 0.5);
-  };
-  const auto x_of = [&](double x) {
-    const double part = to > from ? (x - from) / (to - from) : 0;
-    return static_cast<std::size_t>(part * static_cast<double>(picture.width() - 1) + 0.5);
-  };
+  frame.log = log_scale_ && frame.low > 0;
   std::string title = colored(kBold, launch::printable_line(curve.title));
   for (std::size_t i = 0; i < shown.size(); ++i) {
+    const auto& [label, series] = curve.lines[i];
     const auto* color = kLineColors.at(i % kLineColors.size());
-    for (std::size_t k = 0; k < shown[i].size(); ++k) {
-      const auto& bucket = shown[i][k];
-      const auto x = x_of(bucket.x);
-      picture.bar(x, y_of(bucket.low), y_of(bucket.high), color);
-      // Columns without a point are crossed by a line.
-      const auto& next = shown[i][std::min(k + 1, shown[i].size() - 1)];
-      const auto end = x_of(next.x);
-      for (auto at = x + 1; at < end; ++at) {
-        const double part = static_cast<double>(at - x) / static_cast<double>(end - x);
-        picture.set(at, y_of(bucket.mean + part * (next.mean - bucket.mean)), color);
-      }
-    }
-    if (curve.lines[i].second->points.empty()) continue;
-    const auto& last = curve.lines[i].second->points.back();
-    title +=
-        str("  ", colored(color, str(curve.lines[i].first, curve.lines[i].first.empty() ? "" : " ",
-                                     in_unit(last.value, curve.unit))));
-    if (curve.lines[i].second->not_finite > 0) title += colored(kRed, "  not finite at times");
+    draw_curve(picture, frame, shown[i], color);
+    if (series->points.empty()) continue;
+    const auto last = in_unit(series->points.back().value, curve.unit);
+    title += str("  ", colored(color, str(label, label.empty() ? "" : " ", last)));
+    if (series->not_finite > 0) title += colored(kRed, "  not finite at times");
   }
   lines.push_back(title);
+  const std::string unit = curve.unit == "B" ? "B" : "";
   for (std::size_t row = 0; row < rows; ++row) {
-    std::string label;
-    if (row == 0) label = in_unit(high, curve.unit == "B" ? "B" : "");
-    if (row + 1 == rows) label = in_unit(low, curve.unit == "B" ? "B" : "");
+    const auto label = row == 0          ? in_unit(frame.high, unit)
+                       : row + 1 == rows ? in_unit(frame.low, unit)
+                                         : "";
     lines.push_back(
         str(colored(kFaint, right(label, kLabelWidth)), " ", picture.row(row, !style_.color)));
   }
   const auto x_text = [&](double x) {
-    return axis_ == Axis::kTime ? format_interval(x) : format_number(x);
+    return axis_ == Axis::kTime ? format_interval(x) : short_number(x);
   };
-  const auto end = x_text(to);
-  lines.push_back(
-      colored(kFaint, str(std::string(kLabelWidth + 1, ' '), x_text(from),
-                          right(end, columns - std::min(columns, x_text(from).size())))));
+  const auto start = x_text(frame.from);
+  const auto end = right(x_text(frame.to), columns - std::min(columns, start.size()));
+  lines.push_back(colored(kFaint, str(std::string(kLabelWidth + 1, ' '), start, end)));
 }
 
 void MonitorScreen::add_ranks(std::vector<std::string>& lines, const Run& run,
