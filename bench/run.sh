@@ -5,11 +5,11 @@
 #   bench/run.sh gpu    one process on a GPU
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
-#   BENCH              which of: startup collectives ddp training hosts data files models states guard launches; by default all
+#   BENCH              which of: startup collectives ddp training hosts data files models states guard monitor launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp training hosts data files models states guard launches} "
+wanted=" ${BENCH:-startup collectives ddp training hosts data files models states guard monitor launches} "
 cd "$(dirname "$0")"
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
@@ -90,6 +90,12 @@ if [[ $wanted == *" guard "* ]]; then
   done
   title "guard, 2 processes with shared memory, 1 with Gloo"
   "$ACCELERATE_PYTHON" compare.py "$results/guard"
+fi
+
+if [[ $wanted == *" monitor "* ]]; then
+  for _ in 1 2 3; do "$folder/bench_monitor" >>"$results/monitor"; done
+  title "what recording for accelerate monitor takes"
+  "$ACCELERATE_PYTHON" compare.py "$results/monitor"
 fi
 
 if [[ $wanted == *" launches "* ]]; then

@@ -15,6 +15,7 @@ int estimate_memory(const detail::launch::Arguments& arguments);
 int to_fsdp2(const detail::launch::Arguments& arguments);
 int checkpoint(const detail::launch::Arguments& arguments);
 int merge_weights(const detail::launch::Arguments& arguments);
+int monitor(const detail::launch::Arguments& arguments);
 int test(const detail::launch::Arguments& arguments);
 int completion(const detail::launch::Arguments& arguments);
 int tpu_config(const detail::launch::Arguments& arguments);

@@ -28,7 +28,7 @@ namespace {
 enum ExitCode { kOk = 0, kFailure = 1, kWrongInput = 2, kPeerGone = 70 };
 
 using Handler = int (*)(const detail::launch::Arguments&);
-constexpr std::array<std::pair<std::string_view, Handler>, 10> kHandlers{{
+constexpr std::array<std::pair<std::string_view, Handler>, 11> kHandlers{{
     {"launch", launch},
     {"config", config},
     {"env", env},
@@ -36,16 +36,13 @@ constexpr std::array<std::pair<std::string_view, Handler>, 10> kHandlers{{
     {"to-fsdp2", to_fsdp2},
     {"checkpoint", checkpoint},
     {"merge-weights", merge_weights},
+    {"monitor", monitor},
     {"test", test},
     {"completion", completion},
     {"tpu-config", tpu_config},
 }};
 
 [[noreturn]] void refuse_command(const std::string& name) {
-  if (const auto* command = detail::commands::find_command(name)) {
-    throw UnsupportedError(
-        detail::str("`accelerate ", name, "` is not available yet. ", command->instead));
-  }
   std::vector<std::string> names;
   for (const auto& command : detail::commands::command_table()) names.emplace_back(command.name);
   const auto near = detail::nearest(name, names);

@@ -3,6 +3,9 @@
 #include <ATen/cuda/CUDAGraphsUtils.cuh>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <atomic>
+#include <chrono>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -37,6 +40,14 @@ class GuardedNccl : public comm::GuardedBackend<Nccl> {
               std::shared_ptr<comm::DeviceCallGuard> guard)
       : GuardedBackend(store, options.rank, options.world_size, nccl), guard_(std::move(guard)) {}
 
+  /// Also reports how long each collective took on the device.
+  void enableCollectivesTiming() override {
+    if (timed_.exchange(true)) return;
+    GuardedBackend::enableCollectivesTiming();
+    registerOnCompletionHook([guard = guard_](const std::shared_ptr<c10d::WorkInfo>& ended) {
+      guard->add_time(std::chrono::duration_cast<std::chrono::nanoseconds>(ended->activeDuration));
+    });
+  }
   void startCoalescing() override {
     // NCCL implements some collectives by several, which are part of one call.
     if (inside_ == this) return GuardedBackend::startCoalescing();
@@ -65,7 +76,9 @@ class GuardedNccl : public comm::GuardedBackend<Nccl> {
       several_->add(call);
       return start();
     }
-    const auto ticket = guard_->enter(call);
+    auto facts = call;
+    facts.on_device = true;
+    const auto ticket = guard_->enter(facts);
     // The first call connects the ranks, and waits for them here.
     guard_->end_process_on_failure(ticket);
     WorkPtr work;
@@ -100,6 +113,7 @@ class GuardedNccl : public comm::GuardedBackend<Nccl> {
   static thread_local const GuardedNccl* inside_;
 
   std::shared_ptr<comm::DeviceCallGuard> guard_;
+  std::atomic<bool> timed_{false};
   std::mutex mutex_;
   std::optional<comm::CallFactsBuilder> several_;  // the calls since startCoalescing
 };

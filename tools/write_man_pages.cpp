@@ -21,7 +21,6 @@ int main(int argc, char** argv) {
     std::filesystem::create_directories(folder);
     detail::write_file_atomically(folder / "accelerate.1", commands::main_man_page());
     for (const auto& command : commands::command_table()) {
-      if (!command.instead.empty()) continue;
       detail::write_file_atomically(folder / detail::str("accelerate-", command.name, ".1"),
                                     commands::command_man_page(command));
     }

@@ -157,6 +157,9 @@ struct ACCELERATE_API ProjectConfiguration {
   bool save_on_each_node = false;
   /// Save the state when the scheduler of the cluster asks this run to stop.
   bool save_on_preemption = false;
+  /// Record what `accelerate monitor` shows, in monitor/ of `logging_dir` (without one, of the
+  /// working folder). ACCELERATE_MONITOR goes before it.
+  bool monitor = false;
 
   /// Sets `project_dir`, and `logging_dir` where it is unset.
   void set_directories(const std::optional<std::filesystem::path>& directory = std::nullopt);

@@ -15,6 +15,7 @@
 #include "accelerator/preemption.h"
 #include "accelerator/registry.h"
 #include "accelerator/run_state.h"
+#include "tracking/recorder.h"
 
 namespace accelerate::detail::accelerator {
 
@@ -37,6 +38,8 @@ struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   RunState run_state = {};
   /// With `save_on_preemption`, else null.
   std::unique_ptr<Preemption> preemption = nullptr;
+  /// With `monitor`, else null.
+  std::shared_ptr<tracking::Recorder> recorder = nullptr;
   /// What is to be done before a preempted program ends; must not throw.
   std::function<void()> before_exit = {};
 

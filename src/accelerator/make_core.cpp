@@ -6,6 +6,7 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerator/accelerator_core.h"
+#include "accelerator/monitoring.h"
 #include "core/log.h"
 #include "core/supported.h"
 #include "core/text.h"
@@ -282,6 +283,7 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
     set_precision(*core);
     set_accumulation(options.gradient_accumulation_plugin, steps);
     if (project.save_on_preemption) core->preemption = std::make_unique<Preemption>(core->state);
+    if (project.monitor) core->recorder = make_recorder(*core);
     if (core->state.is_main_process()) {
       check_os_kernel();
       warn_of_next_checkpoint(*core);

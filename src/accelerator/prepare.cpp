@@ -7,6 +7,7 @@
 
 #include "accelerate/errors.h"
 #include "accelerator/accelerator_core.h"
+#include "accelerator/monitoring.h"
 #include "accelerator/step_checks.h"
 #include "core/call_site.h"
 #include "core/log.h"
@@ -211,6 +212,7 @@ void Preparer::add(const std::shared_ptr<optim::OptimizerCore>& optimizer) const
     core.registry.scaling->add(optimizer);
   }
   if (!add_once(core.registry.optimizers, optimizer)) return;
+  record_steps(core, *optimizer);
   for (const auto& model : core.registry.models) {
     if (model->engine) optimizer->attach(model->engine);
   }

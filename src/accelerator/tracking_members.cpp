@@ -3,10 +3,13 @@
 
 #include <ATen/ATen.h>
 
+#include <exception>
+
 #include "accelerate/errors.h"
 #include "accelerator/accelerator_core.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "tracking/recorder.h"
 #include "tracking/trackers.h"
 
 namespace accelerate {
@@ -66,20 +69,30 @@ std::vector<TrackerImage> tracker_images(const at::Tensor& batch) {
 TrackingMembers::TrackingMembers(const detail::accelerator::AcceleratorCore& core)
     : trackers_(std::make_unique<detail::tracking::TrackerSet>(
           core.state.is_main_process() ? core.options.log_with : std::vector<TrackerChoice>(),
-          core.project.logging_dir)) {}
+          core.project.logging_dir)),
+      recorder_(core.recorder),
+      is_main_process_(core.state.is_main_process()) {}
 
 TrackingMembers::~TrackingMembers() { finish_trackers(); }
 
-void TrackingMembers::finish_trackers() noexcept { trackers_->finish(); }
+void TrackingMembers::finish_trackers() noexcept {
+  trackers_->finish();
+  if (recorder_) recorder_->finish(std::uncaught_exceptions() > 0);
+}
 
 void TrackingMembers::init_trackers(const std::string& project_name, const Value::Dict& config,
                                     const Value::Dict& init_kwargs) {
+  if (recorder_ && is_main_process_) recorder_->describe(project_name, config);
   trackers_->start(project_name, config, init_kwargs);
 }
 
 void TrackingMembers::log(const Value::Dict& values, std::optional<std::int64_t> step,
                           const Value::Dict& log_kwargs) {
-  if (trackers_->running()) trackers_->log(with_numbers(values), step, log_kwargs);
+  const bool recorded = recorder_ && is_main_process_;
+  if (!trackers_->running() && !recorded) return;
+  const auto numbers = with_numbers(values);
+  if (recorded) recorder_->log(numbers, step);
+  trackers_->log(numbers, step, log_kwargs);
 }
 
 GeneralTracker& TrackingMembers::get_tracker(const std::string& name) {

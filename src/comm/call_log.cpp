@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include "core/text.h"
 
@@ -29,6 +30,8 @@ std::uint64_t mix(std::uint64_t hash, std::string_view text) noexcept {
   return mix(hash, text.size());
 }
 
+std::atomic<std::int64_t> time_in_collectives{0};
+
 bool place_counts(std::string_view kind) { return kind != "barrier" && kind != "broadcast"; }
 
 ReportedCall reported(const CallRecord& call, std::uint64_t open) {
@@ -40,6 +43,14 @@ ReportedCall reported(const CallRecord& call, std::uint64_t open) {
 }
 
 }  // namespace
+
+std::int64_t nanoseconds_in_collectives() noexcept {
+  return time_in_collectives.load(std::memory_order_relaxed);
+}
+
+void add_time_in_collectives(std::chrono::nanoseconds time) noexcept {
+  time_in_collectives.fetch_add(time.count(), std::memory_order_relaxed);
+}
 
 std::uint64_t signature_of(const CallFacts& facts, const CallSite& site) {
   auto hash = mix(0xcbf29ce484222325ULL, facts.kind);
@@ -121,6 +132,8 @@ Ticket CallLog::enter(const CallFacts& facts, const CallSite& site) {
   copy_text(next.remark, site.remark != nullptr ? site.remark : "");
   next.complete = false;
   entry.since = Clock::now();
+  entry.timed = !facts.on_device;
+  if (entry.timed && timed_calls_++ == 0) timed_since_ = entry.since;
   if (page_ != nullptr) {
     page_->version.fetch_add(1, std::memory_order_acq_rel);
     page_->call = next;
@@ -132,9 +145,13 @@ Ticket CallLog::enter(const CallFacts& facts, const CallSite& site) {
 
 void CallLog::leave(const Ticket& ticket) noexcept {
   const std::scoped_lock lock(mutex_);
-  CallRecord& done = entry(ticket.sequence).call;
+  Entry& left = entry(ticket.sequence);
+  CallRecord& done = left.call;
   if (done.sequence != ticket.sequence) return;
   done.complete = true;
+  if (std::exchange(left.timed, false) && --timed_calls_ == 0) {
+    add_time_in_collectives(Clock::now() - timed_since_);
+  }
   while (oldest_open_ <= last_ && entry(oldest_open_).call.complete) ++oldest_open_;
   if (page_ == nullptr) return;
   if (page_->call.sequence == ticket.sequence) page_->call.complete = true;

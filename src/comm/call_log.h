@@ -73,6 +73,7 @@ class CallLog {
   struct Entry {
     CallRecord call = {};
     Clock::time_point since = {};
+    bool timed = false;  ///< it counts in `timed_calls_` until it ends
   };
 
   [[nodiscard]] Entry& entry(std::uint64_t sequence) { return entries_[sequence % kSize]; }
@@ -86,7 +87,14 @@ class CallLog {
   std::array<Entry, kSize> entries_ = {};
   std::uint64_t last_ = 0;
   std::uint64_t oldest_open_ = 1;
+  int timed_calls_ = 0;  // under way
+  Clock::time_point timed_since_ = {};
 };
+
+/// How long collectives of this process were under way so far: of a group, the time in which there
+/// was at least one; the sum over groups. The rank that the others wait for has the least of it.
+[[nodiscard]] std::int64_t nanoseconds_in_collectives() noexcept;
+void add_time_in_collectives(std::chrono::nanoseconds time) noexcept;
 
 /// Equal on all ranks that make the same call at the same line; never 0. The line does not count
 /// for barriers and broadcasts: rank 0 may make them in another branch.

@@ -52,6 +52,7 @@ class GroupGuard : public DeviceCallGuard {
   /// The exception of a call that was cancelled.
   [[nodiscard]] std::exception_ptr verdict(const Ticket& ticket) const;
 
+  void add_time(std::chrono::nanoseconds time) noexcept override { add_time_in_collectives(time); }
   void end_process_on_failure(const Ticket& ticket) override;
   void when_failed(std::function<void()> f) override;
   void before_throw(std::function<void()> f) override;

@@ -4,6 +4,7 @@
 // it is complete, so that a rank that diverges can be named.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -22,6 +23,7 @@ struct CallFacts {
   // The tensors after the first one, of a call on several.
   std::uint64_t content = 0;  ///< a hash of their number, dtypes and sizes; 0 if there are none
   const char* more = "";      ///< as text, e.g. ", float32[2]"
+  bool on_device = false;     ///< its end is noticed late: see `DeviceCallGuard::add_time`
 };
 
 /// An announced collective.
@@ -62,6 +64,8 @@ class CallGuard {
 /// for its stream sees no exception.
 class DeviceCallGuard : public CallGuard {
  public:
+  /// How long a call has taken on its device; part of `nanoseconds_in_collectives`.
+  virtual void add_time(std::chrono::nanoseconds time) noexcept = 0;
   /// If the group fails before the call is complete, this process reports that and ends.
   virtual void end_process_on_failure(const Ticket& ticket) = 0;
   /// The transport failed under a call. The root cause may come from another rank: the group fails

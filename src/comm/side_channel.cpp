@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <condition_variable>
-#include <csignal>
 #include <random>
 #include <thread>
 #include <utility>
@@ -17,6 +16,7 @@
 #include "comm/side_channel_messages.h"
 #include "comm/side_channel_server.h"
 #include "core/processes.h"
+#include "core/signals_blocked.h"
 #include "core/sockets.h"
 #include "core/text.h"
 #include "core/world.h"
@@ -60,14 +60,9 @@ class SideChannel::Loop : public std::enable_shared_from_this<Loop> {
     connect(blackboard);
   }
 
-  /// Blocks all signals in the side thread: they belong to the program.
   void start_thread() {
-    sigset_t all;
-    sigset_t before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_BLOCK, &all, &before);
+    const SignalsBlocked blocked;
     thread_ = std::thread([self = shared_from_this()] { self->run(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   void end() noexcept {

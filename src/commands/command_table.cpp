@@ -69,6 +69,17 @@ constexpr auto kMergeFlags = std::to_array<Flag>({
      .help = "Remove CHECKPOINT_DIR after success."},
 });
 
+constexpr auto kMonitorFlags = std::to_array<Flag>({
+    kHelpFlag,
+    {.name = "tui", .kind = kSwitch, .help = "Draw in this terminal instead."},
+    {.name = "host", .fallback = "127.0.0.1", .value_name = "ADDRESS",
+     .help = "The address to serve at; 0.0.0.0 for all of this machine. Other machines need a token, which is part "
+             "of the printed address."},
+    {.name = "port", .kind = kInteger, .fallback = "6116",
+     .help = "The port; 0 takes a free one. By default the next free one if it is taken."},
+    {.name = "token", .kind = kSwitch, .help = "Ask for a token on this machine too, which others may use."},
+});
+
 constexpr auto kTestFlags = std::to_array<Flag>({
     kHelpFlag,
     {.name = "config_file", .value_name = "FILE", .help = "Launch with this configuration file instead of the default one."},
@@ -208,6 +219,25 @@ constexpr Command kMergeWeights{
     .examples = "  accelerate merge-weights checkpoint_0/pytorch_model_fsdp_0 merged\n",
 };
 
+constexpr Command kMonitor{
+    .name = "monitor",
+    .help = "Watch runs in a browser or in this terminal.",
+    .usage = "[DIR] [flags]",
+    .about =
+        "Shows the runs in a folder and below it (default: this folder), while they go on and "
+        "afterwards: losses and metrics, learning rate, throughput, step time and waiting time of "
+        "each process, memory, GPUs, checkpoints and logs. It serves a page to this machine until "
+        "Ctrl-C and prints its address. A run is recorded if ACCELERATE_MONITOR=1 is set, by "
+        "`accelerate launch --monitor`, or with `monitor` of its ProjectConfiguration; of other "
+        "runs, the files of the trackers jsonl and csv are shown.",
+    .flags = [] { return std::span<const Flag>(kMonitorFlags); },
+    .operand = {.name = "DIR"},
+    .examples =
+        "  accelerate monitor runs\n"
+        "  accelerate monitor runs/mnist --tui\n"
+        "  accelerate monitor runs --host 0.0.0.0 --port 8080\n",
+};
+
 constexpr Command kTest{
     .name = "test",
     .help = "Check that the processes of a launch train together.",
@@ -248,12 +278,10 @@ std::span<const Command> command_table() {
       kToFsdp2,
       kCheckpoint,
       kMergeWeights,
+      kMonitor,
       kTest,
       kCompletion,
       kTpuConfig,
-      {.name = "monitor",
-       .help = "Watch a running job.",
-       .instead = "--tee and --log_dir of `accelerate launch` keep its output."},
   });
   return table;
 }

@@ -11,17 +11,9 @@ namespace {
 using launch::Flag;
 using launch::FlagKind;
 
-std::vector<const Command*> available() {
-  std::vector<const Command*> commands;
-  for (const auto& command : command_table()) {
-    if (command.instead.empty()) commands.push_back(&command);
-  }
-  return commands;
-}
-
 std::vector<std::string> names(std::string_view prefix = "") {
   std::vector<std::string> names;
-  for (const auto* command : available()) names.push_back(str(prefix, command->name));
+  for (const auto& command : command_table()) names.push_back(str(prefix, command.name));
   return names;
 }
 
@@ -76,9 +68,9 @@ std::string bash_values(const Command& command) {
 std::string bash_script() {  // NOLINT(readability-function-size): the script is one text
   std::string words;
   std::string values;
-  for (const auto* command : available()) {
-    words += bash_words(*command);
-    values += bash_values(*command);
+  for (const auto& command : command_table()) {
+    words += bash_words(command);
+    values += bash_values(command);
   }
   return str(R"(# bash completion of accelerate: source <(accelerate completion bash)
 _accelerate() {
@@ -162,7 +154,7 @@ std::string zsh_function(const Command& command) {
 
 std::string zsh_script() {
   std::string functions;
-  for (const auto* command : available()) functions += zsh_function(*command);
+  for (const auto& command : command_table()) functions += zsh_function(command);
   return str("#compdef accelerate ", join(names("accelerate-"), " "), R"(
 # zsh completion of accelerate: source <(accelerate completion zsh)
 )",
@@ -207,14 +199,14 @@ std::string fish_script() {
   std::string out =
       "# fish completion of accelerate: accelerate completion fish | source\n"
       "complete -c accelerate -f -n __fish_use_subcommand\n";
-  for (const auto* command : available()) {
-    out += str("complete -c accelerate -n __fish_use_subcommand -a ", command->name, " -d '",
-               without(command->help, "'\\"), "'\n");
+  for (const auto& command : command_table()) {
+    out += str("complete -c accelerate -n __fish_use_subcommand -a ", command.name, " -d '",
+               without(command.help, "'\\"), "'\n");
   }
-  for (const auto* command : available()) {
-    out += fish_flags(*command,
-                      str("accelerate -n '__fish_seen_subcommand_from ", command->name, "'"));
-    out += fish_flags(*command, str("accelerate-", command->name));
+  for (const auto& command : command_table()) {
+    out +=
+        fish_flags(command, str("accelerate -n '__fish_seen_subcommand_from ", command.name, "'"));
+    out += fish_flags(command, str("accelerate-", command.name));
   }
   return out;
 }

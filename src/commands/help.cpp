@@ -128,15 +128,13 @@ void append_man_flag(std::string& out, const Flag& flag) {
 }  // namespace
 
 std::string main_help() {
-  std::string available;
-  std::string planned;
+  std::string commands;
   for (const auto& command : command_table()) {
-    (command.instead.empty() ? available : planned) +=
+    commands +=
         str("  ", command.name, std::string(18 - command.name.size(), ' '), command.help, "\n");
   }
   return str(
-      "usage: accelerate <command> [flags]\n\nCommands:\n", available, "\nNot available yet:\n",
-      planned,
+      "usage: accelerate <command> [flags]\n\nCommands:\n", commands,
       "\n`accelerate <command> --help` explains a command, `accelerate --version` prints the "
       "version.\n");
 }
@@ -160,7 +158,6 @@ std::string main_man_page() {
                     ".SH SYNOPSIS\n\\fBaccelerate\\fR \\fIcommand\\fR [flags]\n.SH COMMANDS\n";
   std::string pages;
   for (const auto& command : command_table()) {
-    if (!command.instead.empty()) continue;
     out += str(".TP\n\\fB", roff(command.name), "\\fR\n", roff(command.help), "\n");
     pages +=
         str(pages.empty() ? "" : ",\n", ".BR ", roff(str("accelerate-", command.name)), " (1)");

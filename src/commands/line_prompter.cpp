@@ -69,18 +69,9 @@ void refuse_end_of_input(const std::string& question) {
 }
 
 std::unique_ptr<Prompter> make_prompter(const Environment& environment) {
-  const auto terminal = environment.get("TERM").value_or("dumb");
-  const bool screen = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
-  if (!screen || terminal == "dumb") return std::make_unique<LinePrompter>();
-  TerminalStyle style{.color = !environment.get("NO_COLOR")};
-  for (const auto* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
-    const auto locale = environment.get(name);
-    if (!locale) continue;
-    const auto lower = to_lower(*locale);
-    style.utf8 = lower.ends_with("utf-8") || lower.ends_with("utf8");
-    break;
-  }
-  return make_terminal_prompter(style);
+  const auto style = terminal_style(environment);
+  if (!style) return std::make_unique<LinePrompter>();
+  return make_terminal_prompter(*style);
 }
 
 }  // namespace accelerate::detail::commands

@@ -23,7 +23,7 @@ KeyPress plain_key(char byte) {
     case '\x04':
       return {.key = Key::kEnd};
     default:
-      return {};
+      return {.character = byte};
   }
 }
 
@@ -31,6 +31,8 @@ KeyPress plain_key(char byte) {
 KeyPress sequence_key(const std::string& parameters, char last) {
   if (last == 'A') return {.key = Key::kUp};
   if (last == 'B') return {.key = Key::kDown};
+  if (last == 'C' && parameters.empty()) return {.key = Key::kRight};
+  if (last == 'D' && parameters.empty()) return {.key = Key::kLeft};
   const bool tilde = last == '~';
   if (last == 'H' || (tilde && (parameters == "1" || parameters == "5" || parameters == "7"))) {
     return {.key = Key::kFirst};

@@ -13,17 +13,29 @@
 
 namespace accelerate::detail::commands {
 
-enum class Key : std::uint8_t { kUp, kDown, kFirst, kLast, kDigit, kEnter, kEnd, kOther };
+enum class Key : std::uint8_t {
+  kUp,
+  kDown,
+  kLeft,
+  kRight,
+  kFirst,
+  kLast,
+  kDigit,
+  kEnter,
+  kEnd,
+  kOther
+};
 
 struct KeyPress {
   Key key = Key::kOther;
   int digit = 0;
+  char character = '\0';  ///< of another key that is a character
 
   bool operator==(const KeyPress&) const = default;
 };
 
-/// Turns the bytes that a terminal sends into keys: arrows, Home, End, j, k, digits, Enter, and
-/// Ctrl-D as the end of input.
+/// Turns the bytes that a terminal sends into keys: arrows, Home, End, j, k, digits, Enter, Ctrl-D
+/// as the end of input, and other characters.
 class KeyDecoder {
  public:
   /// nullopt inside of a control sequence.

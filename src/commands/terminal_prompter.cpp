@@ -1,8 +1,6 @@
 #include "commands/terminal_prompter.h"
 
 #include <poll.h>
-#include <sys/ioctl.h>
-#include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,7 +12,6 @@
 
 #include "commands/menu.h"
 #include "core/progress_line.h"
-#include "core/subprocess.h"
 #include "core/text.h"
 #include "launch/signals.h"
 #include "launch/terminal_text.h"
@@ -22,50 +19,10 @@
 namespace accelerate::detail::commands {
 namespace {
 
-constexpr std::string_view kHideCursor = "\x1b[?25l";
-constexpr std::string_view kShowCursor = "\x1b[?25h";
 constexpr std::string_view kClearBelow = "\x1b[J";
 constexpr std::string_view kGreen = "\x1b[32m";
 constexpr std::string_view kFaint = "\x1b[2m";
 constexpr std::string_view kReset = "\x1b[0m";
-
-void write_out(std::string_view text) { write_fully(STDOUT_FILENO, text); }
-
-ScreenSize screen_size() {
-  winsize size{};
-  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return {};
-  return {.columns = size.ws_col, .rows = size.ws_row};
-}
-
-// Keys arrive one by one and are not shown; the cursor is hidden.
-class KeyMode {
- public:
-  KeyMode() {
-    known_ = ::tcgetattr(STDIN_FILENO, &before_) == 0;
-    enter();
-  }
-  ~KeyMode() { leave(); }
-  KeyMode(const KeyMode&) = delete;
-  KeyMode& operator=(const KeyMode&) = delete;
-
-  void enter() const {
-    termios keys = before_;
-    keys.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
-    keys.c_cc[VMIN] = 1;
-    keys.c_cc[VTIME] = 0;
-    // DRAIN, not FLUSH: keys that were typed ahead stay.
-    if (known_) ::tcsetattr(STDIN_FILENO, TCSADRAIN, &keys);
-    write_out(kHideCursor);
-  }
-  void leave() const {
-    if (known_) ::tcsetattr(STDIN_FILENO, TCSADRAIN, &before_);
-    write_out(kShowCursor);
-  }
-
- private:
-  termios before_{};
-  bool known_ = false;
-};
 
 class TerminalPrompter final : public Prompter {
  public:
@@ -91,15 +48,15 @@ class TerminalPrompter final : public Prompter {
       }
       erase();
     }
-    write_out(str(question, "\n  ", styled({choices[menu.selected()], MenuLine::Style::kSelected}),
-                  "\n"));
+    write_to_terminal(str(question, "\n  ",
+                          styled({choices[menu.selected()], MenuLine::Style::kSelected}), "\n"));
     return menu.selected();
   }
 
   std::string line(const std::string& question) override {
     // Broken at words, where the terminal would break inside of them.
     const std::string shown = join(launch::wrap_line(question, screen_size().columns), "\n");
-    write_out(shown);
+    write_to_terminal(shown);
     while (true) {
       if (const auto end = input_.find('\n'); end != std::string::npos) {
         std::string answer = input_.substr(0, end);
@@ -108,11 +65,11 @@ class TerminalPrompter final : public Prompter {
       }
       const Event event = wait(nullptr);
       if (event == Event::kEnd) refuse_end_of_input(question);
-      if (event == Event::kResumed) write_out(shown);
+      if (event == Event::kResumed) write_to_terminal(shown);
     }
   }
 
-  void say(const std::string& text) override { write_out(text + "\n"); }
+  void say(const std::string& text) override { write_to_terminal(text + "\n"); }
 
  private:
   enum class Event { kInput, kEnd, kResized, kResumed };
@@ -127,7 +84,7 @@ class TerminalPrompter final : public Prompter {
         if (*signal == SIGWINCH) return Event::kResized;
         if (*signal == SIGCONT) return Event::kResumed;
         if (*signal != SIGTSTP) {
-          if (mode == nullptr) write_out("\n");
+          if (mode == nullptr) write_to_terminal("\n");
           throw Interrupted{*signal};
         }
         suspend(mode);
@@ -164,12 +121,12 @@ class TerminalPrompter final : public Prompter {
   void draw(std::vector<MenuLine> lines) {
     std::string text = rows_up();
     for (const auto& line : lines) text += styled(line) + "\n";
-    write_out(text);
+    write_to_terminal(text);
     drawn_ = std::move(lines);
   }
 
   void erase() {
-    write_out(rows_up());
+    write_to_terminal(rows_up());
     drawn_.clear();
   }
 

@@ -5,13 +5,9 @@
 #include <string>
 
 #include "commands/prompter.h"
+#include "commands/terminal.h"
 
 namespace accelerate::detail::commands {
-
-struct TerminalStyle {
-  bool color = true;
-  bool utf8 = false;
-};
 
 /// Asks on stdin and stdout, which must be a terminal. It is in its own mode only while a menu is
 /// open, and is put back on every way out but SIGKILL.

@@ -106,10 +106,11 @@ static auto value_fields(std::type_identity<DataLoaderConfiguration>) {
 static auto value_fields(std::type_identity<ProjectConfiguration>) {
   return ACCELERATE_FIELDS(ProjectConfiguration, project_dir, logging_dir,
                            automatic_checkpoint_naming, total_limit, iteration, save_on_each_node,
-                           save_on_preemption);
+                           save_on_preemption, monitor);
 }
-static void finish(ProjectConfiguration& options, const ProjectConfiguration&, const Environment&,
-                   Warnings&) {
+static void finish(ProjectConfiguration& options, const ProjectConfiguration&,
+                   const Environment& environment, Warnings&) {
+  options.monitor = environment.flag("ACCELERATE_MONITOR", options.monitor);
   options.set_directories(options.project_dir);
   if (options.total_limit) require_at_least(1, "total_limit", *options.total_limit);
   require_at_least(0, "iteration", options.iteration);

@@ -30,7 +30,9 @@ std::optional<NvmlFunctions> functions_of_driver() {
                         find(library, "nvmlDeviceGetHandleByIndex_v2", f.device_by_index) &&
                         find(library, "nvmlDeviceGetHandleByPciBusId_v2", f.device_by_pci) &&
                         find(library, "nvmlDeviceGetName", f.device_name) &&
-                        find(library, "nvmlDeviceGetCpuAffinity", f.cpu_affinity);
+                        find(library, "nvmlDeviceGetCpuAffinity", f.cpu_affinity) &&
+                        find(library, "nvmlDeviceGetMemoryInfo", f.memory) &&
+                        find(library, "nvmlDeviceGetUtilizationRates", f.utilization);
   if (complete) return f;
   ::dlclose(library);
   return std::nullopt;
@@ -89,6 +91,20 @@ std::optional<std::vector<int>> Nvml::cpus_near(const std::string& pci_address,
     return std::nullopt;
   }
   return cpus_of_words(std::vector<std::uint64_t>(words.begin(), words.end()));
+}
+
+std::optional<GpuUsage> Nvml::usage(const std::string& pci_address) const {
+  NvmlFunctions::Device device = nullptr;
+  std::array<unsigned long long, 3> bytes{};
+  if (functions_.device_by_pci(pci_address.c_str(), &device) != 0) return std::nullopt;
+  if (functions_.memory(device, bytes.data()) != 0) return std::nullopt;
+  GpuUsage usage{.used_bytes = static_cast<std::int64_t>(bytes[2]),
+                 .total_bytes = static_cast<std::int64_t>(bytes[0])};
+  std::array<unsigned, 2> percent{};
+  if (functions_.utilization(device, percent.data()) == 0) {
+    usage.busy_percent = static_cast<int>(percent[0]);
+  }
+  return usage;
 }
 
 }  // namespace accelerate::detail::inline core

@@ -24,6 +24,19 @@ struct NvmlFunctions {
   int (*device_by_pci)(const char* address, Device* device) = nullptr;
   int (*device_name)(Device device, char* text, unsigned size) = nullptr;
   int (*cpu_affinity)(Device device, unsigned words, unsigned long* set) = nullptr;
+  /// Fill three and two numbers: total, free and used bytes; percent of time busy, and of memory.
+  int (*memory)(Device device, unsigned long long* bytes) = nullptr;
+  int (*utilization)(Device device, unsigned* percent) = nullptr;
+};
+
+/// How a GPU is used now, by all processes together.
+struct GpuUsage {
+  std::int64_t used_bytes = 0;
+  std::int64_t total_bytes = 0;
+  /// Percent of the last moments in which a kernel ran; nullopt if the driver does not tell.
+  std::optional<int> busy_percent = std::nullopt;
+
+  bool operator==(const GpuUsage&) const = default;
 };
 
 /// An initialised NVML. Every question may go unanswered: drivers refuse some of them in
@@ -45,6 +58,7 @@ class Nvml {
   /// The CPUs next to the GPU at a PCI address, out of `cpu_count`.
   [[nodiscard]] std::optional<std::vector<int>> cpus_near(const std::string& pci_address,
                                                           std::size_t cpu_count) const;
+  [[nodiscard]] std::optional<GpuUsage> usage(const std::string& pci_address) const;
 
  private:
   explicit Nvml(const NvmlFunctions& functions) : functions_(functions) {}

@@ -182,6 +182,21 @@ std::optional<Descriptor> listen_on(int port, bool loopback_only, std::string& e
   return std::nullopt;
 }
 
+std::optional<Descriptor> listen_at(const std::string& host, int port, std::string& error) {
+  const auto addresses = resolve(host, port, error);
+  for (const addrinfo* each = addresses.get(); each != nullptr; each = each->ai_next) {
+    Descriptor socket(new_socket(each->ai_family));
+    const int yes = 1;
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (socket && ::bind(socket.get(), each->ai_addr, each->ai_addrlen) == 0 &&
+        ::listen(socket.get(), SOMAXCONN) == 0) {
+      return socket;
+    }
+    error = std::strerror(errno);
+  }
+  return std::nullopt;
+}
+
 bool is_bound(int port, bool ipv6) {
   const int family = ipv6 ? AF_INET6 : AF_INET;
   const Descriptor socket(new_socket(family));

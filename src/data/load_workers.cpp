@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include "comm/group_guard.h"
 #include "core/exception_text.h"
 #include "core/log.h"
+#include "core/signals_blocked.h"
 #include "core/text.h"
 
 // Of the OpenMP runtime that LibTorch brings along, if it does.
@@ -32,22 +32,6 @@ void keep_operators_in_this_thread() {
   at::get_num_threads();  // sets this thread's number on the first call, over whatever was set
   if (omp_set_num_threads != nullptr) omp_set_num_threads(1);
 }
-
-/// Signals are the program's business: threads that start while this lives get none.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_BLOCK, &all, &before_);
-  }
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 thread_local std::optional<std::int64_t> failed_sample;
 

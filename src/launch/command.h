@@ -43,8 +43,6 @@ struct Command {
   std::string_view examples = {};
   /// Flags of other programs, and what they are called here.
   std::span<const Hint> hints = {};
-  /// What to use meanwhile, for a command that is known but not there yet.
-  std::string_view instead = {};
 };
 
 /// A command line. Flags that were not typed are absent.

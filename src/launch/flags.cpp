@@ -49,6 +49,8 @@ constexpr auto kGeneralFlags = std::to_array<Flag>({
      .help = "Print no report of failed processes and no warnings."},
     {.name = "debug", .group = kGeneral, .kind = kSwitch, .variable = "ACCELERATE_DEBUG_MODE", .key = "debug",
      .help = "Workers check before each collective that their inputs fit together."},
+    {.name = "monitor", .group = kGeneral, .kind = kSwitch, .variable = "ACCELERATE_MONITOR",
+     .help = "Workers record what `accelerate monitor` shows, in monitor/ of their project."},
     {.name = "module", .group = kGeneral, .kind = kSwitch, .short_name = 'm',
      .help = "The program is the name of a Python module, as with `python -m`."},
     {.name = "no_python", .group = kGeneral, .kind = kSwitch,

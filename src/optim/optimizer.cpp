@@ -44,6 +44,27 @@ void carry_out_step(torch::optim::Optimizer& optimizer) {
   if (!fused_step(optimizer)) optimizer.step();
 }
 
+at::Tensor OptimizerCore::carry_out(const torch::optim::Optimizer::LossClosure& closure) {
+  if (scaling) {
+    if (closure) {
+      throw UnsupportedError(
+          "step: a closure computes new gradients, which cannot be scaled for float16. Call "
+          "backward before step, or train in bf16.");
+    }
+    step_was_skipped = !scaling->step(*this);
+    if (!step_was_skipped) tell_engines();
+    return {};
+  }
+  at::Tensor loss;
+  if (closure) {
+    loss = optimizer->step(closure);
+  } else {
+    carry_out_step(*optimizer);
+  }
+  tell_engines();
+  return loss;
+}
+
 at::Tensor LossScaling::scale(const at::Tensor& loss) {
   if (!stepped_.empty()) update();
   return scaler_.scale(loss);
@@ -107,23 +128,8 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) {
   auto& own = core();
   if (!own.gradient_state.sync_gradients()) return {};
   if (own.before_step) own.before_step(*own.optimizer);
-  if (own.scaling) {
-    if (closure) {
-      throw UnsupportedError(
-          "step: a closure computes new gradients, which cannot be scaled for float16. Call "
-          "backward before step, or train in bf16.");
-    }
-    own.step_was_skipped = !own.scaling->step(own);
-    if (!own.step_was_skipped) own.tell_engines();
-    return {};
-  }
-  at::Tensor loss;
-  if (closure) {
-    loss = own.optimizer->step(closure);
-  } else {
-    detail::optim::carry_out_step(*own.optimizer);
-  }
-  own.tell_engines();
+  auto loss = own.carry_out(closure);
+  if (own.after_step) own.after_step(*own.optimizer);
   return loss;
 }
 

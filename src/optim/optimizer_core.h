@@ -30,9 +30,13 @@ struct OptimizerCore {
   std::vector<std::weak_ptr<parallel::Engine>> engines = {};
   /// Called before each step; empty for nothing.
   std::function<void(const torch::optim::Optimizer&)> before_step = {};
+  /// Called after each step, also after one that was skipped; empty for nothing.
+  std::function<void(const torch::optim::Optimizer&)> after_step = {};
   /// Calls `train` or `eval` of the optimizer; empty if it has neither.
   std::function<void(torch::optim::Optimizer&, bool training)> modes = {};
 
+  /// One step, with the scaled gradients of float16 if there is a scaling.
+  at::Tensor carry_out(const torch::optim::Optimizer::LossClosure& closure);
   [[nodiscard]] bool has_gradients() const;
   /// Lets an engine replace parameters in the groups, once.
   void attach(const std::shared_ptr<parallel::Engine>& engine);

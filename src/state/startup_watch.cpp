@@ -2,10 +2,9 @@
 
 #include <pthread.h>
 
-#include <csignal>
-
 #include "accelerate/errors.h"
 #include "core/processes.h"
+#include "core/signals_blocked.h"
 #include "core/text.h"
 #include "core/uncaught.h"
 #include "core/world.h"
@@ -41,12 +40,8 @@ std::string stopped_text(int rank, const std::string& process, int pid) {
 }
 
 StartupWatch::StartupWatch(int rank, int size) : rank_(rank), size_(size) {
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, &before);
+  const SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 StartupWatch::~StartupWatch() {

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
+#include "comm/call_log.h"
+
 namespace accelerate::detail::comm {
 namespace {
 
@@ -226,6 +230,32 @@ TEST(DesyncDetector, NamesALateRankOnceWithoutBlame) {
       "rank 0 has waited for 60 s in gather at a.cpp:1 for rank 1, after reduce at a.cpp:0. It "
       "is alive; this is no error unless it is stuck.");
   EXPECT_FALSE(detector.notice(kStart + 120s));
+}
+
+TEST(CallLogTest, CountsTheTimeInWhichAtLeastOneCallIsUnderWay) {
+  using std::chrono::milliseconds;
+  const auto pause = [] { std::this_thread::sleep_for(milliseconds(20)); };
+  const auto before = nanoseconds_in_collectives();
+  const auto start = CallLog::Clock::now();
+  CallLog log;
+  const auto first = log.enter({.kind = "all_reduce"}, {});
+  pause();
+  const auto second = log.enter({.kind = "all_reduce"}, {});
+  pause();
+  log.leave(first);
+  pause();
+  log.leave(second);
+  const auto took = CallLog::Clock::now() - start;
+  pause();  // none is under way
+  const auto on_device = log.enter({.kind = "all_reduce", .on_device = true}, {});
+  pause();
+  log.leave(on_device);
+  log.leave(on_device);
+  const auto counted = std::chrono::nanoseconds(nanoseconds_in_collectives() - before);
+  EXPECT_GE(counted, milliseconds(60));
+  EXPECT_LE(counted, took);
+  add_time_in_collectives(milliseconds(5));
+  EXPECT_EQ(nanoseconds_in_collectives() - before, (counted + milliseconds(5)).count());
 }
 
 }  // namespace

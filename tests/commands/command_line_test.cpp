@@ -65,7 +65,6 @@ TEST(Help, FitsTheTerminal) {
 
 TEST(Help, OfEveryCommandNamesItsFlagsAndFitsTheTerminal) {
   for (const auto& command : command_table()) {
-    if (!command.instead.empty()) continue;
     EXPECT_FALSE(command.about.empty()) << command.name;
     const auto text = command_help(command, 80);
     EXPECT_TRUE(starts(text, str("usage: accelerate ", command.name, " ")));
@@ -80,7 +79,6 @@ TEST(Help, OfEveryCommandNamesItsFlagsAndFitsTheTerminal) {
 TEST(Help, OfEveryCommandComesAtOnce) {
   using Clock = std::chrono::steady_clock;
   for (const auto& command : command_table()) {
-    if (!command.instead.empty()) continue;
     // The fastest of some runs: the machine may be busy.
     auto fastest = Clock::duration::max();
     for (int i = 0; i < 20 && fastest > std::chrono::milliseconds(20); ++i) {
@@ -96,7 +94,6 @@ TEST(Help, OfEveryCommandComesAtOnce) {
 
 TEST(ManPages, HaveEveryFlagAndNoLineThatIsARequestByAccident) {
   for (const auto& command : command_table()) {
-    if (!command.instead.empty()) continue;
     const auto page = command_man_page(command);
     EXPECT_TRUE(starts(page, str(".TH ACCELERATE-", to_upper(command.name), " 1 ")));
     for (const launch::Flag& flag : command.flags()) {
@@ -133,12 +130,6 @@ TEST(CommandLine, GuessesAWrongCommand) {
   EXPECT_EQ(wrong.code, 2);
   EXPECT_EQ(wrong.err, "accelerate: 'lauch' is not a command; did you mean launch?\n");
   EXPECT_EQ(ran({kAccelerate, "xyzzy"}).code, 2);
-}
-
-TEST(CommandLine, NamesTheCommandsThatAreNotThereYet) {
-  const auto answer = ran({kAccelerate, "monitor"});
-  EXPECT_EQ(answer.code, 2);
-  EXPECT_TRUE(has(answer.err, "`accelerate monitor` is not available yet"));
 }
 
 TEST(CommandLine, TakesTheCommandFromItsOwnName) {

@@ -296,11 +296,11 @@ TEST(Configurations, HavePythonsFieldsAndDefaultsAndOurs) {
   expect_like_python("DataLoaderConfiguration/default", DataLoaderConfiguration{},
                      {{"already_sharded", false}});
   expect_like_python("ProjectConfiguration/default", ProjectConfiguration{},
-                     {{"save_on_preemption", false}});
+                     {{"save_on_preemption", false}, {"monitor", false}});
 }
 
 TEST(Configurations, TheLoggingDirectoryFollowsTheProjectUnlessItIsGiven) {
-  const Json ours{{"save_on_preemption", false}};
+  const Json ours{{"save_on_preemption", false}, {"monitor", false}};
   expect_like_python("ProjectConfiguration/project",
                      ProjectConfiguration{.project_dir = "run", .total_limit = 3}, ours);
   expect_like_python("ProjectConfiguration/logging",

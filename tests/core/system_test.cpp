@@ -257,6 +257,14 @@ NvmlFunctions made_up_driver() {
             for (unsigned i = 0; i < words; ++i) set[i] = 2;
             return 0;
           },
+      .memory =
+          [](Device, unsigned long long* bytes) {
+            bytes[0] = 80;
+            bytes[1] = 50;
+            bytes[2] = 30;
+            return 0;
+          },
+      .utilization = [](Device, unsigned* percent) { return percent[0] = 97, 0; },
   };
 }
 
@@ -275,6 +283,19 @@ TEST(Nvml, FindsTheCpusOfAGpuByItsPciAddress) {
   const auto nvml = Nvml::start(made_up_driver());
   EXPECT_EQ(nvml->cpus_near("0000:3b:00.0", 128), (Cpus{1, 65}));
   EXPECT_EQ(nvml->cpus_near("0000:00:00.0", 128), std::nullopt);
+}
+
+TEST(Nvml, TellsHowAGpuIsUsed) {
+  auto functions = made_up_driver();
+  const auto usage = Nvml::start(functions)->usage("0000:3b:00.0");
+  ASSERT_TRUE(usage.has_value());
+  EXPECT_EQ(usage->used_bytes, 30);
+  EXPECT_EQ(usage->total_bytes, 80);
+  EXPECT_EQ(usage->busy_percent, 97);
+
+  functions.utilization = [](NvmlFunctions::Device, unsigned*) { return 3; };  // not supported
+  EXPECT_EQ(Nvml::start(functions)->usage("0000:3b:00.0")->busy_percent, std::nullopt);
+  EXPECT_EQ(Nvml::start(functions)->usage("0000:00:00.0"), std::nullopt);
 }
 
 TEST(Nvml, IsNothingWhenTheDriverDoesNotStart) {

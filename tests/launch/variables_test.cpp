@@ -51,8 +51,9 @@ TEST(ModeVariables, TurnDynamoIntoUpperCase) {
   EXPECT_EQ(variables.at("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"), "True");
 }
 
-TEST(ModeVariables, SayDebugAndAffinity) {
-  const auto variables = on_gpus("--num_processes 1 --debug --enable_cpu_affinity x");
+TEST(ModeVariables, SayDebugMonitorAndAffinity) {
+  const auto variables = on_gpus("--num_processes 1 --debug --monitor --enable_cpu_affinity x");
+  EXPECT_EQ(variables.at("ACCELERATE_MONITOR"), "1");
   EXPECT_EQ(variables.at("ACCELERATE_DEBUG_MODE"), "true");
   EXPECT_EQ(variables.at("ACCELERATE_CPU_AFFINITY"), "1");
 }
@@ -90,11 +91,14 @@ TEST(ModeVariables, OverwriteWhatTheFlagsDecide) {
 
 TEST(ModeVariables, SwitchOffWhatTheEnvironmentHasOn) {
   const Variables outer{{"ACCELERATE_DEBUG_MODE", "1"},
+                        {"ACCELERATE_MONITOR", "1"},
                         {"ACCELERATE_CPU_AFFINITY", "1"},
                         {"ACCELERATE_USE_CPU", "true"},
                         {"ACCELERATE_USE_DEEPSPEED", "true"}};
   const auto variables = on_gpus(
-      "--no_debug --no_enable_cpu_affinity --no_cpu --multi_gpu --num_processes 2 x", outer);
+      "--no_debug --no_monitor --no_enable_cpu_affinity --no_cpu --multi_gpu --num_processes 2 x",
+      outer);
+  EXPECT_EQ(variables.at("ACCELERATE_MONITOR"), "0");
   EXPECT_EQ(variables.at("ACCELERATE_DEBUG_MODE"), "false");
   EXPECT_EQ(variables.at("ACCELERATE_CPU_AFFINITY"), "0");
   EXPECT_EQ(variables.at("ACCELERATE_USE_CPU"), "False");

@@ -22,8 +22,9 @@ namespace accelerator {
 struct AcceleratorCore;
 }
 namespace tracking {
+class Recorder;
 class TrackerSet;
-}
+}  // namespace tracking
 }  // namespace detail
 
 /// The images of a batch [N, C, H, W], or of one image [C, H, W], on any device: uint8 as it is,
@@ -40,9 +41,9 @@ class ACCELERATE_API TrackingMembers {
   /// start.
   void init_trackers(const std::string& project_name, const Value::Dict& config = {},
                      const Value::Dict& init_kwargs = {});
-  /// On the main process: gives the values to each tracker that was started; tensors of dimension 0
-  /// as numbers. `log_kwargs` has a dict per tracker. What goes wrong is a warning, once per
-  /// tracker.
+  /// On the main process: gives the values to each tracker that was started, and to `accelerate
+  /// monitor` if the run is recorded; tensors of dimension 0 as numbers. `log_kwargs` has a dict
+  /// per tracker. What goes wrong is a warning, once per tracker.
   void log(const Value::Dict& values, std::optional<std::int64_t> step = std::nullopt,
            const Value::Dict& log_kwargs = {});
   /// A tracker that was started; on other processes, and before `init_trackers`, a blank one whose
@@ -69,6 +70,8 @@ class ACCELERATE_API TrackingMembers {
   [[noreturn]] static void refuse_handle(const std::string& name);
 
   std::unique_ptr<detail::tracking::TrackerSet> trackers_;
+  std::shared_ptr<detail::tracking::Recorder> recorder_;  ///< of the core; may be null
+  bool is_main_process_;
 };
 
 }  // namespace accelerate

@@ -1,0 +1,10 @@
+# cmake -D output=FILE -D folder=FOLDER -P embed.cmake: the files of the page as texts of a C++ file.
+set(code "#include \"commands/monitor/page.h\"\n\nnamespace accelerate::detail::commands {\n\n")
+foreach(pair "page.html kPageHtml" "page.js kPageScript" "page.css kPageStyle")
+  separate_arguments(pair)
+  list(GET pair 0 file)
+  list(GET pair 1 name)
+  file(READ "${folder}/${file}" text)
+  string(APPEND code "const std::string_view ${name} = R\"accelerate(${text})accelerate\";\n\n")
+endforeach()
+file(WRITE "${output}" "${code}}  // namespace accelerate::detail::commands\n")
