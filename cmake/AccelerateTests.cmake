@@ -8,7 +8,7 @@
 set(ACCELERATE_SANITIZER_ENVIRONMENT
   "ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:handle_sigbus=0:protect_shadow_gap=0:verify_asan_link_order=0"
   "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
-  "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp:halt_on_error=1")
+  "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp:halt_on_error=1:die_after_fork=0:handle_sigbus=0")
 
 # accelerate_test_properties(<name> <unit|multi|slow|cuda|interop> [BUSY|WAITS] [TIMEOUT <seconds>] [ENVIRONMENT <A=1>...])
 function(accelerate_test_properties name label)

@@ -139,7 +139,9 @@ int exit_code_without_worker(std::chrono::milliseconds time) {
     std::exit(3);
   });
   EXPECT_TRUE(outcomes[0].output_contains("ends without its worker 0")) << outcomes[0].output;
+#ifndef __SANITIZE_THREAD__  // its exit flushes
   EXPECT_EQ(outcomes[0].output_contains("the last word"), outcomes[0].exit_code == 3);
+#endif
   return outcomes[0].exit_code;
 }
 
@@ -152,6 +154,9 @@ class ForkedProcess : public testing::TestWithParam<std::chrono::milliseconds> {
 
 /// With samples that take time the child has to wait for batches that nobody loads.
 TEST_P(ForkedProcess, HasNoWorkersOfItsParentAndEnds) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "the thread sanitizer cannot detach a thread of the parent";
+#endif
   const auto loader = number_loader(100, {.batch_size = 2, .num_workers = 2}, [](std::int64_t i) {
     if (i > 1) std::this_thread::sleep_for(GetParam());
   });
