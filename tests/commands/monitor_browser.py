@@ -196,7 +196,7 @@ class MonitorInABrowser(unittest.TestCase):
         browser.key("l")
         browser.until("document.getElementById('log').getAttribute('aria-pressed') === 'true'")
         browser.key("3")
-        browser.until("state.runs.filter(run => run.shown === 1).length === 2")
+        browser.until("state.runs.filter(run => run.shown).length === 2")
         first = browser.run("state.focus")
         browser.key("ArrowDown")
         browser.until(f"state.focus !== {first}")

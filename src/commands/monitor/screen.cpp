@@ -326,7 +326,7 @@ void MonitorScreen::add_ranks(std::vector<std::string>& lines, const Run& run,
         str(right(str(rank), 7), cell(record.step_time.mean_since(since), 13, ""),
             cell(record.wait.mean_since(since), 13, ""), cell(last(record.memory), 13, "B"),
             cell(last(record.gpu_memory), 13, "B"), cell(last(record.gpu_busy), 7, ""), "  ",
-            launch::printable_line(record.start.host));
+            launch::printable_line(record.host));
     lines.push_back(late && late->rank == rank ? colored(kYellow, line) : line);
   }
 }
