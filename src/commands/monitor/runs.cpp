@@ -203,7 +203,8 @@ void RunSet::refresh_all() {
 std::vector<const Run*> RunSet::runs() const {
   std::vector<const Run*> all;
   for (const auto& [folder, run] : runs_) all.push_back(run.get());
-  std::ranges::stable_sort(all, std::greater(), &Run::started);
+  std::ranges::sort(all, std::greater(),
+                    [](const Run* run) { return std::pair(run->started, run->id); });
   return all;
 }
 
