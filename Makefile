@@ -66,7 +66,7 @@ tsan: setup  ## the same under the thread sanitizer
 	@tools/build.sh tsan $(call folder,tsan)
 	@$(call ctest,tsan) -L '^($(LABELS))$$' $(if $(AREA),-R '$(AREA)')
 
-docs:  ## reference pages of the public headers, in build/docs
+docs:  ## the documentation site, in build/docs/site
 	@tools/docs.sh
 
 install:  ## build the release preset and install it to PREFIX

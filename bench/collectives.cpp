@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 
+#include "comm/peers.h"
 #include "comm/shm_copy.h"
 #include "support.h"
 
@@ -97,7 +98,7 @@ void all_reduce(const bench::Group& group, const torch::Tensor& tensor) {
 void all_gather(const bench::Group& group, torch::Tensor& all, torch::Tensor& own) {
   c10d::AllgatherOptions options;
   options.asyncOp = false;
-  group->_allgather_base(all, own, options)->wait();
+  accelerate::detail::comm::all_gather_into(*group, all, own, options)->wait();
 }
 
 void barrier(const bench::Group& group) {

@@ -1,6 +1,6 @@
 // Saving and loading a model of 1 GB (BENCH_FILES_MB: another size), and opening 100,000 tensors;
-// files.py does the same with Python's safetensors and torch.save. Beside them the rates of disk
-// and memory.
+// files.py does the same with Python's safetensors, torch.save and load_checkpoint_in_model. Beside
+// them the rates of disk, memory, page cache and bus.
 #include <accelerate/accelerate.h>
 #include <unistd.h>
 
@@ -11,6 +11,7 @@
 #include <functional>
 #include <iostream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "disk.h"
@@ -105,6 +106,67 @@ void save_and_load_archive(const accelerate::StateDict& model, const std::filesy
          mb / median_seconds([&] { read_all(accelerate::load_state_dict(path)); }), "MB/s");
 }
 
+/// Reads a file that is in the page cache with `threads` threads, each into a buffer of its own.
+void read_cached(const std::filesystem::path& path, std::int64_t bytes, int threads) {
+  constexpr std::int64_t kBlock = 4 << 20;
+  const int fd = ::open(path.c_str(), O_RDONLY);
+  std::vector<std::jthread> readers;
+  for (int i = 0; i < threads; ++i) {
+    readers.emplace_back([=] {
+      thread_local std::vector<char> buffer(kBlock);
+      for (std::int64_t at = i * kBlock; at < bytes; at += threads * kBlock) {
+        if (::pread(fd, buffer.data(), kBlock, at) < 0) std::abort();
+      }
+    });
+  }
+  readers.clear();
+  ::close(fd);
+}
+
+/// A model on the GPU that is filled from the file, and the rates that bound it.
+void load_to_gpu(const accelerate::StateDict& model, const std::filesystem::path& path,
+                 std::int64_t bytes) {
+  const double mb = static_cast<double>(bytes) / 1e6;
+  for (const int threads : {1, 4, 8}) {
+    report("page cache: read, " + std::to_string(threads) + " threads",
+           mb / median_seconds([&] { read_cached(path, bytes, threads); }), "MB/s");
+  }
+  const auto pinned =
+      torch::ones({1 << 28}, torch::TensorOptions(torch::kByte).pinned_memory(true));
+  const auto on_gpu = torch::empty_like(pinned, torch::kCUDA);
+  const auto copy = median_seconds([&] {
+    on_gpu.copy_(pinned, true);
+    torch::cuda::synchronize();
+  });
+  report("bus: pinned memory to the GPU", static_cast<double>(pinned.nbytes()) / 1e6 / copy,
+         "MB/s");
+  report("load to the GPU", mb / median_seconds([&] {
+                              const auto tensors = st::load_file(path, torch::kCUDA);
+                              torch::cuda::synchronize();
+                            }),
+         "MB/s");
+  auto layers = std::make_shared<torch::nn::Module>();
+  for (std::size_t i = 0; i < model.size() / 2; ++i) {
+    auto layer = std::make_shared<torch::nn::Module>();
+    for (const std::string name : {"weight", "norm"}) {
+      const auto& like = model["model.layers." + std::to_string(i) + '.' + name];
+      layer->register_parameter(name, torch::empty_like(like, torch::kCUDA), false);
+    }
+    layers->register_module(std::to_string(i), layer);
+  }
+  auto inner = std::make_shared<torch::nn::Module>();
+  inner->register_module("layers", layers);
+  torch::nn::Module net;
+  net.register_module("model", inner);
+  report("load_checkpoint_in_model on the GPU",
+         mb / median_seconds([&] {
+           const auto result = accelerate::load_checkpoint_in_model(net, path);
+           if (!result.missing_keys.empty()) std::abort();
+           torch::cuda::synchronize();
+         }),
+         "MB/s");
+}
+
 void save_and_load(const std::filesystem::path& folder) {
   const auto model = make_model();
   const auto path = folder / "model.safetensors";
@@ -131,13 +193,7 @@ void save_and_load(const std::filesystem::path& folder) {
   report("load into memory",
          mb / median_seconds([&] { (void)st::File::open(path, {.mapped = false}).get_tensors(); }),
          "MB/s");
-  if (torch::cuda::is_available()) {
-    report("load to the GPU", mb / median_seconds([&] {
-                                const auto tensors = st::load_file(path, torch::kCUDA);
-                                torch::cuda::synchronize();
-                              }),
-           "MB/s");
-  }
+  if (torch::cuda::is_available()) load_to_gpu(model, path, bytes);
   std::filesystem::remove(path);
   save_and_load_archive(model, folder / "model.bin", mb, read_all);
   if (sum == 0) std::abort();

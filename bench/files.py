@@ -1,4 +1,4 @@
-"""Python's side of files.cpp, with the safetensors library and torch.save."""
+"""Python's side of files.cpp, with the safetensors library, torch.save and Accelerate."""
 import functools
 import os
 import statistics
@@ -6,6 +6,7 @@ import tempfile
 import time
 
 import torch
+from accelerate.utils import load_checkpoint_in_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -48,6 +49,18 @@ def load_to_gpu(path):
     torch.cuda.synchronize()
 
 
+class Layer(torch.nn.Module):
+    def __init__(self, state):
+        super().__init__()
+        for name, tensor in state.items():
+            setattr(self, name, torch.nn.Parameter(torch.empty_like(tensor, device="cuda:0"), requires_grad=False))
+
+
+def fill_gpu_model(net, path):
+    load_checkpoint_in_model(net, path, device_map={"": 0})
+    torch.cuda.synchronize()
+
+
 with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, "model.safetensors")
     archive = os.path.join(folder, "model.bin")
@@ -71,6 +84,10 @@ with tempfile.TemporaryDirectory() as folder:
     report("load into memory", mb / median_seconds(lambda: load_file(path, backend="pread")), "MB/s")
     if torch.cuda.is_available():
         report("load to the GPU", mb / median_seconds(lambda: load_to_gpu(path)), "MB/s")
+        layers = [{name: model[f"model.layers.{i}.{name}"] for name in ("weight", "norm")} for i in range(len(model) // 2)]
+        net = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"layers": torch.nn.ModuleList(map(Layer, layers))})})
+        report("load_checkpoint_in_model on the GPU", mb / median_seconds(lambda: fill_gpu_model(net, path)), "MB/s")
+        del net
     os.remove(path)
     report("torch_save, with fsync", rate_of_saving(lambda: torch.save(model, archive), archive), "MB/s")
     load_archive = functools.partial(torch.load, archive, weights_only=True)

@@ -13,12 +13,13 @@
 #include <vector>
 
 #include "accelerate/errors.h"
-#include "accelerate/progress.h"
 #include "accelerate/value.h"
 #include "cli/commands.h"
 #include "commands/checkpoint_content.h"
 #include "commands/checkpoint_diff.h"
 #include "commands/checkpoint_folders.h"
+#include "commands/stored_numbers.h"
+#include "core/byte_bar.h"
 #include "core/bytes.h"
 #include "core/json.h"
 #include "core/progress_line.h"
@@ -32,6 +33,7 @@ namespace accelerate::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using detail::ByteBar;
 using detail::str;
 using detail::commands::CheckpointFolder;
 using detail::commands::Difference;
@@ -41,26 +43,6 @@ using Words = std::vector<std::string>;
 using Row = std::vector<std::string>;
 
 enum ExitCode { kOk = 0, kDiffers = 1 };
-
-/// A bar for bytes that is gone at the end.
-class ByteBar {
- public:
-  explicit ByteBar(std::string desc, std::optional<std::int64_t> total = std::nullopt)
-      : bar_({.main_process_only = false,
-              .desc = std::move(desc),
-              .total = total,
-              .leave = false,
-              .unit = "B",
-              .unit_scale = true}) {}
-
-  /// Takes the bytes of the next part, from 0 on.
-  [[nodiscard]] detail::formats::HashProgress next_part() {
-    return [this, start = bar_.n()](std::int64_t bytes) { bar_.update(start + bytes - bar_.n()); };
-  }
-
- private:
-  ProgressBar bar_;
-};
 
 void print_json(Value::Dict dict) {
   print(detail::json_dumps(Value(std::move(dict)), {.indent = 2, .replace_invalid = true}) + "\n");
@@ -74,6 +56,14 @@ std::string shown(const std::string& text) {
     at += point.length;
   }
   return text;
+}
+
+// Values of random generators have hundreds of numbers.
+std::string shortened(const std::string& text) {
+  constexpr int kWidest = 50;
+  auto whole = shown(text);
+  if (detail::display_width(whole) <= kWidest) return whole;
+  return detail::display_trim(std::move(whole), kWidest - 3) + "...";
 }
 
 // Columns whose letter in `alignment` is 'r' are aligned at the right; the last one is not padded.
@@ -125,7 +115,7 @@ std::vector<std::string> sums_of(const MappedFile& file, const FileContent& cont
       detail::commands::refuse_content(file, "its tensors overlap too often to be hashed");
     }
   }
-  ByteBar bar("hashing", total);
+  ByteBar bar("hashing", total, detail::asked_by_command());
   for (auto& [place, sum] : sums) {
     sum = detail::formats::xxh3_text(
         detail::formats::xxh3_of(file, place.first, place.second, bar.next_part()));
@@ -149,12 +139,19 @@ void print_file_json(const MappedFile& file, const FileContent& content,
                                      {"shape", tensor.shape},
                                      {"bytes", tensor.bytes},
                                      {"xxh3", sums[i]}});
+    const auto scalar = detail::commands::scalar_text(file, tensor);
+    if (!scalar.empty()) tensors.back().as_dict().set("value", scalar);
+  }
+  Value::List values;
+  for (const auto& [name, text] : content.values) {
+    values.emplace_back(Value::Dict{{"name", name}, {"value", text}});
   }
   print_json({{"file", file.path().string()},
               {"format", content.format},
               {"metadata", std::move(metadata)},
               {"bytes", content.bytes},
-              {"tensors", std::move(tensors)}});
+              {"tensors", std::move(tensors)},
+              {"values", std::move(values)}});
 }
 
 int show_file(const fs::path& path, bool json) {
@@ -168,10 +165,16 @@ int show_file(const fs::path& path, bool json) {
   std::vector<Row> rows{{"name", "dtype", "shape", "bytes", "xxh3"}};
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const auto& tensor = content.tensors[i];
+    const auto scalar = detail::commands::scalar_text(*file, tensor);
     rows.push_back({shown(tensor.name), tensor.dtype, str("[", detail::join(tensor.shape), "]"),
-                    std::to_string(tensor.bytes), sums[i]});
+                    std::to_string(tensor.bytes),
+                    scalar.empty() ? sums[i] : str(sums[i], "  = ", scalar)});
   }
-  auto out = table(rows, "lllrl") + str("\n", content.summary(), "\n");
+  auto out = content.tensors.empty() ? "" : table(rows, "lllrl") + "\n";
+  for (const auto& [name, text] : content.values) {
+    out += str(name.empty() ? "" : str(shown(name), " = "), shortened(text), "\n");
+  }
+  out += str(content.values.empty() ? "" : "\n", content.summary(), "\n");
   for (const auto& [key, value] : content.metadata) {
     out += str("metadata ", shown(key), " = ", shown(value), "\n");
   }
@@ -207,8 +210,9 @@ std::string summary_of(const fs::path& path) {
 int show_folder(const fs::path& path, bool json) {
   const auto list = detail::commands::list_checkpoints(path);
   if (list.checkpoints.size() != 1 || list.checkpoints.front().path != path) {
-    throw ConfigError(str("'", path.string(), "' has ", list.checkpoints.size(),
-                          " checkpoints and is none itself. Name one of them; `accelerate "
+    throw ConfigError(str("'", path.string(), "' has ",
+                          counted(std::ssize(list.checkpoints), "checkpoint"),
+                          " and is none itself. Name one of them; `accelerate "
                           "checkpoint ls ",
                           path.string(), "` lists them."));
   }
@@ -320,7 +324,7 @@ int verify(const Words& words, bool json) {
   Value::List results;
   bool all_right = true;
   {
-    ByteBar bar("hashing", total);
+    ByteBar bar("hashing", total, detail::asked_by_command());
     for (const auto& checkpoint : checkpoints) {
       const auto problems = problems_of(checkpoint, bar);
       all_right = all_right && problems.empty();
@@ -341,14 +345,6 @@ int verify(const Words& words, bool json) {
     print(out);
   }
   return all_right ? kOk : kDiffers;
-}
-
-// Values of random generators have hundreds of numbers.
-std::string shortened(const std::string& text) {
-  constexpr int kWidest = 50;
-  auto whole = shown(text);
-  if (detail::display_width(whole) <= kWidest) return whole;
-  return detail::display_trim(std::move(whole), kWidest - 3) + "...";
 }
 
 std::string text_of(const Difference& difference) {
@@ -404,7 +400,7 @@ int diff(const Words& words, bool json) {
   }
   detail::commands::CheckpointDiff found;
   {
-    ByteBar bar("comparing");
+    ByteBar bar("comparing", std::nullopt, detail::asked_by_command());
     found = detail::commands::diff_checkpoints(words[0], words[1], bar.next_part());
   }
   const auto& differences = found.differences;

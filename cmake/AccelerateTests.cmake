@@ -3,8 +3,10 @@
 # `make test` gives ctest two places per core: four on the smallest machine. A test takes two of them: also one of several
 # processes, which keeps little more than a core busy, since it mostly starts them. BUSY takes three: several cores, or a
 # clock is looked at. What WAITS more than it works takes one. Both start early, so that they run side by side.
+#
+# Of the address sanitizer's settings the last two are for CUDA, and for a library that a test preloads.
 set(ACCELERATE_SANITIZER_ENVIRONMENT
-  "ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:handle_sigbus=0"
+  "ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:handle_sigbus=0:protect_shadow_gap=0:verify_asan_link_order=0"
   "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
   "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp:halt_on_error=1")
 

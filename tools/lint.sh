@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# tools/lint.sh [check...]: formatting, layers, lengths, type names, Markdown, the code in guides, the page of options,
-# and clang-tidy on changed files. Without arguments all of them (but see pending_checks). `tools/lint.sh --format` formats instead of complaining.
+# tools/lint.sh [check...]: formatting, layers, lengths, type names, Markdown, the code in guides, the pages of options,
+# parity and errors, and clang-tidy on changed files. Without arguments all of them (but see pending_checks). `tools/lint.sh --format` formats instead of complaining.
 # shellcheck disable=SC2317  # checks are called by their names
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all_checks="format layers lengths headers banners types markdown guides options tidy"
+all_checks="format layers lengths headers banners types markdown guides options parity errors pictures tidy"
 # Run only if they are named, until the tree passes them.
 pending_checks=""
 clang_format=clang-format-19  # the newest of Debian 12; other versions format differently
@@ -88,9 +88,11 @@ check_markdown() {
     }')
 }
 
-# The code in a guide is that of programs which are compiled and run.
+# The code in a guide is that of programs which are compiled and run. (The README's is taken from it by CMake.)
 check_guides() {
+  local guide programs listed=" "
   while read -r guide programs; do
+    listed+="$guide "
     complain_about_each_line < <(
       # shellcheck disable=SC2086  # several files, or a pattern of them
       awk -v guide="$guide" -v programs="$programs" '
@@ -99,20 +101,40 @@ check_guides() {
         /^```$/ && inside { inside = 0; if (!index(program, block)) print FILENAME ":" first ": not in " programs }
         inside { sub(/^ +/, ""); block = block $0 "\n" }' $programs "$guide")
   done <<'GUIDES'
+docs/accumulation.md examples/by_feature/gradient_accumulation.cpp examples/by_feature/automatic_gradient_accumulation.cpp
 docs/checkpointing.md examples/by_feature/checkpointing.cpp
 docs/data.md examples/data_loading.cpp
+docs/faults.md tests/examples/snippets.cpp
 docs/formats.md examples/saved_models.cpp
 docs/inference.md examples/inference.cpp
+docs/launching.md tests/examples/snippets.cpp
 docs/migrating.md examples/migrated.cpp
+docs/options.md tests/examples/snippets.cpp
+docs/precision.md examples/by_feature/mixed_precision.cpp
+docs/quickstart.md examples/basic.cpp
 docs/trackers.md examples/by_feature/tracking.cpp
 docs/training.md examples/basic.cpp examples/complete.cpp examples/migrated.cpp examples/by_feature/*.cpp
 GUIDES
+  for guide in $(grep -l '^```cpp$' docs/*.md); do
+    [[ $listed == *" $guide "* ]] || complain "$guide has code, and no row in tools/lint.sh says which program it is of"
+  done
 }
 
 # The tables of docs/options.md are those of the headers.
 check_options() {
   tools/options.sh --show | cmp -s - docs/options.md || complain "docs/options.md is not what the headers say: tools/options.sh mends it"
 }
+
+# docs/parity.md is what docs/parity.txt says, and names that are said to exist are in a header.
+check_parity() { complain_about_each_line < <(PYTHONDONTWRITEBYTECODE=1 python3 tools/parity.py --check || true); }
+
+# docs/troubleshooting.md explains each group of errors; every error of the sources is in one.
+check_errors() {
+  complain_about_each_line < <(PYTHONDONTWRITEBYTECODE=1 python3 tools/site/troubleshooting.py || true)
+}
+
+# The plot in the README shows the figures of docs/performance.md.
+check_pictures() { complain_about_each_line < <(PYTHONDONTWRITEBYTECODE=1 python3 tools/site/pictures.py benchmark --check); }
 
 check_tidy() { tools/tidy.sh --changed || status=1; }
 

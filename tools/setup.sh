@@ -5,6 +5,7 @@
 #   tools/setup.sh --build    the same without the packages that only tests want
 #   tools/setup.sh --where    the folder of LibTorch that setup found or installed
 #   tools/setup.sh --python   the Python environment of `make interop` and `make bench`
+#   tools/setup.sh --site     the site generator of `make docs`
 #   tools/setup.sh --packages NAME...   Debian packages that only some targets need
 #
 # Settings, from the environment:
@@ -22,6 +23,7 @@ transformers_version=5.22.2  # writes a real model folder for `make interop`
 # What reads our trackers' files in `make interop`; behind mlflow-skinny what its server needs. Count up with a change.
 trackers_versions=1
 trackers=(tensorboard==2.21.0 wandb==0.31.0 trackio==0.43.0 mlflow-skinny==3.17.2 flask flask-cors sqlalchemy alembic graphene pandas aiohttp)
+site_generator=(mkdocs-material==9.8.1 mkdocs==1.6.1 pymdown-extensions==13.0 Pygments==2.21.0)
 deps=${ACCELERATE_DEPS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/accelerate}
 version=${TORCH:-$pinned}
 
@@ -319,6 +321,27 @@ ensure_python() {
   echo "$target/bin/python"
 }
 
+# Prints the command that builds the site.
+ensure_site() {
+  local target=$deps/site-${site_generator[0]##*=}
+  if [ ! -e "$target/complete" ]; then
+    install_packages python3 python3-venv
+    mkdir -p "$deps" 2>/dev/null || fail "cannot write to $deps." "Choose another place: ACCELERATE_DEPS=/some/folder make ..."
+    exec 8>"$deps/.site.lock"
+    take_lock 8
+    if [ ! -e "$target/complete" ]; then
+      say "fetching the site generator (40 MB) into $target"
+      rm -rf "$target"
+      python3 -m venv "$target"
+      "$target/bin/python" -m pip install --quiet --disable-pip-version-check "${site_generator[@]}" >&2 ||
+        fail "mkdocs-material could not be fetched (pip's words are above)." "The pages are readable without it: docs/*.md."
+      touch "$target/complete"
+    fi
+    flock -u 8
+  fi
+  echo "$target/bin/mkdocs"
+}
+
 case "${1:-}" in
   "" | --build)
     check_wanted_version
@@ -333,6 +356,7 @@ case "${1:-}" in
     find_libtorch || fail "LibTorch is not there yet." "Run: make setup"
     ;;
   --python) ensure_python ;;
+  --site) ensure_site ;;
   --packages) install_packages "${@:2}" ;;
-  *) fail "unknown argument '$1'." "Use --build, --where, --python, --packages or none." ;;
+  *) fail "unknown argument '$1'." "Use --build, --where, --python, --site, --packages or none." ;;
 esac

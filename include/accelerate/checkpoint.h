@@ -98,6 +98,8 @@ struct SaveModelOptions {
   bool safe_serialization = true;
   /// As in `SaveOptions`; for `Accelerator::save_model` also that of its project configuration.
   bool save_on_each_node = false;
+  /// Ours. Show a progress bar. Unset: if ACCELERATE_PROGRESS is 1.
+  std::optional<bool> progress = std::nullopt;
 };
 /// Collective. Writes a model into a folder that `load_checkpoint_in_model` and Python load, and
 /// returns on all processes when it is complete. Files of an earlier save of the same format that
@@ -144,6 +146,8 @@ struct LoadCheckpointOptions {
   KeyMapping key_mapping = {};
   /// Ours, a word of transformers: leave tensors of another shape out instead of throwing.
   bool ignore_mismatched_sizes = false;
+  /// Ours. Show a progress bar. Unset: if ACCELERATE_PROGRESS is 1.
+  std::optional<bool> progress = std::nullopt;
 };
 
 struct MismatchedKey {

@@ -7,7 +7,7 @@
 //
 // The line reads as Python's tqdm writes it. On a terminal it is redrawn in place and follows its
 // width. Elsewhere (a log file) whole lines are written instead: at most one in ten seconds, and
-// one at the end. No thread runs behind a bar.
+// one at the end. No thread runs behind a bar. With ACCELERATE_PROGRESS=0 no bar is shown at all.
 #pragma once
 
 #include <cstdint>

@@ -90,6 +90,10 @@ class ACCELERATE_API File {
   /// Reads a tensor into the memory of one that exists, on any device and with any dtype. Shapes
   /// must be equal, else `ArgumentError`. A file that was cut meanwhile is a `CheckpointError`.
   void read_into(std::string_view name, const at::Tensor& destination) const;
+  /// Reads many at once, by several threads together, which tell `done` how many bytes of the
+  /// destinations they have filled. No two destinations may share memory.
+  void read_into(const std::vector<std::pair<std::string, at::Tensor>>& destinations,
+                 const std::function<void(std::int64_t bytes)>& done = {}) const;
   /// All tensors, in the order of their bytes.
   [[nodiscard]] StateDict get_tensors(c10::Device device = c10::kCPU) const;
 

@@ -27,6 +27,8 @@ struct TorchLoadOptions {
   bool mmap = false;
   /// Compare the checksums of all entries. Off as in Python, where files may have none.
   bool verify_checksums = false;
+  /// Ours. Show a progress bar. Unset: if ACCELERATE_PROGRESS is 1.
+  std::optional<bool> progress = std::nullopt;
 
   bool operator==(const TorchLoadOptions&) const = default;
 };

@@ -79,7 +79,8 @@ class ModelState final : public Stateful, public checkpoint::LoadsWeights {
   [[nodiscard]] bool can_load_weights() const override {
     return !model_->engine || !model_->engine->is_sharded();
   }
-  void load_weights(const std::filesystem::path& file) override {
+  void load_weights(const std::filesystem::path& file,
+                    const LoadAcceleratorStateOptions& options) override {
     const auto own = accelerate::state_dict(*model_->module);
     KeyMapping names;
     for (const std::string prefix : {"module.", "_orig_mod."}) {
@@ -87,7 +88,9 @@ class ModelState final : public Stateful, public checkpoint::LoadsWeights {
           own.keys(), [&](const std::string& name) { return name.starts_with(prefix); });
       if (!has_prefix) names.strip_prefix(prefix);
     }
-    load_checkpoint_in_model(*model_->module, file, {.strict = strict_, .key_mapping = names});
+    load_checkpoint_in_model(
+        *model_->module, file,
+        {.strict = strict_, .key_mapping = names, .progress = options.progress});
   }
 
  private:

@@ -11,13 +11,16 @@
 #include <cstdlib>
 #include <iostream>
 #include <iterator>
+#include <mutex>
 #include <ranges>
 #include <utility>
+#include <vector>
 
 #include "accelerate/errors.h"
 #include "accelerate/version.h"
 #include "accelerator/accelerator_core.h"
 #include "accelerator/accumulated_gradients.h"
+#include "core/byte_bar.h"
 #include "core/files.h"
 #include "core/log.h"
 #include "core/subprocess.h"
@@ -38,7 +41,26 @@ using detail::formats::VerifyDepth;
 
 namespace detail::accelerator {
 
+struct RunState::Living {
+  std::mutex mutex;
+  std::vector<RunState*> all;
+};
+
+RunState::Living& RunState::living() {
+  static auto& living = *new Living;  // never destroyed: an accelerator may be static too
+  return living;
+}
+
+RunState::RunState() {
+  const std::lock_guard lock(living().mutex);
+  living().all.push_back(this);
+}
+
 RunState::~RunState() {
+  {
+    const std::lock_guard lock(living().mutex);
+    std::erase(living().all, this);
+  }
   // Where an error ends the program, other processes may be gone and will not answer.
   if (std::uncaught_exceptions() > 0) thread_.request_stop();
   wait_and_warn();
@@ -50,6 +72,11 @@ void RunState::wait_and_warn() {
   } catch (const std::exception& error) {
     warn_from_any_rank(str("The last asynchronous save_state failed: ", error.what()));
   }
+}
+
+void RunState::wait_and_warn_all() {
+  const std::lock_guard lock(living().mutex);
+  for (auto* const one : living().all) one->wait_and_warn();
 }
 
 void RunState::start(std::unique_ptr<checkpoint::SaveJob> job, const StoreExchange& where) {
@@ -162,12 +189,15 @@ bool is_on_device(const AcceleratorCore& core) { return !core.state.device().is_
 // ---- load ---------------------------------------------------------------------------------------
 
 /// What is wrong with the files of a checkpoint; empty if nothing is, or nothing is known.
-std::vector<std::string> problems_of(const fs::path& folder, bool verify) {
+std::vector<std::string> problems_of(const fs::path& folder, const LoadStateOptions& options) {
   try {
     const auto manifest = formats::read_manifest(folder);
     if (!manifest) return {};
-    return formats::verify_manifest(folder, *manifest,
-                                    verify ? VerifyDepth::kSums : VerifyDepth::kSizes);
+    if (!options.verify) return formats::verify_manifest(folder, *manifest, VerifyDepth::kSizes);
+    std::int64_t bytes = 0;
+    for (const auto& file : manifest->files) bytes += file.size;
+    ByteBar bar("verifying", bytes, options.progress);
+    return formats::verify_manifest(folder, *manifest, VerifyDepth::kSums, bar.next_part());
   } catch (const CheckpointError& error) {
     return {error.what()};
   }
@@ -182,7 +212,7 @@ struct ChosenCheckpoint {
 
 /// Collective. The newest checkpoint that is complete on all hosts, of which the first processes
 /// look at it.
-ChosenCheckpoint newest_checkpoint(const AcceleratorCore& core, bool verify,
+ChosenCheckpoint newest_checkpoint(const AcceleratorCore& core, const LoadStateOptions& options,
                                    const Exchange& exchange) {
   const auto& project = core.project;
   if (!project.automatic_checkpoint_naming || !project.project_dir) {
@@ -215,7 +245,7 @@ ChosenCheckpoint newest_checkpoint(const AcceleratorCore& core, bool verify,
   });
   for (const auto& name : std::views::reverse(names)) {
     const auto problems = exchange([&] {
-      const auto found = looks ? problems_of(folder / name, verify) : std::vector<std::string>();
+      const auto found = looks ? problems_of(folder / name, options) : std::vector<std::string>();
       return found.empty() ? std::string() : found.front();
     });
     const auto problem = std::ranges::find_if_not(problems, &std::string::empty);
@@ -228,9 +258,9 @@ ChosenCheckpoint newest_checkpoint(const AcceleratorCore& core, bool verify,
 }
 
 /// Collective. The folder, after the first process of each host has looked at it.
-ChosenCheckpoint agreed_folder(const AcceleratorCore& core, const fs::path& input_dir, bool verify,
-                               const Exchange& exchange) {
-  if (input_dir.empty()) return newest_checkpoint(core, verify, exchange);
+ChosenCheckpoint agreed_folder(const AcceleratorCore& core, const fs::path& input_dir,
+                               const LoadStateOptions& options, const Exchange& exchange) {
+  if (input_dir.empty()) return newest_checkpoint(core, options, exchange);
   const auto folder = expand_user(input_dir.string(), Environment::process());
   exchange([&] {
     std::error_code error;
@@ -238,7 +268,7 @@ ChosenCheckpoint agreed_folder(const AcceleratorCore& core, const fs::path& inpu
       throw ArgumentError(str("Tried to find ", folder.string(), " but folder does not exist"));
     }
     if (!core.state.is_local_main_process()) return std::string();
-    const auto problems = problems_of(folder, verify);
+    const auto problems = problems_of(folder, options);
     if (!problems.empty()) {
       throw CheckpointError(str("The checkpoint '", folder.string(),
                                 "' is damaged: ", join(problems, "; "), ". Load an older one."),
@@ -292,7 +322,8 @@ void load_everything(AcceleratorCore& core, const fs::path& folder,
   accelerate::load_accelerator_state(folder, entries,
                                      {.process_index = core.state.process_index(),
                                       .map_location = options.map_location,
-                                      .strict_rng = options.strict_rng});
+                                      .strict_rng = options.strict_rng,
+                                      .progress = options.progress});
   if (!manifest) return;  // Python saves no gradients, and keeps those that are there
   const auto gradients =
       gradients_in(folder, core.state.process_index(), core.state.num_processes(), saved_by);
@@ -304,7 +335,8 @@ fs::path save_state(AcceleratorCore& core, const fs::path& output_dir,
                     const SaveStateOptions& options, std::source_location where) {
   core.run_state.wait();
   const auto exchange = checkpoint::exchange_by_collective("save_state", where);
-  const auto target = target_of(core, output_dir);
+  auto target = target_of(core, output_dir);
+  target.progress = options.progress;
   auto job = std::make_unique<SaveJob>(target, facts_of(core));
   job->open(exchange);
   info(str("Saving current state to ", target.folder.string()));
@@ -345,8 +377,9 @@ void check_preemption(AcceleratorCore& core, std::source_location where) {
   // Processes that are through with uneven inputs wait for the others: all stop after them.
   if (!preemption || core.join != nullptr) return;
   if (!preemption->stops_here(core.backward.synchronized())) return;
-  // Its failure is no reason not to save now.
-  core.run_state.wait_and_warn();
+  // This process ends here: saves of other accelerators must be complete too. Their failure is no
+  // reason not to save now.
+  RunState::wait_and_warn_all();
   const auto folder = save_state(core, {}, {}, where);
   if (core.state.is_main_process()) {
     std::cerr << "accelerate: preempted (" << preemption->reason() << "): the state is saved in '"
@@ -378,7 +411,7 @@ fs::path CheckpointMembers::load_state(const fs::path& input_dir, const LoadStat
   const auto exchange = detail::checkpoint::exchange_by_collective("load_state", where);
   auto& core = *core_;
   const auto [folder, next] =
-      detail::accelerator::agreed_folder(core, input_dir, options.verify, exchange);
+      detail::accelerator::agreed_folder(core, input_dir, options, exchange);
   detail::info(str("Loading states from ", folder.string()));
   exchange([&] {
     detail::accelerator::load_everything(core, folder, options);

@@ -20,7 +20,7 @@ using HookList = std::map<std::int64_t, Hook>;
 /// What saving needs beside the objects that are saved.
 class RunState {
  public:
-  RunState() = default;
+  RunState();
   ~RunState();
   RunState(const RunState&) = delete;
   RunState& operator=(const RunState&) = delete;
@@ -37,8 +37,13 @@ class RunState {
   void wait();
   /// The same, with a warning instead of the exception.
   void wait_and_warn();
+  /// The same for the saves of all accelerators in this process.
+  static void wait_and_warn_all();
 
  private:
+  struct Living;
+  static Living& living();
+
   std::exception_ptr failure_ = nullptr;
   std::jthread thread_;
 };

@@ -28,7 +28,9 @@ c10::Device device_of(std::optional<MapLocation> location) {
 
 /// The state of an optimizer, which copies what it takes: on the CPU the file need not be read.
 Value read_for_optimizer(const fs::path& file, const LoadAcceleratorStateOptions& options) {
-  return torch_load(file, {.map_location = device_of(options.map_location), .mmap = true});
+  return torch_load(file, {.map_location = device_of(options.map_location),
+                           .mmap = true,
+                           .progress = options.progress});
 }
 
 void load_weights(Stateful& model, std::size_t index, const fs::path& folder,
@@ -39,7 +41,7 @@ void load_weights(Stateful& model, std::size_t index, const fs::path& folder,
   }
   auto* const direct = dynamic_cast<checkpoint::LoadsWeights*>(&model);
   if (direct != nullptr && direct->can_load_weights() && !options.map_location) {
-    return direct->load_weights(file);
+    return direct->load_weights(file, options);
   }
   const auto state = load_state_dict(file, {{"", c10::str(device_of(options.map_location))}});
   Value::Dict tensors;
@@ -84,8 +86,10 @@ fs::path save_accelerator_state(const fs::path& output_dir, std::span<const Stat
                                 std::span<const StateEntry> entries,
                                 const SaveAcceleratorStateOptions& options) {
   std::list<detail::OutputFile> written;
-  for (const auto& file : checkpoint::files_of_process(model_states, entries, options)) {
-    checkpoint::write_state_file(file, written.emplace_back(output_dir / file.name));
+  const auto files = checkpoint::files_of_process(model_states, entries, options);
+  detail::ByteBar bar("saving", checkpoint::bytes_in(files));
+  for (const auto& file : files) {
+    checkpoint::write_state_file(file, written.emplace_back(output_dir / file.name), bar);
     written.back().finish();
   }
   for (auto& file : written) file.publish();
@@ -114,8 +118,9 @@ void load_accelerator_state(const fs::path& input_dir, std::span<const StateEntr
         entry.kind == StateKind::kDataLoader || entry.kind == StateKind::kGradients;
     if (optional && !is_there(file)) continue;
     // Other objects get tensors of their own on the CPU, as in Python.
-    entry.object->load_state_dict(
-        entry.kind == StateKind::kOptimizer ? read_for_optimizer(file, options) : torch_load(file));
+    entry.object->load_state_dict(entry.kind == StateKind::kOptimizer
+                                      ? read_for_optimizer(file, options)
+                                      : torch_load(file, {.progress = options.progress}));
   }
 }
 

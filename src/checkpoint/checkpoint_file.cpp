@@ -174,11 +174,14 @@ at::Tensor CheckpointFile::get(const std::string& name, c10::Device device) cons
   return std::get<StateDict>(content_)[name].to(device);
 }
 
-void CheckpointFile::read_into(const std::string& name, const at::Tensor& destination) const {
+void CheckpointFile::read_into(const Destinations& destinations,
+                               const std::function<void(std::int64_t bytes)>& done) const {
   if (const auto* file = std::get_if<safetensors::File>(&content_)) {
-    file->read_into(name, destination);
-  } else {
+    return file->read_into(destinations, done);
+  }
+  for (const auto& [name, destination] : destinations) {
     destination.copy_(get(name));
+    done(static_cast<std::int64_t>(destination.nbytes()));
   }
 }
 

@@ -36,8 +36,11 @@ class CheckpointFile {
   [[nodiscard]] std::vector<std::int64_t> shape(const std::string& name) const;
   /// On the CPU its bytes are read when they are touched, those of a folder at once.
   [[nodiscard]] at::Tensor get(const std::string& name, c10::Device device = c10::kCPU) const;
-  /// Copies a tensor into one of the same shape, on any device and of any dtype.
-  void read_into(const std::string& name, const at::Tensor& destination) const;
+  using Destinations = std::vector<std::pair<std::string, at::Tensor>>;
+  /// Copies tensors into others of the same shapes, on any device and of any dtype. Any thread
+  /// tells `done` how many bytes of them are filled.
+  void read_into(const Destinations& destinations,
+                 const std::function<void(std::int64_t bytes)>& done) const;
 
  private:
   /// The chunks of its tensors are in several files.

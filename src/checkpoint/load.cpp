@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint_file.h"
 #include "checkpoint/device_map.h"
 #include "checkpoint/recipes.h"
+#include "core/byte_bar.h"
 #include "core/log.h"
 #include "core/python_text.h"
 #include "core/text.h"
@@ -164,6 +165,8 @@ void copy_all(const StateDict& own, const LoadPlan& plan, const TensorSources& s
     places.push_back(placement_of(name, own[name], options));
   }
   const at::NoGradGuard no_grad;
+  TensorSources::Destinations destinations;
+  std::int64_t bytes = 0;
   for (std::size_t i = 0; i < plan.copies.size(); ++i) {
     const auto& [name, recipe] = plan.copies[i];
     const auto& tensor = own[name];
@@ -172,8 +175,11 @@ void copy_all(const StateDict& own, const LoadPlan& plan, const TensorSources& s
       tensor.set_data(at::empty(tensor.sizes(),
                                 tensor.options().device(places[i].device).dtype(places[i].dtype)));
     }
-    sources.make_into(*recipe, tensor.detach());
+    destinations.emplace_back(recipe, tensor.detach());
+    bytes += static_cast<std::int64_t>(tensor.nbytes());
   }
+  detail::ByteBar bar("loading", bytes, options.progress);
+  sources.make_into(destinations, [&](std::int64_t done) { bar.add(done); });
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <numeric>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "accelerate/errors.h"
 #include "core/text.h"
@@ -117,11 +119,24 @@ at::Tensor TensorSources::make(const TensorRecipe& recipe) const {
   return at::cat(parts, join.dim);
 }
 
-void TensorSources::make_into(const TensorRecipe& recipe, const at::Tensor& destination) const {
-  if (const auto* file = std::get_if<TensorRecipe::FromFile>(&recipe.step)) {
-    file_of(file->key).read_into(file->key, destination);
-  } else {
-    destination.copy_(make(recipe));
+void TensorSources::make_into(const Destinations& destinations,
+                              const std::function<void(std::int64_t bytes)>& done) const {
+  std::unordered_map<const CheckpointFile*, CheckpointFile::Destinations> together;
+  std::unordered_set<const c10::StorageImpl*> storages;
+  Destinations later;
+  for (const auto& [recipe, destination] : destinations) {
+    const auto* file = std::get_if<TensorRecipe::FromFile>(&recipe->step);
+    const bool is_first = storages.insert(destination.storage().unsafeGetStorageImpl()).second;
+    if (file != nullptr && is_first) {
+      together[&file_of(file->key)].emplace_back(file->key, destination);
+    } else {
+      later.emplace_back(recipe, destination);
+    }
+  }
+  for (const auto& [file, tensors] : together) file->read_into(tensors, done);
+  for (const auto& [recipe, destination] : later) {
+    destination.copy_(make(*recipe));
+    done(static_cast<std::int64_t>(destination.nbytes()));
   }
 }
 

@@ -26,8 +26,11 @@ class TensorSources {
   [[nodiscard]] std::vector<std::int64_t> shape_of(const formats::TensorRecipe& recipe) const;
   /// The tensor, of the files' memory where no elements must be moved. `shape_of` has accepted it.
   [[nodiscard]] at::Tensor make(const formats::TensorRecipe& recipe) const;
-  /// The tensor, copied into one of its shape.
-  void make_into(const formats::TensorRecipe& recipe, const at::Tensor& destination) const;
+  using Destinations = std::vector<std::pair<const formats::TensorRecipe*, at::Tensor>>;
+  /// The tensors, copied into others of their shapes. Any thread tells `done` how many bytes of
+  /// them are filled.
+  void make_into(const Destinations& destinations,
+                 const std::function<void(std::int64_t bytes)>& done) const;
 
  private:
   std::vector<std::string> names_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <unordered_map>
 #include <utility>
 
 #include "accelerate/errors.h"
@@ -13,6 +14,8 @@
 #include "checkpoint/parallel_chunks.h"
 #include "checkpoint/safetensors_dtypes.h"
 #include "checkpoint/slice_reader.h"
+#include "core/byte_bar.h"
+#include "core/huge_pages.h"
 #include "core/python_text.h"
 #include "core/text.h"
 #include "formats/mapped_file.h"
@@ -50,9 +53,13 @@ struct File::Impl : std::enable_shared_from_this<Impl> {
     std::memcpy(out.data(), bytes.data() + offset, out.size());
   }
 
-  void read_pieces(std::span<const FilePiece> pieces) const {
-    detail::checkpoint::transfer_in_parallel(
-        pieces, [this](const FilePiece& piece) { read(piece.offset, piece.memory); });
+  using Done = std::function<void(std::int64_t bytes)>;
+
+  void read_pieces(std::span<const FilePiece> pieces, const Done& done = {}) const {
+    detail::checkpoint::transfer_in_parallel(pieces, [&](const FilePiece& piece) {
+      read(piece.offset, piece.memory);
+      if (done) done(std::ssize(piece.memory));
+    });
   }
 
   // The tensor whose memory is the file's, or nullopt where a tensor of its own is needed.
@@ -69,12 +76,13 @@ struct File::Impl : std::enable_shared_from_this<Impl> {
         .make_tensor();
   }
 
-  // The tensors in this order, on the device.
-  std::vector<at::Tensor> load(std::span<const TensorEntry* const> entries,
-                               c10::Device device) const {
+  // The tensors in this order, on the device. `progress` as for `ByteBar`.
+  std::vector<at::Tensor> load(std::span<const TensorEntry* const> entries, c10::Device device,
+                               std::optional<bool> progress) const {
     std::vector<at::Tensor> tensors;
     std::vector<FilePiece> pieces;
     std::vector<detail::checkpoint::DevicePiece> device_pieces;
+    std::int64_t bytes = 0;
     for (const auto* entry : entries) {
       const auto form = detail::checkpoint::torch_form(*entry, path);
       if (auto mapped_tensor = device.is_cpu() ? view(*entry, form) : std::nullopt) {
@@ -83,21 +91,28 @@ struct File::Impl : std::enable_shared_from_this<Impl> {
       }
       auto& tensor =
           tensors.emplace_back(at::empty(form.shape, at::TensorOptions(form.type).device(device)));
+      bytes += entry->bytes();
       if (device.is_cpu()) {
+        detail::advise_huge_pages(tensor.mutable_data_ptr(), tensor.nbytes());
         pieces.push_back({offset_of(*entry), memory_of(tensor)});
       } else if (!device.is_meta()) {
         device_pieces.push_back({offset_of(*entry), tensor});
       }
     }
-    read_pieces(pieces);
-    read_device_pieces(std::move(device_pieces));
+    detail::ByteBar bar("loading", device.is_meta() ? 0 : bytes, progress);
+    const auto done = [&](std::int64_t read) { bar.add(read); };
+    read_pieces(pieces, done);
+    read_device_pieces(std::move(device_pieces), done);
     return tensors;
   }
 
-  void read_device_pieces(std::vector<detail::checkpoint::DevicePiece> pieces) const {
-    detail::checkpoint::read_to_device(
-        std::move(pieces),
-        [this](std::int64_t offset, std::span<std::byte> out) { read(offset, out); });
+  void read_device_pieces(std::vector<detail::checkpoint::DevicePiece> pieces,
+                          const Done& done) const {
+    detail::checkpoint::read_to_device(std::move(pieces),
+                                       [&](std::int64_t offset, std::span<std::byte> out) {
+                                         read(offset, out);
+                                         if (done) done(std::ssize(out));
+                                       });
   }
 
   static std::span<std::byte> memory_of(const at::Tensor& tensor) {
@@ -151,7 +166,7 @@ TensorInfo File::info(std::string_view name) const {
 
 at::Tensor File::get(std::string_view name, c10::Device device) const {
   const TensorEntry* entry = &impl_->find(name);
-  return impl_->load({&entry, 1}, device).front();
+  return impl_->load({&entry, 1}, device, /*progress=*/false).front();
 }
 
 at::Tensor File::get_slice(std::string_view name, const std::vector<Range>& ranges,
@@ -175,35 +190,53 @@ at::Tensor File::get_slice(std::string_view name, const std::vector<Range>& rang
 }
 
 void File::read_into(std::string_view name, const at::Tensor& destination) const {
-  const auto& entry = impl_->find(name);
-  const auto form = detail::checkpoint::torch_form(entry, impl_->path);
-  if (!destination.sizes().equals(form.shape)) {
-    throw ArgumentError(str("Tensor ", python_repr(name), " of '", impl_->path.string(),
-                            "' has shape [", detail::join(form.shape),
-                            "] and cannot be read into one of shape [",
-                            detail::join(destination.sizes()), "]."));
-  }
+  read_into({{std::string(name), destination}});
+}
+
+void File::read_into(const std::vector<std::pair<std::string, at::Tensor>>& destinations,
+                     const std::function<void(std::int64_t bytes)>& done) const {
   const c10::NoGradGuard no_grad;
-  if (destination.scalar_type() != form.type || !destination.is_contiguous()) {
-    auto tensor = at::empty(form.shape, at::TensorOptions(form.type));
-    const FilePiece piece{impl_->offset_of(entry), Impl::memory_of(tensor)};
+  std::vector<FilePiece> pieces;
+  std::unordered_map<c10::Device, std::vector<detail::checkpoint::DevicePiece>> device_pieces;
+  std::vector<std::pair<const TensorEntry*, at::Tensor>> conversions;
+  for (const auto& [name, destination] : destinations) {
+    const auto& entry = impl_->find(name);
+    const auto form = detail::checkpoint::torch_form(entry, impl_->path);
+    if (!destination.sizes().equals(form.shape)) {
+      throw ArgumentError(str("Tensor ", python_repr(name), " of '", impl_->path.string(),
+                              "' has shape [", detail::join(form.shape),
+                              "] and cannot be read into one of shape [",
+                              detail::join(destination.sizes()), "]."));
+    }
+    if (destination.scalar_type() != form.type || !destination.is_contiguous()) {
+      conversions.emplace_back(&entry, destination);
+    } else if (destination.is_cpu()) {
+      pieces.push_back({impl_->offset_of(entry), Impl::memory_of(destination)});
+    } else {
+      device_pieces[destination.device()].push_back({impl_->offset_of(entry), destination});
+    }
+  }
+  impl_->read_pieces(pieces, done);
+  for (auto& [device, on_device] : device_pieces) {
+    impl_->read_device_pieces(std::move(on_device), done);
+  }
+  for (const auto& [entry, destination] : conversions) {
+    const auto form = detail::checkpoint::torch_form(*entry, impl_->path);
+    const auto tensor = at::empty(form.shape, at::TensorOptions(form.type));
+    const FilePiece piece{impl_->offset_of(*entry), Impl::memory_of(tensor)};
     impl_->read_pieces({&piece, 1});
     destination.copy_(tensor);
-    return;
+    if (done) done(static_cast<std::int64_t>(destination.nbytes()));
   }
-  if (destination.is_cpu()) {
-    const FilePiece piece{impl_->offset_of(entry), Impl::memory_of(destination)};
-    impl_->read_pieces({&piece, 1});
-  } else {
-    impl_->read_device_pieces({{impl_->offset_of(entry), destination}});
+  for (const auto& [name, destination] : destinations) {
+    destination.unsafeGetTensorImpl()->bump_version();
   }
-  destination.unsafeGetTensorImpl()->bump_version();
 }
 
 StateDict File::get_tensors(c10::Device device) const {
   std::vector<const TensorEntry*> entries;
   for (const auto& entry : impl_->header.tensors) entries.push_back(&entry);
-  auto tensors = impl_->load(entries, device);
+  auto tensors = impl_->load(entries, device, /*progress=*/std::nullopt);
   StateDict state;
   state.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {

@@ -168,7 +168,8 @@ void write_tensors(const Plan& plan, const std::function<void(const FilePiece&)>
 void save_file(const StateDict& tensors, const std::filesystem::path& path,
                const Metadata& metadata) {
   detail::OutputFile file(path);
-  detail::checkpoint::write_safetensors(tensors, metadata, file);
+  detail::ByteBar bar("saving", detail::checkpoint::bytes_in_safetensors(tensors));
+  detail::checkpoint::write_safetensors(tensors, metadata, file, bar);
   file.publish();
 }
 
@@ -186,13 +187,21 @@ std::string serialize(const StateDict& tensors, const Metadata& metadata) {
 
 namespace accelerate::detail::checkpoint {
 
+std::int64_t bytes_in_safetensors(const StateDict& tensors) {
+  std::int64_t bytes = 0;
+  for (const auto& entry : tensors) bytes += static_cast<std::int64_t>(entry.value().nbytes());
+  return bytes;
+}
+
 void write_safetensors(const StateDict& tensors, const safetensors::Metadata& metadata,
-                       OutputFile& file) {
+                       OutputFile& file, ByteBar& bar) {
   const auto plan = safetensors::plan_file(tensors, metadata);
   file.reserve(plan.file_bytes());
   file.write(plan.header_bytes);
-  safetensors::write_tensors(
-      plan, [&](const FilePiece& piece) { file.write_at(piece.offset, piece.memory); });
+  safetensors::write_tensors(plan, [&](const FilePiece& piece) {
+    file.write_at(piece.offset, piece.memory);
+    bar.add(std::ssize(piece.memory));
+  });
 }
 
 }  // namespace accelerate::detail::checkpoint

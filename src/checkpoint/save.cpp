@@ -78,16 +78,21 @@ void write_file(const StateDict& state, const fs::path& path, bool safe_serializ
 /// The files of a model appear when all of them are on the disk. The index is away meanwhile, so
 /// that old and new shards are never taken for one model.
 void write_files(const StateDict& state, const fs::path& folder, const WeightNames& names,
-                 const StateDictSplit& split, bool safe_serialization) {
+                 const StateDictSplit& split, const SaveModelOptions& options) {
+  detail::ByteBar bar("saving",
+                      options.safe_serialization
+                          ? detail::checkpoint::bytes_in_safetensors(state)
+                          : detail::checkpoint::bytes_in_torch_archive(state),
+                      options.progress);
   std::list<detail::OutputFile> files;
   for (const auto& [name, tensors] : split.filename_to_tensors) {
     StateDict shard("Tensor");
     for (const auto& tensor : tensors) shard.insert(tensor, state[tensor]);
     auto& file = files.emplace_back(folder / name);
-    if (safe_serialization) {
-      detail::checkpoint::write_safetensors(shard, {{"format", "pt"}}, file);
+    if (options.safe_serialization) {
+      detail::checkpoint::write_safetensors(shard, {{"format", "pt"}}, file, bar);
     } else {
-      detail::checkpoint::write_torch_archive(shard, file);
+      detail::checkpoint::write_torch_archive(shard, file, bar);
     }
     file.finish();
   }
@@ -112,7 +117,7 @@ void write_model(const StateDict& given, const fs::path& folder, const SaveModel
     return detail::warn(str("The model has no tensors: nothing is written to '", folder.string(),
                             "', and weights that are there stay."));
   }
-  write_files(state, folder, names, split, options.safe_serialization);
+  write_files(state, folder, names, split, options);
   remove_stale(folder, names, split);
 
   if (split.is_sharded) {

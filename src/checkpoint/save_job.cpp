@@ -218,11 +218,12 @@ std::string SaveJob::write_files(SnapshotBuffers* buffers) {
   for (auto& output : outputs_) outputs.push_back(&output);
   // Buffers hold the tensors of one file at a time.
   const std::size_t threads = buffers != nullptr ? 1 : kFilesAtOnce;
+  ByteBar bar("saving", bytes_in(files_), target_.progress);
   std::mutex mutex;
   std::string part;
   run_in_parallel(files_.size(), threads, [&](std::size_t i) {
     if (buffers != nullptr) buffers->copy({&files_[i], 1});
-    write_state_file(files_[i], *outputs[i]);
+    write_state_file(files_[i], *outputs[i], bar);
     const auto sum = outputs[i]->finish_and_sum();
     if (target_.automatic) outputs[i]->publish_unflushed();
     const std::lock_guard lock(mutex);

@@ -35,6 +35,8 @@ struct SaveTarget {
   /// The folder is <project>/checkpoints/checkpoint_<number>, and the project keeps so many.
   bool automatic = false;
   std::optional<std::int64_t> total_limit = std::nullopt;
+  /// Show a progress bar, see `ByteBar`.
+  std::optional<bool> progress = std::nullopt;
 };
 
 /// The part of one process in a save. All processes call its functions in the order of declaration.

@@ -71,14 +71,27 @@ std::vector<StateFile> files_of_process(std::span<const StateDict> model_states,
   return files;
 }
 
-void write_state_file(const StateFile& file, OutputFile& output) {
+void write_state_file(const StateFile& file, OutputFile& output, ByteBar& bar) {
   if (const auto* value = std::get_if<Value>(&file.content)) {
-    write_torch_archive(*value, output);
+    write_torch_archive(*value, output, bar);
   } else if (file.safetensors) {
-    write_safetensors(std::get<StateDict>(file.content), {{"format", "pt"}}, output);
+    write_safetensors(std::get<StateDict>(file.content), {{"format", "pt"}}, output, bar);
   } else {
-    write_torch_archive(std::get<StateDict>(file.content), output);
+    write_torch_archive(std::get<StateDict>(file.content), output, bar);
   }
+}
+
+std::int64_t bytes_in(std::span<const StateFile> files) {
+  std::int64_t bytes = 0;
+  for (const auto& file : files) {
+    if (const auto* value = std::get_if<Value>(&file.content)) {
+      bytes += bytes_in_torch_archive(*value);
+    } else {
+      const auto& state = std::get<StateDict>(file.content);
+      bytes += file.safetensors ? bytes_in_safetensors(state) : bytes_in_torch_archive(state);
+    }
+  }
+  return bytes;
 }
 
 }  // namespace accelerate::detail::checkpoint

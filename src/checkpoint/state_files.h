@@ -1,6 +1,7 @@
 // src/checkpoint/state_files.h - the files of a run's state and what each holds.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 #include "accelerate/checkpoint/accelerator_state.h"
 #include "accelerate/state_dict.h"
 #include "accelerate/value.h"
+#include "core/byte_bar.h"
 #include "core/output_file.h"
 
 namespace accelerate::detail::checkpoint {
@@ -24,7 +26,8 @@ struct StateFile {
 /// An object that takes weights straight from a file, tensor by tensor.
 class LoadsWeights {
  public:
-  virtual void load_weights(const std::filesystem::path& file) = 0;
+  virtual void load_weights(const std::filesystem::path& file,
+                            const LoadAcceleratorStateOptions& options) = 0;
   /// False if only `load_state_dict` can be called, with all tensors in memory.
   [[nodiscard]] virtual bool can_load_weights() const = 0;
 
@@ -42,6 +45,8 @@ class LoadsWeights {
                                                       std::span<const StateEntry> entries,
                                                       const SaveAcceleratorStateOptions& options);
 
-void write_state_file(const StateFile& file, OutputFile& output);
+/// `bar` counts the bytes of tensors: `bytes_in` for all files.
+void write_state_file(const StateFile& file, OutputFile& output, ByteBar& bar);
+[[nodiscard]] std::int64_t bytes_in(std::span<const StateFile> files);
 
 }  // namespace accelerate::detail::checkpoint

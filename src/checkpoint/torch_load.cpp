@@ -10,6 +10,8 @@
 #include "checkpoint/device_reader.h"
 #include "checkpoint/parallel_chunks.h"
 #include "checkpoint/torch_dtype.h"
+#include "core/byte_bar.h"
+#include "core/huge_pages.h"
 #include "core/text.h"
 #include "formats/archive.h"
 #include "formats/format_error.h"
@@ -49,13 +51,14 @@ class TensorLoader {
     for_each_leaf(value, [&](Value& leaf) {
       if (const auto* tensor = formats::leaf_as<PickleTensor>(leaf)) open_storage(*tensor->storage);
     });
-    transfer_in_parallel(
-        pieces_, [&](const FilePiece& piece) { file_.file()->read(piece.offset, piece.memory); });
-    if (!on_device_.empty()) {
-      read_to_device(on_device_, [&](std::int64_t offset, std::span<std::byte> out) {
-        file_.file()->read(offset, out);
-      });
-    }
+    ByteBar bar("loading", bytes_, options_.progress);
+    const auto read = [&](std::int64_t offset, std::span<std::byte> out) {
+      file_.file()->read(offset, out);
+      bar.add(std::ssize(out));
+    };
+    transfer_in_parallel(pieces_,
+                         [&](const FilePiece& piece) { read(piece.offset, piece.memory); });
+    if (!on_device_.empty()) read_to_device(on_device_, read);
     for_each_leaf(value, [&](Value& leaf) {
       if (const auto* tensor = formats::leaf_as<PickleTensor>(leaf)) {
         leaf = Value(shared(*tensor));
@@ -105,6 +108,7 @@ class TensorLoader {
     const auto offset = static_cast<std::int64_t>(entry.offset);
     const auto size = static_cast<std::int64_t>(entry.size);
     if (device().is_cuda()) {
+      bytes_ += size;
       found->second = at::empty({size}, at::TensorOptions(at::kByte).device(device()));
       on_device_.push_back({.offset = offset, .tensor = found->second});
       return;
@@ -116,7 +120,9 @@ class TensorLoader {
           at::kByte);
       return;
     }
+    bytes_ += size;
     found->second = at::empty({size}, at::kByte);
+    advise_huge_pages(found->second.mutable_data_ptr(), entry.size);
     pieces_.push_back({.offset = offset,
                        .memory = {static_cast<std::byte*>(found->second.mutable_data_ptr()),
                                   static_cast<std::size_t>(size)}});
@@ -139,6 +145,7 @@ class TensorLoader {
   std::unordered_map<std::string, at::Tensor> storages_;  // their bytes, by key
   std::vector<FilePiece> pieces_;                         // to be read
   std::vector<DevicePiece> on_device_;                    // the same, onto the device
+  std::int64_t bytes_ = 0;                                // of both
 };
 
 }  // namespace

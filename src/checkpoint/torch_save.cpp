@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "accelerate/errors.h"
 #include "accelerate/torch_archive.h"
@@ -161,23 +162,64 @@ class TensorSaver {
 };
 
 void write_archive(const Value& described, const std::vector<at::Tensor>& storages,
-                   OutputFile& file) {
+                   OutputFile& file, ByteBar& bar) {
   formats::ArchiveWriter archive([&](std::string_view bytes) { file.write(bytes); },
                                  formats::archive_name(file.path()),
                                  formats::pickle_dumps(described));
   for (std::size_t i = 0; i < storages.size(); ++i) {
-    const auto bytes = storages[i].cpu();
-    archive.begin_storage(std::to_string(i), static_cast<std::uint64_t>(bytes.numel()));
-    archive.append({static_cast<const char*>(bytes.const_data_ptr()),
-                    static_cast<std::size_t>(bytes.numel())});
+    const auto copy = storages[i].cpu();
+    std::string_view bytes(static_cast<const char*>(copy.const_data_ptr()), copy.nbytes());
+    archive.begin_storage(std::to_string(i), bytes.size());
+    while (!bytes.empty()) {  // in parts, so that the bar moves
+      constexpr std::size_t kPart = std::size_t{64} << 20;
+      const auto part = bytes.substr(0, kPart);
+      archive.append(part);
+      bar.add(std::ssize(part));
+      bytes.remove_prefix(part.size());
+    }
     archive.end_storage();
   }
   archive.finish();
 }
 
+/// The storages of tensors, each of them counted once.
+class StorageBytes {
+ public:
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.has_storage()) return;
+    if (!seen_.insert(tensor.storage().unsafeGetStorageImpl()).second) return;
+    bytes_ += static_cast<std::int64_t>(tensor.storage().nbytes());
+  }
+  void add(const Value& value) {
+    if (value.is_tensor()) return add(value.as_tensor());
+    if (value.is_dict()) {
+      for (const auto& [key, item] : value.as_dict()) add(item);
+    } else if (value.is_list() || value.is_tuple()) {
+      for (const auto& item : value.items()) add(item);
+    }
+  }
+  [[nodiscard]] std::int64_t bytes() const { return bytes_; }
+
+ private:
+  std::unordered_set<const at::StorageImpl*> seen_;
+  std::int64_t bytes_ = 0;
+};
+
 }  // namespace
 
-void write_torch_archive(const StateDict& state, OutputFile& file) {
+std::int64_t bytes_in_torch_archive(const StateDict& state) {
+  StorageBytes storages;
+  for (const auto& entry : state) storages.add(entry.value());
+  return storages.bytes();
+}
+
+std::int64_t bytes_in_torch_archive(const Value& value) {
+  StorageBytes storages;
+  storages.add(value);
+  return storages.bytes();
+}
+
+void write_torch_archive(const StateDict& state, OutputFile& file, ByteBar& bar) {
   TensorSaver saver;
   auto ordered = std::make_shared<PickleCall>();
   ordered->module = "collections";
@@ -185,26 +227,28 @@ void write_torch_archive(const StateDict& state, OutputFile& file) {
   for (const auto& entry : state) {
     ordered->entries.emplace_back(entry.key(), saver.describe(entry.value().detach()));
   }
-  write_archive(Value(Value::Leaf(std::move(ordered))), saver.storages(), file);
+  write_archive(Value(Value::Leaf(std::move(ordered))), saver.storages(), file, bar);
 }
 
-void write_torch_archive(const Value& value, OutputFile& file) {
+void write_torch_archive(const Value& value, OutputFile& file, ByteBar& bar) {
   TensorSaver saver;
   const Value described = saver.describe(value);
-  write_archive(described, saver.storages(), file);
+  write_archive(described, saver.storages(), file, bar);
 }
 
 }  // namespace detail::checkpoint
 
 void torch_save(const Value& value, const std::filesystem::path& path) {
   detail::OutputFile file(path);
-  detail::checkpoint::write_torch_archive(value, file);
+  detail::ByteBar bar("saving", detail::checkpoint::bytes_in_torch_archive(value));
+  detail::checkpoint::write_torch_archive(value, file, bar);
   file.publish();
 }
 
 void torch_save(const StateDict& state, const std::filesystem::path& path) {
   detail::OutputFile file(path);
-  detail::checkpoint::write_torch_archive(state, file);
+  detail::ByteBar bar("saving", detail::checkpoint::bytes_in_torch_archive(state));
+  detail::checkpoint::write_torch_archive(state, file, bar);
   file.publish();
 }
 

@@ -1,18 +1,26 @@
 // src/checkpoint/write_file.h - state dicts into files that are not published yet.
 #pragma once
 
+#include <cstdint>
+
 #include "accelerate/safetensors.h"
 #include "accelerate/state_dict.h"
 #include "accelerate/value.h"
+#include "core/byte_bar.h"
 #include "core/output_file.h"
 
 namespace accelerate::detail::checkpoint {
 
-/// What `safetensors::save_file` writes.
+/// What `safetensors::save_file` writes. `bar` counts the bytes of tensors, as below.
 void write_safetensors(const StateDict& tensors, const safetensors::Metadata& metadata,
-                       OutputFile& file);
+                       OutputFile& file, ByteBar& bar);
 /// What `torch_save` writes.
-void write_torch_archive(const StateDict& state, OutputFile& file);
-void write_torch_archive(const Value& value, OutputFile& file);
+void write_torch_archive(const StateDict& state, OutputFile& file, ByteBar& bar);
+void write_torch_archive(const Value& value, OutputFile& file, ByteBar& bar);
+
+/// The bytes that they count.
+[[nodiscard]] std::int64_t bytes_in_safetensors(const StateDict& tensors);
+[[nodiscard]] std::int64_t bytes_in_torch_archive(const StateDict& state);
+[[nodiscard]] std::int64_t bytes_in_torch_archive(const Value& value);
 
 }  // namespace accelerate::detail::checkpoint

@@ -120,21 +120,6 @@ void Peers::guarded(const std::function<void()>& communicate) const {
   }
 }
 
-namespace {
-
-// Newer versions of LibTorch call it by another name.
-template <class Group>
-c10::intrusive_ptr<c10d::Work> all_gather_into(Group& group, at::Tensor& out, at::Tensor& in,
-                                               const c10d::AllgatherOptions& options) {
-  if constexpr (requires { group.all_gather_single(out, in, options); }) {
-    return group.all_gather_single(out, in, options);
-  } else {
-    return group._allgather_base(out, in, options);
-  }
-}
-
-}  // namespace
-
 c10::intrusive_ptr<c10d::Work> start_all_gather(c10d::ProcessGroup& group, at::Tensor& out,
                                                 at::Tensor& in, bool asynchronous) {
   c10d::AllgatherOptions options;

@@ -25,6 +25,17 @@ namespace accelerate::detail::comm {
 
 class ShmBackend;
 
+/// Newer versions of LibTorch call it by another name.
+template <class Group>
+c10::intrusive_ptr<c10d::Work> all_gather_into(Group& group, at::Tensor& out, at::Tensor& in,
+                                               const c10d::AllgatherOptions& options) {
+  if constexpr (requires { group.all_gather_single(out, in, options); }) {
+    return group.all_gather_single(out, in, options);
+  } else {
+    return group._allgather_base(out, in, options);
+  }
+}
+
 class Peers {
  public:
   Peers(const char* operation, const Call& call);

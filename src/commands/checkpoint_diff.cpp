@@ -1,8 +1,6 @@
 #include "commands/checkpoint_diff.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -12,7 +10,7 @@
 #include "accelerate/errors.h"
 #include "commands/checkpoint_content.h"
 #include "commands/checkpoint_folders.h"
-#include "core/python_text.h"
+#include "commands/stored_numbers.h"
 #include "core/text.h"
 #include "formats/mapped_file.h"
 #include "formats/torch_dtypes.h"
@@ -25,58 +23,6 @@ using formats::MappedFile;
 using Kind = Difference::Kind;
 
 constexpr std::int64_t kChunk = 1 << 20;
-
-template <class T>
-double number(const std::byte* bytes) {
-  T value{};
-  std::memcpy(&value, bytes, sizeof value);
-  return static_cast<double>(value);
-}
-
-// Floats of 8 and 16 bits by the rules of IEEE 754; kFinite: without infinities (e4m3fn).
-template <class Bits, int kExponent, int kMantissa, bool kFinite = false>
-double small_float(const std::byte* bytes) {
-  Bits bits{};
-  std::memcpy(&bits, bytes, sizeof bits);
-  constexpr int kOnes = (1 << kExponent) - 1;
-  const int exponent = (bits >> kMantissa) & kOnes;
-  const int mantissa = bits & ((1 << kMantissa) - 1);
-  const double sign = bits >> (kExponent + kMantissa) != 0 ? -1 : 1;
-  if (exponent == kOnes && (!kFinite || mantissa == (1 << kMantissa) - 1)) {
-    return mantissa != 0 ? NAN : sign * INFINITY;
-  }
-  const int implicit = exponent == 0 ? 0 : 1 << kMantissa;
-  const int power = std::max(exponent, 1) - (kOnes >> 1) - kMantissa;
-  return sign * std::ldexp(mantissa + implicit, power);
-}
-
-struct NumberType {
-  std::string_view dtype;
-  double (*load)(const std::byte*);
-};
-constexpr auto kNumberTypes = std::to_array<NumberType>({
-    {"float64", number<double>},
-    {"float32", number<float>},
-    {"float16", small_float<std::uint16_t, 5, 10>},
-    {"bfloat16", small_float<std::uint16_t, 8, 7>},
-    {"float8_e4m3fn", small_float<std::uint8_t, 4, 3, true>},
-    {"float8_e5m2", small_float<std::uint8_t, 5, 2>},
-    {"int64", number<std::int64_t>},
-    {"int32", number<std::int32_t>},
-    {"int16", number<std::int16_t>},
-    {"int8", number<std::int8_t>},
-    {"uint64", number<std::uint64_t>},
-    {"uint32", number<std::uint32_t>},
-    {"uint16", number<std::uint16_t>},
-    {"uint8", number<std::uint8_t>},
-});
-
-// Torch's name also for the dtypes of safetensors, so that files of both formats can be compared.
-std::string_view torch_name(std::string_view dtype) {
-  const auto* const found =
-      std::ranges::find(formats::kTorchDtypes, dtype, &formats::TorchDtype::safetensors);
-  return found != formats::kTorchDtypes.end() ? found->name : dtype;
-}
 
 // The elements of a tensor in the order of its indices.
 class Elements {
@@ -137,7 +83,7 @@ class Elements {
 void compare_chunk(std::span<const std::byte> a, std::span<const std::byte> b, std::size_t width,
                    const NumberType* type, Difference& found) {
   if (std::ranges::equal(a, b)) return;
-  const bool is_float = type != nullptr && type->dtype.find("float") != std::string_view::npos;
+  const bool is_float = type != nullptr && type->is_float();
   for (std::size_t i = 0; i < a.size(); i += width) {
     if (std::memcmp(&a[i], &b[i], width) == 0) continue;
     if (type != nullptr) {
@@ -151,8 +97,8 @@ void compare_chunk(std::span<const std::byte> a, std::span<const std::byte> b, s
         found.largest = distance;
       }
       if (found.elements == 1) {
-        found.before = python_repr(x);
-        found.after = python_repr(y);
+        found.before = type->show(&a[i]);
+        found.after = type->show(&b[i]);
       }
     }
     ++found.differing;
@@ -248,8 +194,7 @@ class FileDiff {
   void compare_elements(const Item& a, const Item& b) {
     Elements x(*a_.file, *a.tensor);
     Elements y(*b_.file, *b.tensor);
-    const auto* const type =
-        std::ranges::find(kNumberTypes, torch_name(a.tensor->dtype), &NumberType::dtype);
+    const auto* const type = find_number_type(a.tensor->dtype);
     Difference found{.kind = Kind::kElements, .file = name_, .name = a.name, .elements = x.count()};
     const auto per_chunk = kChunk / x.width();
     for (std::int64_t at = 0; at < x.count(); at += per_chunk) {
@@ -258,8 +203,7 @@ class FileDiff {
       buffer_b_.resize(bytes);
       x.next(buffer_a_);
       y.next(buffer_b_);
-      compare_chunk(buffer_a_, buffer_b_, static_cast<std::size_t>(x.width()),
-                    type != kNumberTypes.end() ? type : nullptr, found);
+      compare_chunk(buffer_a_, buffer_b_, static_cast<std::size_t>(x.width()), type, found);
       count(static_cast<std::int64_t>(bytes));
     }
     if (found.differing > 0) found_.push_back(std::move(found));

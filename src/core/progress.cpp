@@ -183,6 +183,7 @@ struct ProgressBar::Impl {
 
 ProgressBar::ProgressBar(TqdmOptions options) : n_(options.initial), total_(options.total) {
   if (options.disable || (options.main_process_only && local_index() != 0)) return;
+  if (!parse_flag_from_env("ACCELERATE_PROGRESS", /*fallback=*/true)) return;
   impl_ = std::make_unique<Impl>(std::move(options));
   impl_->start(n_);
   if (impl_->output == Output::kTerminal) refresh();

@@ -8,6 +8,11 @@
 #include <vector>
 
 namespace accelerate::detail::inline core {
+namespace {
+
+constexpr std::size_t kChunkBytes = 8 << 20;
+
+}  // namespace
 
 void run_in_parallel(std::size_t count, std::size_t threads,
                      const std::function<void(std::size_t)>& work) {
@@ -29,6 +34,33 @@ void run_in_parallel(std::size_t count, std::size_t threads,
     take_turns();
   }
   if (failure) std::rethrow_exception(failure);
+}
+
+void run_in_chunks(std::span<const std::size_t> sizes, const ChunkWork& work) {
+  struct Chunk {
+    std::size_t item;
+    std::size_t begin;
+    std::size_t length;
+  };
+  std::vector<Chunk> chunks;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    bytes += sizes[i];
+    for (std::size_t begin = 0; begin < sizes[i]; begin += kChunkBytes) {
+      chunks.push_back({i, begin, std::min(kChunkBytes, sizes[i] - begin)});
+    }
+  }
+  run_in_parallel(chunks.size(), std::min(transfer_threads(), bytes / kChunkBytes),
+                  [&](std::size_t i) {
+                    const auto& [item, begin, length] = chunks[i];
+                    work(item, begin, length);
+                  });
+}
+
+std::size_t transfer_threads() {
+  // Page cache and NVMe disks are saturated by a few threads.
+  constexpr std::size_t kMostThreads = 8;
+  return std::min<std::size_t>(kMostThreads, std::thread::hardware_concurrency());
 }
 
 }  // namespace accelerate::detail::inline core

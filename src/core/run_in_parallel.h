@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <span>
 
 namespace accelerate::detail::inline core {
 
@@ -10,5 +11,15 @@ namespace accelerate::detail::inline core {
 /// the first exception no further call begins, and it is thrown here.
 void run_in_parallel(std::size_t count, std::size_t threads,
                      const std::function<void(std::size_t)>& work);
+
+/// How many threads a transfer between files and memory uses if there is enough to do.
+[[nodiscard]] std::size_t transfer_threads();
+
+/// Work on `length` bytes of an item, from `begin` on.
+using ChunkWork = std::function<void(std::size_t item, std::size_t begin, std::size_t length)>;
+
+/// Calls `work` for all bytes of all items, `sizes[i]` each, large ones cut into chunks, on up to
+/// `transfer_threads()` threads. Exceptions as above.
+void run_in_chunks(std::span<const std::size_t> sizes, const ChunkWork& work);
 
 }  // namespace accelerate::detail::inline core

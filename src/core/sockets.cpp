@@ -82,6 +82,18 @@ bool bind_to(int fd, int family, int port, bool loopback_only, int ipv6_only = 0
   return ::bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0;
 }
 
+/// Signals do not end the wait.
+bool becomes_writable(const Descriptor& socket, LineChannel::Clock::time_point deadline) {
+  using std::chrono::milliseconds;
+  pollfd ready{.fd = socket.get(), .events = POLLOUT, .revents = 0};
+  int count = 0;
+  do {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - LineChannel::Clock::now()).count();
+    count = ::poll(&ready, 1, static_cast<int>(std::max<milliseconds::rep>(left, 0)));
+  } while (count < 0 && errno == EINTR);
+  return count == 1;
+}
+
 }  // namespace
 
 LineChannel::LineChannel(Descriptor socket, Clock::time_point now)
@@ -204,17 +216,21 @@ int port_of(const Descriptor& socket) {
 
 std::optional<Descriptor> connect_to(const std::string& host, int port,
                                      std::chrono::milliseconds limit, std::string& error) {
+  using Clock = LineChannel::Clock;
   const auto addresses = resolve(host, port, error);
-  for (const addrinfo* each = addresses.get(); each != nullptr; each = each->ai_next) {
+  std::ptrdiff_t left = 0;
+  for (const addrinfo* each = addresses.get(); each != nullptr; each = each->ai_next) ++left;
+  const auto deadline = Clock::now() + limit;
+  for (const addrinfo* each = addresses.get(); each != nullptr; each = each->ai_next, --left) {
     Descriptor socket(new_socket(each->ai_family));
     if (!socket) continue;
     if (::connect(socket.get(), each->ai_addr, each->ai_addrlen) == 0) return socket;
-    if (errno != EINPROGRESS) {
+    if (errno != EINPROGRESS && errno != EINTR) {
       error = std::strerror(errno);
       continue;
     }
-    pollfd ready{.fd = socket.get(), .events = POLLOUT, .revents = 0};
-    if (::poll(&ready, 1, static_cast<int>(limit.count())) != 1) {
+    const auto now = Clock::now();
+    if (!becomes_writable(socket, now + (deadline - now) / left)) {
       error = "no answer";
       continue;
     }

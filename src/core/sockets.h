@@ -63,7 +63,8 @@ class LineChannel {
 /// True if a socket of this host is bound to the port, in IPv6 or else in IPv4 alone.
 [[nodiscard]] bool is_bound(int port, bool ipv6);
 
-/// One try to connect, at most `limit` long. `error` says why there is no connection.
+/// One try to connect, at most `limit` long for all addresses of the host together: each has its
+/// share of what the ones before it left. `error` says why there is no connection.
 [[nodiscard]] std::optional<Descriptor> connect_to(const std::string& host, int port,
                                                    std::chrono::milliseconds limit,
                                                    std::string& error);

@@ -112,7 +112,14 @@ struct LoaderCore::Impl {
     remainder = -1;
     padded_size = -1;
     set_parts(nullptr);
-    return position.next_start();
+    auto start = position.next_start();
+    // A sampler with a generator of its own draws on from there.
+    if (start.order_before.defined() && recipe->batch_sampler) {
+      const auto before = recipe->batch_sampler->begin(start.epoch, start.order_before);
+      while (before->next()) {
+      }
+    }
+    return start;
   }
 
   /// The pass that begins at `start`, where it notes what it draws.

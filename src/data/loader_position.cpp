@@ -60,6 +60,9 @@ PassStart LoaderPosition::next_start() {
   PassStart start;
   start.epoch = epoch_;
   start.skip = start.first_sequence = skip_;
+  if (const auto before = std::exchange(before_, std::nullopt)) {
+    start.order_before = before->generator;
+  }
   const auto order = std::exchange(order_, nullptr);
   if (!pending_ && (!order || order->used.exchange(true))) return start;
 
@@ -100,6 +103,7 @@ void LoaderPosition::remember(const PassStart& start, std::int64_t sequence, Bat
 DataLoaderState LoaderPosition::state() const {
   const std::lock_guard lock(mutex_);
   if (pending_) return *pending_;
+  if (before_ && before_->epoch.value_or(epoch_) + 1 == epoch_) return *before_;
   // Also if a loader that skips batches of this one has used it: then that is under way.
   if (order_ && order_->state.epoch.value_or(epoch_) == epoch_) return order_->state;
   return given_.value_or(DataLoaderState{.epoch = epoch_});
@@ -112,8 +116,10 @@ void LoaderPosition::load(const DataLoaderState& state) {
   given_.reset();
   pending_.reset();
   order_ = nullptr;
-  if (state.finished) return;
-  if (state.batches_yielded > 0) {
+  before_.reset();
+  if (state.finished) {
+    before_ = state;
+  } else if (state.batches_yielded > 0) {
     pending_ = state;
   } else if (state.generator.defined() || state.base_seed) {
     order_ = std::make_shared<Order>(state);

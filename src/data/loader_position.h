@@ -50,6 +50,7 @@ class LoaderPosition {
   std::int64_t skip_ = 0;
   std::optional<DataLoaderState> given_ = std::nullopt;    // in the pass that moved on last
   std::optional<DataLoaderState> pending_ = std::nullopt;  // where the next pass goes on
+  std::optional<DataLoaderState> before_ = std::nullopt;   // of a complete pass, before the next
   std::shared_ptr<Order> order_ = nullptr;
 };
 

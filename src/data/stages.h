@@ -47,6 +47,9 @@ struct PassStart {
   std::optional<std::uint64_t> base_seed = std::nullopt;
   /// Where all processes were, and the generator state that repeats their order.
   PlanPosition from = {};
+  /// The generator state of a pass that was complete when a state was saved: what it drew comes
+  /// before what this pass draws.
+  at::Tensor order_before = {};
   /// State of an iterable dataset that keeps one.
   std::optional<Value> dataset_state = std::nullopt;
   /// Batches of this process to leave out from there on.

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <mutex>
 #include <system_error>
-#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -213,24 +212,29 @@ ManifestFile sum_of_file(const fs::path& folder, const std::string& name,
 
 std::vector<std::string> verify_manifest(const fs::path& folder, const Manifest& manifest,
                                          VerifyDepth depth, const HashProgress& progress) {
-  // More threads than this do not make a disk faster.
-  constexpr std::size_t kMostThreads = 8;
+  // Several threads read one large file; small ones are read side by side.
+  constexpr std::int64_t kLargeBytes = 16 << 20;
   const auto& files = manifest.files;
   std::vector<std::string> found(files.size());
   std::mutex mutex;  // of `progress` and `total`
   std::int64_t total = 0;
-  const auto threads =
-      depth == VerifyDepth::kSizes
-          ? 1
-          : std::min<std::size_t>(kMostThreads, std::thread::hardware_concurrency());
-  run_in_parallel(files.size(), threads, [&](std::size_t i) {
+  const auto look_at = [&](std::size_t i) {
     const auto add = [&, before = std::int64_t{0}](std::int64_t bytes) mutable {
       const std::lock_guard lock(mutex);
       total += bytes - std::exchange(before, bytes);
       progress(total);
     };
     found[i] = difference(folder, files[i], depth, progress ? HashProgress(add) : progress);
-  });
+  };
+  std::vector<std::size_t> small;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (depth == VerifyDepth::kSums && files[i].size < kLargeBytes) {
+      small.push_back(i);
+    } else {
+      look_at(i);
+    }
+  }
+  run_in_parallel(small.size(), transfer_threads(), [&](std::size_t i) { look_at(small[i]); });
   std::erase(found, "");
   return found;
 }

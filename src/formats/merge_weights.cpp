@@ -7,6 +7,7 @@
 
 #include "accelerate/constants.h"
 #include "accelerate/errors.h"
+#include "core/byte_bar.h"
 #include "core/output_file.h"
 #include "core/text.h"
 #include "formats/archive.h"
@@ -20,22 +21,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Counts what was written, for the caller's bar.
-class Progress {
- public:
-  Progress(const std::vector<DcpEntry>& entries, const MergeOptions& options) : options_(options) {
-    for (const auto& entry : entries) all_ += entry.dtype != nullptr ? entry.bytes() : 0;
+std::int64_t bytes_of(const std::vector<DcpEntry>& entries) {
+  std::int64_t bytes = 0;
+  for (const auto& entry : entries) {
+    if (entry.dtype != nullptr) bytes += static_cast<std::int64_t>(entry.bytes());
   }
-  void add(std::uint64_t bytes) {
-    done_ += bytes;
-    if (options_.progress) options_.progress(done_, all_);
-  }
-
- private:
-  const MergeOptions& options_;
-  std::uint64_t done_ = 0;
-  std::uint64_t all_ = 0;
-};
+  return bytes;
+}
 
 // safetensors
 
@@ -71,14 +63,14 @@ void write_safetensors(DcpReader& reader, const fs::path& path, const MergeOptio
   }
   const auto header = plan_safetensors(std::move(tensors), {{"format", "pt"}});
   const auto head = safetensors_header_bytes(header);
-  Progress progress(entries, options);
+  ByteBar bar("merging", bytes_of(entries), options.progress);
   OutputFile file(path);
   file.reserve(static_cast<std::int64_t>(head.size()) +
                (header.tensors.empty() ? 0 : header.tensors.back().end));
   file.write(head);
   for (const auto& tensor : header.tensors) {
     file.write(reader.read_tensor(*sources.at(tensor.name)));
-    progress.add(static_cast<std::uint64_t>(tensor.bytes()));
+    bar.add(tensor.bytes());
   }
   file.publish();
 }
@@ -154,7 +146,7 @@ void write_archive(DcpReader& reader, const fs::path& path, const MergeOptions& 
     }
     set_at(root, reader.path_of(entry), std::move(value), entry, room);
   }
-  Progress progress(entries, options);
+  ByteBar bar("merging", bytes_of(entries), options.progress);
   OutputFile file(path);
   ArchiveWriter archive([&](std::string_view bytes) { file.write(bytes); }, archive_name(path),
                         pickle_dumps(root));
@@ -163,7 +155,7 @@ void write_archive(DcpReader& reader, const fs::path& path, const MergeOptions& 
     archive.begin_storage(std::to_string(key), bytes.size());
     archive.append(bytes);
     archive.end_storage();
-    progress.add(bytes.size());
+    bar.add(std::ssize(bytes));
   }
   archive.finish();
   file.publish();

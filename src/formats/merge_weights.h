@@ -1,9 +1,8 @@
 // src/formats/merge_weights.h - the shards of a distributed checkpoint as one file.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <optional>
 
 namespace accelerate::detail::formats {
 
@@ -12,8 +11,8 @@ struct MergeOptions {
   bool safe_serialization = true;
   /// Delete the folder of the checkpoint after success.
   bool remove_checkpoint_dir = false;
-  /// Called after each tensor with the bytes written so far and those of all tensors.
-  std::function<void(std::uint64_t done, std::uint64_t all)> progress = nullptr;
+  /// Show a progress bar, see `ByteBar`.
+  std::optional<bool> progress = std::nullopt;
 };
 
 /// Merges the checkpoint in `folder` into a file in `output`, which is created if needed, tensor by

@@ -20,9 +20,9 @@ using torch::optim::OptimizerOptions;
 std::vector<std::string> state_dict_keys(const OptimizerOptions& options) {
   std::string_view keys;
   const auto look = [&]<class... Own>(std::type_identity<Own>...) {
-    ((dynamic_cast<const GroupOptions<Own>*>(&options) != nullptr &&
-      (keys = kTraits<Own>.state_dict_keys, true)) ||
-     ...);
+    (void)((dynamic_cast<const GroupOptions<Own>*>(&options) != nullptr &&
+            (keys = kTraits<Own>.state_dict_keys, true)) ||
+           ...);
   };
   using std::type_identity;
   look(type_identity<AdamWOptions>(), type_identity<AdamOptions>(), type_identity<SGDOptions>(),

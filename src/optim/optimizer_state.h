@@ -11,8 +11,10 @@
 #include <c10/core/Device.h>
 #include <torch/optim/optimizer.h>
 
+#include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "accelerate/api.h"
 #include "accelerate/optim.h"
@@ -39,6 +41,34 @@ ACCELERATE_API void drop_optimizer_state_of(torch::optim::Optimizer& optimizer,
 /// Moves all states to `device`, for example after the parameters were moved. Step counts stay
 /// where the optimizer reads them. Does nothing while there is no state, for any optimizer.
 ACCELERATE_API void move_optimizer_state(torch::optim::Optimizer& optimizer, c10::Device device);
+
+/// Shapes agree; devices and types may differ.
+struct TensorCopy {
+  at::Tensor to;
+  at::Tensor from;
+};
+/// Copies all of them; large ones in memory by several threads.
+void copy_all(const std::vector<TensorCopy>& copies);
+
+/// New contents for the tensors of states, without new memory.
+class StateRefill {
+ public:
+  /// Notes new contents for the state of a parameter. Returns false if it needs new tensors: names,
+  /// types or devices differ, or the caller's own (`optimizer_state_of`) still refer to the old
+  /// ones, which must keep their contents. Throws `ArgumentError` for an invalid `step`.
+  [[nodiscard]] bool add(torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
+                         const NamedTensors& tensors);
+  /// Writes what was noted; until then nothing has changed.
+  void run() const;
+
+ private:
+  struct Step {
+    std::int64_t* to;
+    std::int64_t value;
+  };
+  std::vector<TensorCopy> copies_;
+  std::vector<Step> steps_;
+};
 
 /// The state and options of a whole optimizer, see `AcceleratedOptimizer::state_dict`.
 [[nodiscard]] Value optimizer_state_dict(torch::optim::Optimizer& optimizer);

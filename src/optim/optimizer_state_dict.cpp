@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -132,17 +134,28 @@ void load_optimizer_state_dict(Optimizer& optimizer, const Value& state) {
                             " parameters, but the groups name only ", used, " of them."));
   }
 
-  auto before = std::exchange(optimizer.state(), {});
+  std::optional<std::decay_t<decltype(optimizer.state())>> before;
   try {
     for (std::size_t g = 0; g < groups.size(); ++g) {
       update_options(groups[g].options(), options[g].second);
       set_fields(*schedule_of(groups[g]), kGroupScheduleFields, saved_groups[g].as_dict());
     }
+    StateRefill refill;
+    std::vector<void*> kept;
+    std::erase_if(states, [&](const auto& one) {
+      const bool refilled = refill.add(optimizer, one.first, one.second);
+      if (refilled) kept.push_back(one.first.unsafeGetTensorImpl());
+      return refilled;
+    });
+    before = std::exchange(optimizer.state(), {});
     for (const auto& [parameter, tensors] : states) {
       set_optimizer_state_of(optimizer, parameter, tensors);
     }
+    for (auto* const key : kept) optimizer.state()[key] = std::move(before->at(key));
+    before.reset();  // all was checked: copying is what is left
+    refill.run();
   } catch (...) {
-    optimizer.state() = std::move(before);
+    if (before) optimizer.state() = *std::move(before);
     for (std::size_t g = 0; g < groups.size(); ++g) {
       update_options(groups[g].options(), options[g].first);
     }

@@ -269,13 +269,15 @@ void FusedOptimizer::set_state_of(const Tensor& parameter, const NamedTensors& t
   detail::optim::require_known_names(tensors, names);
   auto state = std::make_unique<TensorState>();
   state->slots.resize(names.size());
+  std::vector<detail::optim::TensorCopy> copies;
   for (const auto& [name, tensor] : tensors) {
     detail::optim::require_shape(name, tensor, parameter);
     const auto place = std::ranges::find(names, name) - names.begin();
     auto& slot = state->slots[static_cast<std::size_t>(place)];
-    slot = detail::optim::new_state_tensor(name, parameter, step_device(group, parameter));
-    slot.copy_(is_number(name) ? tensor.reshape({}) : tensor);
+    slot = detail::optim::empty_state_tensor(name, parameter, step_device(group, parameter));
+    copies.push_back({.to = slot, .from = is_number(name) ? tensor.reshape({}) : tensor});
   }
+  detail::optim::copy_all(copies);
   state_[parameter.unsafeGetTensorImpl()] = std::move(state);
 }
 

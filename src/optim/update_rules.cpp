@@ -9,6 +9,8 @@
 #include <optional>
 #include <utility>
 
+#include "core/huge_pages.h"
+
 namespace accelerate::detail::optim {
 namespace {
 
@@ -291,18 +293,23 @@ std::vector<std::int64_t> state_shape(std::string_view name, const Tensor& param
   return shape;
 }
 
-Tensor new_state_tensor(std::string_view name, const Tensor& parameter, c10::Device number_device,
-                        double value) {
+Tensor empty_state_tensor(std::string_view name, const Tensor& parameter,
+                          c10::Device number_device) {
+  if (is_number(name)) return at::empty({}, at::TensorOptions(at::kFloat).device(number_device));
   Tensor tensor;
-  if (is_number(name)) {
-    tensor = at::zeros({}, at::TensorOptions(at::kFloat).device(number_device));
-  } else if (name == "row_var" || name == "col_var") {
-    tensor = at::zeros(state_shape(name, parameter), parameter.options().requires_grad(false));
+  if (name == "row_var" || name == "col_var") {
+    tensor = at::empty(state_shape(name, parameter), parameter.options().requires_grad(false));
   } else {
-    tensor = at::zeros_like(parameter, at::TensorOptions().requires_grad(false),
+    tensor = at::empty_like(parameter, at::TensorOptions().requires_grad(false),
                             at::MemoryFormat::Preserve);
   }
-  return value == 0 ? tensor : tensor.fill_(value);
+  if (tensor.is_cpu()) advise_huge_pages(tensor.mutable_data_ptr(), tensor.nbytes());
+  return tensor;
+}
+
+Tensor new_state_tensor(std::string_view name, const Tensor& parameter, c10::Device number_device,
+                        double value) {
+  return empty_state_tensor(name, parameter, number_device).fill_(value);
 }
 
 void update(TensorBucket& bucket, const AdamOptions& options, const LearningRate& lr,

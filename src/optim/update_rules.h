@@ -88,7 +88,10 @@ struct GradScaling {
 /// The shape of a state tensor that is not a number.
 [[nodiscard]] std::vector<std::int64_t> state_shape(std::string_view name,
                                                     const at::Tensor& parameter);
-/// A new state tensor filled with `value`: numbers on `number_device`, others like `parameter`.
+/// A new state tensor: numbers on `number_device`, others like `parameter`.
+[[nodiscard]] at::Tensor empty_state_tensor(std::string_view name, const at::Tensor& parameter,
+                                            c10::Device number_device);
+/// The same, filled with `value`.
 [[nodiscard]] at::Tensor new_state_tensor(std::string_view name, const at::Tensor& parameter,
                                           c10::Device number_device, double value = 0);
 

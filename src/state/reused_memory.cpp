@@ -3,12 +3,13 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Storage.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <utility>
+
+#include "core/huge_pages.h"
 
 namespace accelerate::detail::state {
 namespace {
@@ -16,8 +17,6 @@ namespace {
 // Below this the C library keeps the memory at hand by itself.
 constexpr std::size_t kReusedBytes = 1 << 20;
 constexpr std::size_t kAlignment = 64;
-// The system serves these with one fault instead of hundreds.
-constexpr std::size_t kHugePage = 2 << 20;
 // A block of more than so many times what is needed waits for something larger.
 constexpr std::size_t kMostWaste = 2;
 // A block that so many others were preferred to is of no use any more.
@@ -27,7 +26,7 @@ void* allocate(std::size_t bytes) {
   const bool huge = bytes >= kHugePage;
   void* const data = std::aligned_alloc(huge ? kHugePage : kAlignment, bytes);
   if (data == nullptr) throw std::bad_alloc();
-  if (huge) ::madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+  if (huge) advise_huge_pages(data, bytes);
   return data;
 }
 

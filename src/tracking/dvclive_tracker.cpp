@@ -46,7 +46,7 @@ class DvcLiveTracker final : public BuiltinTracker {
   }
 
   void store_init_configuration(const Value::Dict& values) override {
-    replace_file(folder_ / "params.yaml", yaml_dumps(values));
+    replace_file(folder_ / "params.yaml", yaml_dumps(with_valid_text(values)));
   }
 
   void log(const Value::Dict& values, std::optional<std::int64_t> step,

@@ -94,14 +94,18 @@ std::string stored(std::string_view bytes) {
 
 }  // namespace
 
-ProtoMessage& ProtoMessage::text(std::uint32_t field, std::string_view value) {
+std::string valid_utf8(std::string_view text) {
   std::string valid;
-  for (std::size_t at = 0; at < value.size();) {
-    const auto point = next_code_point(value, at);
+  for (std::size_t at = 0; at < text.size();) {
+    const auto point = next_code_point(text, at);
     append_utf8(valid, point.valid ? point.value : 0xFFFD);
     at += point.length;
   }
-  return raw(field, valid);
+  return valid;
+}
+
+ProtoMessage& ProtoMessage::text(std::uint32_t field, std::string_view value) {
+  return raw(field, valid_utf8(value));
 }
 
 std::uint32_t crc32c(std::string_view bytes) {

@@ -12,6 +12,9 @@
 
 namespace accelerate::detail::tracking {
 
+/// The text with U+FFFD for bytes that are not UTF-8.
+[[nodiscard]] std::string valid_utf8(std::string_view text);
+
 /// A message of Protocol Buffers, written field by field; the caller leaves out defaults.
 ///
 ///     ProtoMessage().number(2, step).message(5, ProtoMessage().text(1, tag)).bytes()

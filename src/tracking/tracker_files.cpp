@@ -18,6 +18,7 @@
 #include "core/descriptor.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "tracking/encodings.h"
 
 namespace accelerate::detail::tracking {
 namespace {
@@ -134,7 +135,24 @@ std::string python_str(const Value& value) {
   return value.is_string() ? value.as_string() : value.repr();
 }
 
-std::string csv_field(const std::string& text, char delimiter) {
+Value with_valid_text(const Value& value) {
+  if (value.is_string()) return valid_utf8(value.as_string());
+  if (value.is_list() || value.is_tuple()) {
+    Value::List items;
+    for (const auto& item : value.items()) items.push_back(with_valid_text(item));
+    return value.is_list() ? Value(std::move(items)) : Value::tuple(std::move(items));
+  }
+  if (!value.is_dict()) return value;
+  Value::Dict entries;
+  for (const auto& [key, item] : value.as_dict()) {
+    entries.set(key.is_string() ? ValueKey(valid_utf8(key.as_string())) : key,
+                with_valid_text(item));
+  }
+  return entries;
+}
+
+std::string csv_field(const std::string& bytes, char delimiter) {
+  auto text = valid_utf8(bytes);
   if (text.find_first_of(str(delimiter, "\"\r\n")) == std::string::npos) return text;
   std::string quoted = "\"";
   for (const char c : text) quoted.append(c == '"' ? 2 : 1, c);

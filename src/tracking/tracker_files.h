@@ -40,7 +40,10 @@ enum class NotFinite : std::uint8_t { kBare, kWords, kPython };
 [[nodiscard]] std::string json_line(const Value& value, NotFinite numbers = NotFinite::kWords);
 /// As Python's str() prints it: texts as they are, the rest as `Value::repr`.
 [[nodiscard]] std::string python_str(const Value& value);
-/// A field of a table whose columns are cut by `delimiter`, quoted where Python's csv module does.
+/// The value with U+FFFD for all bytes of texts and keys that are not UTF-8.
+[[nodiscard]] Value with_valid_text(const Value& value);
+/// A field of a table whose columns are cut by `delimiter`, quoted where Python's csv module does;
+/// U+FFFD for bytes that are not UTF-8.
 [[nodiscard]] std::string csv_field(const std::string& text, char delimiter);
 
 /// Throws `ArgumentError` with the kind of a value and what the tracker takes instead.

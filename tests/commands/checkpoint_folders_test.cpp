@@ -5,7 +5,6 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -53,9 +52,7 @@ struct Tensor {
 
 template <class T>
 std::string bytes_of(const std::vector<T>& numbers) {
-  std::string bytes(numbers.size() * sizeof(T), '\0');
-  std::memcpy(bytes.data(), numbers.data(), bytes.size());
-  return bytes;
+  return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(T)};
 }
 
 Tensor floats(const std::string& name, const std::vector<float>& numbers) {
@@ -259,6 +256,10 @@ TEST_F(Project, WrongInputIsExplained) {
                 "' has 4 checkpoints and is none itself. Name one of them; `accelerate checkpoint "
                 "ls ",
                 project(), "` lists them.\n"));
+  fs::create_directory(folder_.path() / "one");
+  fs::copy(at("checkpoint_2"), folder_.path() / "one/checkpoint_2", fs::copy_options::recursive);
+  EXPECT_NE(refused({"show", folder_ / "one"}).find("' has 1 checkpoint and is none itself."),
+            std::string::npos);
   EXPECT_EQ(refused({"diff", project()}),
             "accelerate: Name two folders or two files: accelerate checkpoint diff checkpoint_0 "
             "checkpoint_1.\n");
@@ -320,14 +321,21 @@ TEST(CheckpointDiff, NamesWhatDiffers) {
 }
 
 // The line about the tensor "w" with these elements in two files.
-std::string difference(Dtype dtype, const std::string& a, const std::string& b) {
+std::string difference(Dtype dtype, const std::string& a, const std::string& b,
+                       std::int64_t elements = 2) {
   const Folder folder;
-  const std::vector<std::int64_t> shape{2};
+  const std::vector<std::int64_t> shape{elements};
   write_tensors(folder / "a", {{"w", dtype, shape, a}});
   write_tensors(folder / "b", {{"w", dtype, shape, b}});
   const auto outcome = run({"diff", folder / "a", folder / "b"});
   const auto lines = test::lines_of(outcome.output);
   return lines.size() > 1 ? lines[1] : outcome.output + outcome.error;
+}
+
+TEST(CheckpointDiff, PrintsSingleIntegersAsIntegers) {
+  using Longs = std::vector<std::int64_t>;
+  EXPECT_EQ(difference(Dtype::kI64, bytes_of(Longs{-1}), bytes_of(Longs{9'007'199'254'740'993}), 1),
+            "      w     -1 -> 9007199254740993");
 }
 
 TEST(CheckpointDiff, KnowsTheNumbersOfEachType) {

@@ -52,6 +52,42 @@ std::string sum_of_zeros(std::size_t count) {
   return text;
 }
 
+// 32 MB of zeros, which take long enough for a bar.
+std::string write_large_example(const Folder& folder) {
+  const auto header =
+      detail::formats::plan_safetensors({entry("weight", Dtype::kU8, {32 << 20})}, {});
+  auto bytes = detail::formats::safetensors_header_bytes(header);
+  bytes.resize(bytes.size() + static_cast<std::size_t>(header.tensors.back().end));
+  detail::write_file_atomically(folder / "large.safetensors", bytes);
+  return folder / "large.safetensors";
+}
+
+TEST(CheckpointShow, ShowsABarOnATerminalThatIsGoneBeforeTheTable) {
+  const Folder folder;
+  const auto outcome = show({write_large_example(folder)}, /*terminal=*/true);
+  EXPECT_EQ(outcome.code, 0) << outcome.text();
+  const auto bar = outcome.output.find("hashing:   0%|");
+  const auto table = outcome.output.find("name");
+  ASSERT_NE(bar, std::string::npos) << outcome.text();
+  ASSERT_NE(table, std::string::npos) << outcome.text();
+  EXPECT_LT(bar, table);
+  EXPECT_EQ(outcome.output[table - 1], '\r') << "the line of the bar is free again";
+}
+
+TEST(CheckpointShow, WritesABarIntoALogFileOnlyIfItIsAskedTo) {
+  const Folder folder;
+  const std::vector<std::string> argv{test::built("bin/accelerate"), "checkpoint", "show",
+                                      write_large_example(folder)};
+  EXPECT_EQ(test::run({.argv = argv}).error, "");
+  const auto asked = test::run({.argv = argv, .environment = {{"ACCELERATE_PROGRESS", "1"}}});
+  EXPECT_TRUE(asked.error.starts_with("hashing: 100%|")) << asked.text();
+  EXPECT_EQ(test::count_of(asked.error, "\n"), 1) << asked.text();
+  const auto off =
+      test::run({.argv = argv, .environment = {{"ACCELERATE_PROGRESS", "0"}}, .terminal = true});
+  EXPECT_EQ(off.code, 0) << off.text();
+  EXPECT_EQ(test::count_of(off.output, "hashing"), 0) << off.text();
+}
+
 TEST(CheckpointShow, PrintsATable) {
   const Folder folder;
   const auto outcome = show({write_example(folder)});
@@ -61,10 +97,10 @@ TEST(CheckpointShow, PrintsATable) {
       outcome.output,
       detail::str("name          dtype    shape   bytes  xxh3\n"
                   "'\\x1b[2J'     U8       [1]         1  ",
-                  sum_of_zeros(1), "\n", "layer.weight  BF16     [2, 3]     12  ", sum_of_zeros(12),
-                  "\n", "step          I64      []          8  ", sum_of_zeros(8), "\n",
-                  "\u91cd\u307f          F8_E4M3  [0]         0  ", sum_of_zeros(0), "\n",
-                  "\nsafetensors, 4 tensors, 21 bytes\nmetadata format = pt\n"));
+                  sum_of_zeros(1), "  = 0\n", "layer.weight  BF16     [2, 3]     12  ",
+                  sum_of_zeros(12), "\n", "step          I64      []          8  ", sum_of_zeros(8),
+                  "  = 0\n", "\u91cd\u307f          F8_E4M3  [0]         0  ", sum_of_zeros(0),
+                  "\n", "\nsafetensors, 4 tensors, 21 bytes\nmetadata format = pt\n"));
 }
 
 TEST(CheckpointShow, PrintsJson) {
@@ -84,6 +120,8 @@ TEST(CheckpointShow, PrintsJson) {
   EXPECT_EQ(tensor.at("shape"), Value(Value::List{Value(2), Value(3)}));
   EXPECT_EQ(tensor.at("bytes").as_int(), 12);
   EXPECT_EQ(tensor.at("xxh3").as_string(), sum_of_zeros(12));
+  EXPECT_FALSE(tensor.contains("value"));
+  EXPECT_EQ(dict.at("tensors").as_list().at(2).at("value").as_string(), "0");
 }
 
 TEST(CheckpointShow, AWrongFileIsAFailureWithItsReason) {
@@ -111,23 +149,6 @@ TEST(CheckpointShow, WrongWordsAreExplained) {
   EXPECT_EQ(none.code, 2);
   EXPECT_EQ(none.error,
             "accelerate: Name one file or folder: accelerate checkpoint show model.safetensors.\n");
-}
-
-TEST(CheckpointShow, ABarShowsHowFarTheHashingIsAndLeavesNothing) {
-  const Folder folder;
-  const auto header =
-      detail::formats::plan_safetensors({entry("w", Dtype::kU8, {std::int64_t{1} << 30})}, {});
-  {
-    // Zeros that take no space on the disk.
-    std::ofstream(folder / "a", std::ios::binary)
-        << detail::formats::safetensors_header_bytes(header);
-    const auto size = std::filesystem::file_size(folder / "a");
-    std::filesystem::resize_file(folder / "a", size + (std::size_t{1} << 30));
-  }
-  const auto outcome = show({folder / "a"}, /*terminal=*/true);
-  EXPECT_EQ(outcome.code, 0) << outcome.text();
-  EXPECT_NE(outcome.output.find("hashing:"), std::string::npos) << outcome.text();
-  EXPECT_NE(outcome.output.find("1073741824"), std::string::npos) << outcome.text();
 }
 
 TEST(CheckpointShow, ShowsTheTensorsOfTorchArchives) {
@@ -169,6 +190,27 @@ Value stored_bytes(std::int64_t offset, std::int64_t size) {
   tensor->sizes = {size};
   tensor->strides = {1};
   return Value(Value::Leaf(tensor));
+}
+
+TEST(CheckpointShow, PrintsTheValuesOfArchives) {
+  const Folder folder;
+  const Value state = Value::Dict{{"last_epoch", 7},
+                                  {"_last_lr", Value::list({0.5, 0.25})},
+                                  {"name", "co\x1bsine"},
+                                  {"keys", Value::List(100, Value(1))}};
+  const auto path = write_archive(folder, state);
+  const auto outcome = show({path});
+  EXPECT_EQ(outcome.code, 0) << outcome.text();
+  EXPECT_EQ(outcome.output,
+            "last_epoch = 7\n"
+            "_last_lr = [0.5, 0.25]\n"
+            "name = 'co\\x1bsine'\n"
+            "keys = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1...\n"
+            "\n"
+            "torch archive, 0 tensors, 4 values, 0 bytes\n");
+  const auto json = detail::json_loads(show({"--json", path}).output);
+  EXPECT_EQ(json.at("values").items()[0],
+            Value(Value::Dict{{"name", "last_epoch"}, {"value", "7"}}));
 }
 
 TEST(CheckpointShow, RefusesNamesAndSumsWithoutEnd) {

@@ -342,19 +342,23 @@ TEST(Pipeline, NamesTheBatchThatDoesNotCome) {
 TEST(Pipeline, StartsEachWorkerOncePerPassOrOnceForAll) {
   for (const bool persistent : {false, true}) {
     std::mutex mutex;
-    std::vector<std::pair<std::int64_t, std::uint64_t>> started;
+    std::vector<std::pair<std::uint64_t, std::int64_t>> started;  // seed of the pass, worker
     DataLoaderOptions options{.batch_size = 1, .num_workers = 2, .persistent_workers = persistent};
     options.worker_init_fn = [&](std::int64_t worker, std::uint64_t seed) {
       const std::lock_guard lock(mutex);
-      started.emplace_back(worker, seed - static_cast<std::uint64_t>(worker));
+      started.emplace_back(seed - static_cast<std::uint64_t>(worker), worker);
     };
     // Slow, so that both workers come to it.
     const auto loader = number_loader(
         10, options, [](std::int64_t) { std::this_thread::sleep_for(milliseconds(2)); });
     samples(loader);
     samples(loader);
-    EXPECT_EQ(started.size(), persistent ? 2 : 4);
-    EXPECT_EQ(started[0].second, started[1].second);
+    ASSERT_EQ(started.size(), persistent ? 2 : 4);
+    std::ranges::sort(started);
+    for (std::size_t i = 0; i < started.size(); i += 2) {
+      EXPECT_EQ(started[i], std::pair(started[i].first, std::int64_t{0}));
+      EXPECT_EQ(started[i + 1], std::pair(started[i].first, std::int64_t{1}));
+    }
   }
 }
 

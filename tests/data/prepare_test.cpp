@@ -72,6 +72,25 @@ TEST(WholeBatches, AreResumedFromSamplesAndFromBatches) {
   }
 }
 
+TEST(StateBetweenTwoPasses, IsFollowedByTheOrderOfTheSecond) {
+  const auto shuffled = [] {
+    return indexed(20, {.batch_size = 4,
+                        .shuffle = true,
+                        .generator = at::detail::createCPUGenerator(/*seed=*/3)});
+  };
+  const auto loader = shuffled();
+  const auto first = batches(loader);
+  const auto state = loader.state_dict();
+  const auto second = batches(loader);
+  EXPECT_NE(first, second);
+  auto other = shuffled();
+  other.load_state_dict(state);
+  EXPECT_EQ(other.iteration(), 1);
+  EXPECT_EQ(other.state_dict().generator.equal(state.generator), true);  // saved again at once
+  EXPECT_EQ(batches(other), second);
+  EXPECT_EQ(batches(other), batches(loader));
+}
+
 // --- streams that keep a state
 // --------------------------------------------------------------------
 

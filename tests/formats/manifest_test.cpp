@@ -173,6 +173,27 @@ TEST_F(SavedCheckpoint, SumsAreOfTheWholeFile) {
       (ManifestFile{.name = "a", .size = 3 << 20, .xxh3 = xxh3(std::as_bytes(std::span(bytes)))}));
 }
 
+TEST_F(SavedCheckpoint, SumsOfLargeFilesAreReadBySeveralThreadsInOrder) {
+  std::string bytes((40 << 20) + 13, '\0');
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * i >> 7);
+  std::ofstream(folder_ / "large", std::ios::binary) << bytes;
+  std::vector<std::int64_t> seen;
+  const auto found =
+      sum_of_file(folder_.path(), "large", [&](std::int64_t done) { seen.push_back(done); });
+  EXPECT_EQ(found.xxh3, xxh3(std::as_bytes(std::span(bytes))));
+  EXPECT_TRUE(std::ranges::is_sorted(seen));
+  EXPECT_EQ(seen.back(), std::ssize(bytes));
+}
+
+TEST_F(SavedCheckpoint, AFileThatIsCutWhileItIsHashedIsAnError) {
+  std::ofstream(folder_ / "large", std::ios::binary) << std::string(64 << 20, 'x');
+  const auto cut = [&](std::int64_t /*done*/) { fs::resize_file(folder_ / "large", 1000); };
+  EXPECT_NE(message_of<CheckpointError>([&] {
+              (void)sum_of_file(folder_.path(), "large", cut);
+            }).find("was cut to"),
+            std::string::npos);
+}
+
 TEST_F(SavedCheckpoint, IsRightAsItWasWritten) {
   std::ofstream(folder_ / "more") << "not in the manifest";
   EXPECT_EQ(verify(VerifyDepth::kSums), Lines{});

@@ -1,6 +1,9 @@
 #include "launch/messages.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 
 #include "accelerate/errors.h"
 #include "launch/channel.h"
@@ -73,6 +76,37 @@ TEST(Channel, DeliversMessagesAndNoticesTheEnd) {
   }
   EXPECT_TRUE(right.exchange(Channel::Clock::now()).empty());
   EXPECT_TRUE(right.closed());
+}
+
+TEST(ConnectTo, KeepsItsLimitOverAllAddressesAndSignals) {
+  // A door that is full: further requests for a connection get no answer.
+  std::string error;
+  const auto door = listen_on(0, /*loopback_only=*/false, error);
+  ASSERT_TRUE(door) << error;
+  ASSERT_EQ(::listen(door->get(), 0), 0);
+  const int port = port_of(*door);
+  std::vector<Descriptor> waiting;
+  for (const auto* const host : {"::1", "127.0.0.1"}) {
+    while (auto socket = connect_to(host, port, 200ms, error))
+      waiting.push_back(std::move(*socket));
+  }
+  ASSERT_EQ(error, "no answer");
+  // Signals every 20 ms.
+  struct sigaction action{};
+  struct sigaction before{};
+  action.sa_handler = [](int) {};
+  ::sigaction(SIGALRM, &action, &before);
+  const itimerval often{.it_interval = {0, 20'000}, .it_value = {0, 20'000}};
+  ::setitimer(ITIMER_REAL, &often, nullptr);
+  const auto start = Channel::Clock::now();
+  EXPECT_FALSE(connect_to("localhost", port, 600ms, error));
+  const auto took = Channel::Clock::now() - start;
+  const itimerval never{};
+  ::setitimer(ITIMER_REAL, &never, nullptr);
+  ::sigaction(SIGALRM, &before, nullptr);
+  EXPECT_EQ(error, "no answer");
+  EXPECT_GE(took, 590ms);
+  EXPECT_LT(took, 1100ms);
 }
 
 TEST(Channel, EndsWithWhoeverTalksNonsense) {

@@ -150,6 +150,48 @@ TEST(Preemption, SavesThoughTheLastAsynchronousSaveHasFailed) {
       << outcome.text();
 }
 
+TEST(Preemption, WaitsForTheAsynchronousSaveOfAnotherAccelerator) {
+  const Folder folder;
+  const Folder beside;
+  const auto outcome =
+      run(training(1, {"preemption=1", "every=1000"})
+              .command(folder.path(), {"signal_at=5", "beside=" + beside.path().string()}),
+          patient(Seconds(60)));
+  expect_preempted(outcome, 1);
+  EXPECT_TRUE(fs::exists(beside / "checkpoints/checkpoint_0/accelerate_state.json"));
+  EXPECT_FALSE(fs::exists(beside / ".accelerate_staging"));
+}
+
+// What a process had in each batch, without what it computed.
+std::vector<std::string> samples_of_process(const fs::path& folder, int rank) {
+  std::vector<std::string> samples;
+  for (const auto& [batch, line] : lines_of_process(folder, rank)) {
+    samples.push_back(line.substr(0, line.find(" loss")));
+  }
+  return samples;
+}
+
+TEST(Preemption, OfProcessesWithUnevenInputsComesAfterTheJoin) {
+  // 5 batches for process 0 and 4 for process 1 in each of 12 epochs. Their optimizers have taken
+  // different numbers of steps, and those of process 0 are saved: what they compute differs.
+  const Case joined{2, {"uneven=1", "rows=18", "batch=2", "epochs=12", "every=1000"}};
+  const Folder unbroken;
+  const Folder folder;
+  run_unbroken(joined, unbroken.path());
+  const auto outcome =
+      run(joined.command(folder.path(), {"preemption=1", "signal_at=6", "pause_us=20000"}),
+          patient(Seconds(60)));
+  expect_preempted(outcome, 2);
+  EXPECT_GT(batches_in(folder.path()), 5);
+  EXPECT_LT(batches_in(folder.path()), 12 * 5);
+  EXPECT_EQ(batches_in(folder.path()) % 5, 0) << "it stopped inside of a join";
+  run_unbroken(joined, folder.path());
+  EXPECT_EQ(batches_in(folder.path()), 12 * 5);
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(samples_of_process(folder.path(), rank), samples_of_process(unbroken.path(), rank));
+  }
+}
+
 TEST(Preemption, AtTheEndOfARunStopsTheNextOne) {
   // The signal comes in the last of 8 batches, and process 0 names a step that never comes. The
   // next run in the same processes agrees for itself.

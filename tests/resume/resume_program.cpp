@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 #include <iostream>
+#include <optional>
 #include <sstream>
 #include <string>
 
@@ -60,6 +61,13 @@ struct Progress {
   [[nodiscard]] Value state_dict() const { return Value::Dict{{"batches", batches}}; }
   void load_state_dict(const Value& state) { batches = state.at("batches").as_int(); }
   std::int64_t batches = 0;
+};
+
+/// So much that saving it takes a while.
+struct Ballast {
+  [[nodiscard]] Value state_dict() const { return Value::Dict{{"bytes", bytes}}; }
+  void load_state_dict(const Value& /*state*/) {}
+  torch::Tensor bytes = torch::zeros({256 << 20}, torch::kByte);
 };
 
 std::uint64_t sum_of(const std::vector<torch::Tensor>& tensors) {
@@ -119,10 +127,20 @@ void train(const Settings& settings) {
   const bool saved = accelerator.agree_to_stop(std::filesystem::exists(checkpoints) &&
                                                !std::filesystem::is_empty(checkpoints));
   if (saved) accelerator.load_state();
+  std::optional<Accelerator> beside;  // saves when the signal comes
+  Ballast ballast;
+  if (settings.given.contains("beside")) {
+    beside.emplace(
+        AcceleratorOptions{.project_config = {{.project_dir = settings.text("beside", ""),
+                                               .automatic_checkpoint_naming = true}}});
+    beside->register_for_checkpointing(ballast);
+  }
   const Trace trace(folder + "/trace." + rank);
   const int every = settings.number("every", 3);
   const bool asynchronous = settings.number("async", 0) != 0;
-  while (loader.iteration() < settings.number("epochs", 2)) {
+  const bool uneven = settings.number("uneven", 0) != 0;
+  const auto run_epoch = [&] {
+    std::int64_t in_epoch = 0;
     for (auto& [x, ids] : loader) {
       auto accumulating = accelerator.accumulate(model);
       const auto target = x.sum(1, true);
@@ -135,8 +153,9 @@ void train(const Settings& settings) {
       ++progress.batches;
 
       std::ostringstream line;
-      line << std::hexfloat << "batch " << progress.batches << " epoch " << loader.iteration()
-           << " ids";
+      // What is counted over epochs is saved by process 0 for all.
+      const auto number = uneven ? 100 * loader.iteration() + ++in_epoch : progress.batches;
+      line << std::hexfloat << "batch " << number << " epoch " << loader.iteration() << " ids";
       for (std::int64_t i = 0; i < ids.size(0); ++i) line << ' ' << ids[i].item<std::int64_t>();
       auto tensors = model.parameters();
       for (const auto& buffer : net->buffers()) tensors.push_back(buffer);
@@ -147,6 +166,9 @@ void train(const Settings& settings) {
       if (progress.batches % every == 0) {
         accelerator.save_state({}, {.asynchronous = asynchronous});
       }
+      if (beside && progress.batches == settings.number("signal_at", 0)) {
+        beside->save_state({}, {.asynchronous = true});
+      }
       const bool is_last = accelerator.is_last_process();
       static bool rests = true;  // from the signal on it is ahead of the others
       if (is_last && progress.batches == settings.number("signal_at", 0)) {
@@ -155,6 +177,14 @@ void train(const Settings& settings) {
       }
       if (const int pause = settings.number("pause_us", 0); rests && pause > 0) ::usleep(pause);
     }
+  };
+  while (loader.iteration() < settings.number("epochs", 2)) {
+    if (!uneven) {
+      run_epoch();
+      continue;
+    }
+    accelerator.join_uneven_inputs(std::tie(model), {.even_batches = false}, run_epoch);
+    accelerator.check_preemption();
   }
   accelerator.wait_for_save_state();
   accelerator.print("done");

@@ -1,21 +1,17 @@
 // Who shows a progress bar, and on what. How it looks is in tests/core/progress_line_test.cpp.
 #include "accelerate/progress.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <concepts>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "accelerate/environment.h"
 #include "accelerate/state.h"
 #include "support/on_processes.h"
+#include "support/stderr_terminal.h"
 
 namespace accelerate {
 namespace {
@@ -27,47 +23,8 @@ static_assert(!TakenByTqdm<bool>, "true is not a range");
 static_assert(TakenByTqdm<std::vector<int>>);
 static_assert(!std::constructible_from<ProgressBar, bool>);
 
-// Makes stderr a terminal until the end of the scope and keeps what it shows.
-class Terminal {
- public:
-  explicit Terminal(unsigned short columns) : master_(::posix_openpt(O_RDWR | O_NOCTTY)) {
-    ::grantpt(master_);
-    ::unlockpt(master_);
-    std::array<char, 128> name{};
-    ::ptsname_r(master_, name.data(), name.size());
-    slave_ = ::open(name.data(), O_RDWR | O_NOCTTY);
-    resize(columns);
-    before_ = ::dup(STDERR_FILENO);
-    ::dup2(slave_, STDERR_FILENO);
-  }
-  ~Terminal() {
-    ::dup2(before_, STDERR_FILENO);
-    for (const int fd : {before_, slave_, master_}) ::close(fd);
-  }
-  Terminal(const Terminal&) = delete;
-  Terminal& operator=(const Terminal&) = delete;
-
-  void resize(unsigned short columns) const {
-    winsize size{.ws_row = 25, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
-    ::ioctl(slave_, TIOCSWINSZ, &size);
-  }
-
-  // What was written since the last call.
-  [[nodiscard]] std::string read() const {
-    ::fcntl(master_, F_SETFL, O_NONBLOCK);
-    std::array<char, 8192> bytes{};
-    const auto count = ::read(master_, bytes.data(), bytes.size());
-    return count > 0 ? std::string(bytes.data(), static_cast<std::size_t>(count)) : std::string();
-  }
-
- private:
-  int master_;
-  int slave_ = -1;
-  int before_ = -1;
-};
-
 TEST(ProgressOnATerminal, FillsTheLineButForOneColumnAndFollowsItsWidth) {
-  const Terminal terminal(60);
+  const test::StderrTerminal terminal(60);
   ProgressBar bar({.total = 2, .ascii = true});
   EXPECT_EQ(terminal.read().size(), 60u);  // a carriage return and 59 columns
   terminal.resize(80);
@@ -76,7 +33,7 @@ TEST(ProgressOnATerminal, FillsTheLineButForOneColumnAndFollowsItsWidth) {
 }
 
 TEST(ProgressOnATerminal, DrawsBlocksWhereTheLocaleIsUtf8) {
-  const Terminal terminal(60);
+  const test::StderrTerminal terminal(60);
   {
     const auto patched = patch_environment({{"LC_ALL", "de_DE.UTF-8"}});
     ProgressBar bar({.total = 2, .initial = 1});

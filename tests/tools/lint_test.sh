@@ -5,7 +5,7 @@ repository=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/tools"
-cp "$repository"/tools/{lint.sh,tidy.sh,options.sh,options.awk,check_layers.awk,check_types.awk} "$work/tools"
+cp -r "$repository"/tools/{lint.sh,tidy.sh,options.sh,options.awk,parity.py,check_layers.awk,check_types.awk,site} "$work/tools"
 cd "$work"
 git init -q .
 
@@ -183,6 +183,95 @@ done
 grep -q thick docs/options.md && wrong "a function is no option"
 sed -i 's/layers = 2/layers = 3/' include/accelerate/a.h
 complains options "docs/options.md is not what the headers say: tools/options.sh mends it"
+
+case_of "the page of parity is made of its table, and what is done is in a header"
+file include/accelerate/a.h <<<'void gather(int tree);'
+file cmake/version.h.in <<<'#define ACCELERATE_VERSION_MAJOR 0'
+file docs/parity.md <<<$'# Parity\n\n<!-- tools/parity.py writes the rest of this page from docs/parity.txt. -->'
+file docs/parity.txt <<'END'
+== Collectives
+
+python: `gather(tensor)`
+ours: `gather(tree)`
+status: done
+test: Gather.*
+differences: A whole tree
+  at once: a|b.
+
+python: `reduce`
+status: later
+END
+tools/parity.py
+passes parity
+for row in '## Collectives' '| `gather(tensor)` | `gather(tree)` | done | Gather.\* | A whole tree at once: a\|b. |' '| `reduce` | | later | | |'; do
+  grep -qxF -- "$row" docs/parity.md || wrong "the page has no '$row'"
+done
+sed -i 's/A whole tree/All of it/' docs/parity.md
+complains parity "docs/parity.md is not what docs/parity.txt says"
+tools/parity.py --adopt
+grep -q "^differences: All of it at once: a|b.$" docs/parity.txt || wrong "does not take over a row of the page"
+passes parity
+sed -i 's/status: later/status: done\nours: same/' docs/parity.txt
+tools/parity.py
+complains parity "docs/parity.txt: 'reduce' of the row \`reduce\` is in no public header"
+
+case_of "errors are explained"
+file src/core/a.cpp <<<'void a() { throw ArgumentError(str("The size ", size, " is too large. Take a smaller one.")); }'
+file docs/troubleshooting.md <<<$'# Trouble\n\n<!-- errors: src/core/b.cpp\nsrc/core/*.cpp -->'
+complains errors "nothing that fits 'src/core/b.cpp' raises errors"
+file docs/troubleshooting.md <<<$'# Trouble\n\n<!-- errors: src/core/*.cpp -->'
+passes errors
+PYTHONPATH=tools/site python3 -c 'import troubleshooting; print(troubleshooting.with_texts(open(troubleshooting.PAGE).read()))' >out
+grep -qxF '| ArgumentError | `The size … is too large. Take a smaller one.` |' out || wrong "the text is not in the table"
+file src/state/b.cpp <<<'void b() { throw StateError("The state is gone. Make another one."); }'
+complains errors "src/state/b.cpp raises errors and is in 0 groups"
+
+case_of "links of the site lead somewhere, and nothing is loaded from elsewhere"
+for i in {1..20}; do file "site/$i.html" <<<'<h2 id="here">Here</h2>'; done
+file site/index.html <<<'<a href="1.html#here"></a><a href="https://example.com"></a><img src="a.png">'
+file site/a.png <<<'picture'
+python3 tools/site/check_links.py site >out 2>&1 || wrong "complains of a good site"
+file site/index.html <<<'<a href="21.html"></a><a href="2.html#there"></a><script src="https://example.com/a.js"></script>'
+python3 tools/site/check_links.py site >out 2>&1 && wrong "does not complain"
+for text in "21.html does not exist" "2.html#there has no such heading" "loads https://example.com/a.js"; do
+  grep -qF -- "$text" out || wrong "does not print '$text'"
+done
+rm -rf site cmake
+
+case_of "the reference has what headers declare for users"
+file include/accelerate/paint.h <<'END'
+// accelerate/paint.h - colours.
+//
+//     Brush brush({.layers = 2});
+#pragma once
+namespace accelerate {
+/// How to paint.
+struct PaintOptions {
+  /// At least one.
+  int layers = 1;
+};
+/// Paints with `PaintOptions`.
+class ACCELERATE_API Brush {
+ public:
+  explicit Brush(const PaintOptions& options = {});
+  ~Brush();
+  /// How often `stroke` was called.
+  [[nodiscard]] int count() const { return count_; }
+
+ private:
+  int count_ = 0;
+};
+namespace detail { struct Hidden {}; }
+}  // namespace accelerate
+END
+PYTHONPATH=tools/site python3 -c 'import api_reference, pathlib; api_reference.write(pathlib.Path("api"))' >out 2>&1 || wrong "fails"
+cp api/paint.md out
+for line in "Colours." "Brush brush({.layers = 2});" '| `int layers = 1` | At least one. |' "explicit Brush(const PaintOptions& options = {});" \
+  "int count() const;" 'Paints with [`PaintOptions`](#paintoptions).'; do
+  grep -qxF -- "$line" out || wrong "has no '$line'"
+done
+grep -qE "Hidden|count_|~Brush" out && wrong "shows internals"
+rm -rf api
 
 case_of "a check that there is not"
 lint layer

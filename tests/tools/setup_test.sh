@@ -169,6 +169,10 @@ setup && ends_with 0 && prints "waiting for another set-up" && does_not_run "pip
 wait
 case_of "Python's side shows its progress"
 setup --python && ends_with 0 && prints "fetching Python Accelerate" && prints "/bin/python" && does_not_run " -q"
+case_of "the site generator is fetched once, into an environment of its own"
+setup --site && ends_with 0 && prints "fetching the site generator" && prints "/bin/mkdocs" && runs "mkdocs-material=="
+: >"$calls"
+setup --site && ends_with 0 && does_not_print "fetching" && prints "/bin/mkdocs" && does_not_run "pip install"
 
 # The Makefile, with tools that do nothing.
 mkdir -p "$work/clone/tools"

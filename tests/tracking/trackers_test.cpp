@@ -73,6 +73,29 @@ TEST(CsvTracker, WritesARowPerValue) {
             "{\n  \"lr\": 0.1,\n  \"t\": \"\\ufffd\"\n}\n");
 }
 
+TEST(TextTrackers, ReplaceBytesThatAreNotUtf8) {
+  const test::Folder folder;
+  const auto csv = make_tracker("csv", {.project_name = "project", .logging_dir = folder.path()});
+  csv->start();
+  csv->log({{"a\xff", "b\xfe,"}}, 1, {});
+  csv->finish();
+  const auto row = test::file_lines(folder / "project/metrics.csv").at(1);
+  EXPECT_EQ(row.substr(row.find(',')), ",1,a\uFFFD,\"b\uFFFD,\"");
+
+  const auto live = make_tracker(
+      "dvclive", {.project_name = "p", .kwargs = {{"dir", folder / "live"}, {"dvcyaml", nullptr}}});
+  live->start();
+  live->store_init_configuration(
+      {{"k\xff", Value::list({"v\xff", Value::Dict{{"x", Value::tuple({"\xfe"})}}})}});
+  live->log({{"t", "b\xfe"}}, std::nullopt, {});
+  live->finish();
+  EXPECT_EQ(
+      detail::yaml_loads(test::content_of(folder / "live/params.yaml")),
+      Value(Value::Dict{
+          {"k\uFFFD", Value::list({"v\uFFFD", Value::Dict{{"x", Value::list({"\uFFFD"})}}})}}));
+  EXPECT_EQ(test::content_of(folder / "live/plots/metrics/t.tsv"), "step\tt\n0\tb\uFFFD\n");
+}
+
 // What DVCLive 3.49 writes for the same calls.
 TEST(DvcLiveTracker, WritesTheFilesOfDvcLive) {
   const test::Folder folder;

@@ -134,6 +134,17 @@ Value kept(const Value& state) {
   return Value::Dict{{"state", std::move(states)}, {"param_groups", state.at("param_groups")}};
 }
 
+/// Where the tensors of a state lie, but for step counts: LibTorch's are no tensors.
+std::vector<const void*> places_of(const Value& state) {
+  std::vector<const void*> places;
+  for (const auto& [index, one] : state.at("state").as_dict()) {
+    for (const auto& [name, tensor] : one.as_dict()) {
+      if (name.as_string() != "step") places.push_back(tensor.as_tensor().const_data_ptr());
+    }
+  }
+  return places;
+}
+
 class StateDictOfOptimizer : public testing::TestWithParam<std::size_t> {
  protected:
   const Kind& kind = kinds()[GetParam()];
@@ -182,6 +193,46 @@ TEST_P(StateDictOfOptimizer, LetsAnotherOneGoOnFromIt) {
   // Back to where it was.
   optimizer.load_state_dict(state);
   EXPECT_EQ(optimizer.state_dict(), state);
+}
+
+TEST_P(StateDictOfOptimizer, IsLoadedIntoTheMemoryThatIsThere) {
+  SCOPED_TRACE(kind.name);
+  const auto params = parameters();
+  auto optimizer = prepared(kind.make(params));
+  for (int i = 1; i <= 4; ++i) step(optimizer, params, i);
+  const auto state = kept(optimizer.state_dict());
+  step(optimizer, params, 5);
+  const auto before = places_of(optimizer.state_dict());
+  optimizer.load_state_dict(state);
+  EXPECT_EQ(optimizer.state_dict(), state);
+  EXPECT_EQ(places_of(optimizer.state_dict()), before);
+}
+
+TEST_P(StateDictOfOptimizer, KeepsItsValuesWhenAnotherOneIsLoaded) {
+  SCOPED_TRACE(kind.name);
+  const auto params = parameters();
+  auto optimizer = prepared(kind.make(params));
+  for (int i = 1; i <= 4; ++i) step(optimizer, params, i);
+  const auto older = kept(optimizer.state_dict());
+  step(optimizer, params, 5);
+  const auto held = optimizer.state_dict();  // the optimizer's own tensors, as in Python
+  const auto values = kept(held);
+  optimizer.load_state_dict(older);
+  EXPECT_EQ(optimizer.state_dict(), older);
+  EXPECT_EQ(held, values);
+}
+
+TEST(StateDictsOfOptimizers, MayExchangeTheStatesOfTwoParameters) {
+  const Tensors params{torch::ones({4}).requires_grad_(), torch::zeros({4}).requires_grad_()};
+  auto optimizer = prepared(std::make_shared<AdamW>(params));
+  for (std::size_t p = 0; p < 2; ++p) params[p].mutable_grad() = torch::full({4}, 1.0 + p);
+  optimizer.step();
+  auto state = optimizer.state_dict().as_dict();
+  auto& states = state.at("state").as_dict();
+  std::swap(states.at(0), states.at(1));
+  const auto expected = kept(state);
+  optimizer.load_state_dict(state);
+  EXPECT_EQ(optimizer.state_dict(), expected);
 }
 
 TEST_P(StateDictOfOptimizer, RefusesWhatDoesNotFitAndChangesNothing) {

@@ -31,6 +31,8 @@ struct SaveStateOptions {
   /// Ours. Return when the state is copied; threads write it while training goes on. An error is
   /// thrown by the next `save_state`, `load_state` or `wait_for_save_state`.
   bool asynchronous = false;
+  /// Ours. Show a progress bar. Unset: if ACCELERATE_PROGRESS is 1.
+  std::optional<bool> progress = std::nullopt;
 };
 
 struct LoadStateOptions {
@@ -43,6 +45,8 @@ struct LoadStateOptions {
   bool verify = true;
   /// Ours. Throw for a random state that cannot be restored, instead of a warning.
   bool strict_rng = false;
+  /// Ours. Show progress bars. Unset: if ACCELERATE_PROGRESS is 1.
+  std::optional<bool> progress = std::nullopt;
 };
 
 struct SaveAcceleratorStateOptions {
@@ -65,6 +69,7 @@ struct LoadAcceleratorStateOptions {
   /// As in `LoadStateOptions`.
   std::optional<MapLocation> map_location = std::nullopt;
   bool strict_rng = false;
+  std::optional<bool> progress = std::nullopt;
 };
 /// Loads the file of each entry into its object, in the order of the entries. Random states are
 /// restored part by part: one that does not fit is a warning.
