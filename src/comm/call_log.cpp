@@ -57,8 +57,8 @@ std::uint64_t signature_of(const CallFacts& facts, const CallSite& site) {
   hash = mix(hash, facts.dtype);
   for (const auto size : facts.sizes) hash = mix(hash, static_cast<std::uint64_t>(size));
   hash = mix(hash, facts.sizes.size());
-  hash = mix(hash, static_cast<std::uint64_t>(facts.reduction + 1));
-  hash = mix(hash, static_cast<std::uint64_t>(facts.root + 1));
+  hash = mix(hash, static_cast<std::uint64_t>(facts.reduction) + 1);
+  hash = mix(hash, static_cast<std::uint64_t>(facts.root) + 1);
   hash = mix(hash, facts.content);
   if (site.call != nullptr) hash = mix(mix(hash, site.call->operation), site.call->content);
   if (site.name != nullptr) {

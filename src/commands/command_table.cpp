@@ -229,7 +229,7 @@ constexpr Command kMonitor{
         "each process, memory, GPUs, checkpoints and logs. It serves a page to this machine until "
         "Ctrl-C and prints its address. A run is recorded if ACCELERATE_MONITOR=1 is set, by "
         "`accelerate launch --monitor`, or with `monitor` of its ProjectConfiguration; of other "
-        "runs, the files of the trackers jsonl and csv are shown.",
+        "runs, the files of the tracker jsonl are shown.",
     .flags = [] { return std::span<const Flag>(kMonitorFlags); },
     .operand = {.name = "DIR"},
     .examples =

@@ -100,9 +100,9 @@ class Browser:
         return answer["result"].get("value")
 
     def until(self, script, timeout=30):
-        """Waits until an expression is true."""
+        """Waits until an expression is true; it may throw while the page loads."""
         end = time.monotonic() + timeout
-        while not self.run(script):
+        while not self.run("(() => { try { return " + script + "; } catch { return false; } })()"):
             if time.monotonic() > end:
                 raise AssertionError(f"never true: {script}\n{self.run('document.body.innerText')}\n{self.errors}")
             time.sleep(0.05)

@@ -174,7 +174,7 @@ class MonitorInABrowser(unittest.TestCase):
                 file.write('{"time": %.3f, "step": %d, "values": {"loss": %.5f}}\n' % (1000 + step / 1000, step, value))
         browser = self.open()
         browser.until("state.read === 1", timeout=120)
-        browser.until(INK + " > 500")
+        browser.until(INK + " > 150")
         # The highest of all points is there, and frames come while the pointer moves.
         self.assertEqual(browser.run("Math.max(...state.charts[0].lines[0].high)"), 9)
         frame = browser.run("""new Promise(done => { const times = []; let last = performance.now(), x = 0;
@@ -196,7 +196,7 @@ class MonitorInABrowser(unittest.TestCase):
         browser.key("l")
         browser.until("document.getElementById('log').getAttribute('aria-pressed') === 'true'")
         browser.key("3")
-        browser.until("state.runs.filter(run => run.shown === 1).length === 2")
+        browser.until("state.runs.filter(run => run.shown).length === 2")
         first = browser.run("state.focus")
         browser.key("ArrowDown")
         browser.until(f"state.focus !== {first}")

@@ -279,7 +279,7 @@ function showRuns() {
     const item = node('li', undefined, run.id === state.focus ? 'focus' : '');
     const box = node('input');
     box.type = 'checkbox';
-    box.checked = run.shown === 1;
+    box.checked = run.shown;
     box.dataset.run = run.id;
     box.style.accentColor = kColors[run.id % kColors.length];
     box.setAttribute('aria-label', 'Compare ' + run.name);
@@ -308,7 +308,7 @@ function row(cells) {
 }
 
 function showRanks() {
-  const late = /^Rank (\d+) /.exec(state.notice);
+  const late = /^Rank (\d+) /.exec(state.notice || '');
   const gpu = state.ranks.some(rank => rank.gpu_memory !== null);
   const heads = [['Rank', 'number'], ['Host'], ['Device'], ['Steps', 'number'], ['Step time', 'number'],
     ['Waiting', 'number'], ['Memory', 'number']].concat(gpu ? [['GPU memory', 'number'], ['GPU', 'number']] : []);
@@ -396,7 +396,7 @@ function show() {
 // ---- what the user does -------------------------------------------------------------------------
 
 function toggle(id) {
-  const shown = state.runs.filter(run => run.shown === 1).map(run => run.id);
+  const shown = state.runs.filter(run => run.shown).map(run => run.id);
   view.runs = shown.includes(id) ? shown.filter(each => each !== id) : shown.concat(id);
   refresh();
 }

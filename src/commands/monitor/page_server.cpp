@@ -19,27 +19,6 @@ constexpr std::size_t kLongestHead = 8 << 10;
 constexpr auto kTimeForRequest = std::chrono::seconds(5);
 constexpr auto kTimeForReply = std::chrono::seconds(30);
 
-std::string_view reason_of(int status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 303:
-      return "See Other";
-    case 304:
-      return "Not Modified";
-    case 403:
-      return "Forbidden";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 431:
-      return "Request Header Fields Too Large";
-    default:
-      return "Bad Request";
-  }
-}
-
 int hex_digit(char c) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   const auto at = kDigits.find(static_cast<char>(c | (c >= 'A' && c <= 'F' ? 0x20 : 0)));
@@ -82,7 +61,7 @@ PageReply refusal(int status, std::string text, std::vector<std::string> headers
 }  // namespace
 
 std::string PageReply::bytes() const {
-  std::string head = str("HTTP/1.1 ", status, " ", reason_of(status), "\r\nContent-Type: ", type,
+  std::string head = str("HTTP/1.1 ", status, " \r\nContent-Type: ", type,
                          "\r\nContent-Length: ", body.size(), "\r\n");
   head +=
       "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"

@@ -1,10 +1,10 @@
 #include "commands/monitor/report.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
-#include <cmath>
 #include <set>
-#include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "core/json.h"
@@ -19,64 +19,24 @@ constexpr std::size_t kMostMetricCharts = 60;
 constexpr std::size_t kMostRankCurves = 16;
 constexpr double kRecent = 10;  // seconds, of the numbers in tables
 
-/// Writes JSON piece by piece: curves have too many numbers for a tree of values.
-class JsonText {
- public:
-  JsonText& open(char bracket) {
-    separate();
-    text_ += bracket;
-    first_ = true;
-    return *this;
-  }
-  JsonText& close(char bracket) {
-    text_ += bracket;
-    first_ = false;
-    return *this;
-  }
-  JsonText& key(std::string_view name) {
-    separate();
-    text_ += str('"', name, "\":");
-    first_ = true;
-    return *this;
-  }
-  JsonText& text(const std::string& value) {
-    separate();
-    text_ += json_dumps(value, {.replace_invalid = true});
-    return *this;
-  }
-  JsonText& number(std::optional<double> value) {
-    separate();
-    std::array<char, 32> digits{};
-    if (value && std::isfinite(*value)) {
-      // Times need ten digits; curves are drawn from fewer.
-      const auto end = std::to_chars(digits.begin(), digits.end(), *value,
-                                     std::chars_format::general, std::abs(*value) > 1e8 ? 14 : 7);
-      text_.append(digits.data(), end.ptr);
-    } else {
-      text_ += "null";
-    }
-    return *this;
-  }
-  JsonText& texts(std::string_view name, const std::string& value) { return key(name).text(value); }
-  JsonText& numbers(std::string_view name, std::optional<double> value) {
-    return key(name).number(value);
-  }
-  [[nodiscard]] std::string take() { return std::move(text_); }
-
- private:
-  void separate() {
-    if (!first_) text_ += ',';
-    first_ = false;
-  }
-
-  std::string text_;
-  bool first_ = true;
-};
-
 std::optional<double> last_of(const Series& series) {
   if (series.points.empty()) return std::nullopt;
   return series.points.back().value;
 }
+
+/// A list of numbers: curves have too many of them for a tree of values.
+std::string numbers_of(const std::vector<Bucket>& curve, double Bucket::* member) {
+  std::string text = "[";
+  std::array<char, 32> digits{};
+  for (const auto& bucket : curve) {
+    const auto end = std::to_chars(digits.begin(), digits.end(), bucket.*member,
+                                   std::chars_format::general, /*precision=*/7);
+    text.append(text.size() > 1 ? "," : "").append(digits.data(), end.ptr);
+  }
+  return text + "]";
+}
+
+std::string dumped(const Value& value) { return json_dumps(value, {.replace_invalid = true}); }
 
 class Report {
  public:
@@ -93,69 +53,75 @@ class Report {
   }
 
   std::string write() {
-    json_.open('{').texts("version", report_version(runs_, now_));
-    json_.texts("folder", std::filesystem::absolute(runs_.folder()).lexically_normal().string());
-    json_.numbers("now", now_);
     const auto known = static_cast<double>(runs_.bytes_known());
-    const auto read = static_cast<double>(runs_.bytes_read());
-    json_.numbers("read", known > 0 ? read / known : 1);
-    json_.key("runs").open('[');
-    for (const auto* run : runs_.runs()) write_run(*run);
-    json_.close(']').key("charts").open('[');
+    const auto folder = std::filesystem::absolute(runs_.folder()).lexically_normal().string();
+    Value::List all;
+    for (const auto* run : runs_.runs()) all.emplace_back(facts_of(*run));
+    Value::List logs;
+    for (const auto& log : runs_.logs()) {
+      logs.emplace_back(log.lexically_relative(runs_.folder()).generic_string());
+    }
+    Value::Dict report{{"version", report_version(runs_, now_)},
+                       {"folder", folder},
+                       {"now", now_},
+                       {"read", known > 0 ? static_cast<double>(runs_.bytes_read()) / known : 1.0},
+                       {"runs", std::move(all)},
+                       {"logs", std::move(logs)}};
+    add_focus(report);
     write_metrics();
     write_common_charts();
     if (focus_ != nullptr) write_rank_charts();
-    json_.close(']');
-    write_focus();
-    json_.key("logs").open('[');
-    for (const auto& log : runs_.logs()) {
-      json_.text(log.lexically_relative(runs_.folder()).generic_string());
-    }
-    return json_.close(']').close('}').take();
+    auto text = dumped(report);
+    text.pop_back();  // the brace
+    return str(text, ", \"charts\": [", join(charts_, ","), "]}");
   }
 
  private:
-  void write_run(const Run& run) {
-    json_.open('{').numbers("id", run.id).texts("name", run.name());
-    json_.texts("state", std::string(to_string(run.state(now_))));
-    json_.numbers("started", run.started).numbers("updated", run.updated());
-    json_.numbers("steps", run.steps());
-    json_.numbers("rate", run.throughput.mean_since(run.updated() - kRecent));
-    json_.texts("unit", run.counts_samples ? "samples/s" : "steps/s");
-    json_.numbers("shown", std::ranges::find(shown_, &run) != shown_.end() ? 1 : 0);
-    json_.close('}');
+  [[nodiscard]] Value::Dict facts_of(const Run& run) const {
+    return {{"id", run.id},
+            {"name", run.name()},
+            {"state", to_string(run.state(now_))},
+            {"started", run.started},
+            {"updated", run.updated()},
+            {"steps", run.steps()},
+            {"rate", run.throughput.mean_since(run.updated() - kRecent)},
+            {"unit", run.counts_samples ? "samples/s" : "steps/s"},
+            {"shown", std::ranges::find(shown_, &run) != shown_.end()}};
   }
 
-  void write_line(const Run& run, const std::string& label, const Series& series) {
+  using Line = std::tuple<const Run*, std::string, const Series*>;
+
+  [[nodiscard]] std::string written(const Line& line) const {
+    const auto& [run, label, series] = line;
     auto view = options_.view;
-    view.time_zero = run.started;
-    const auto curve = curve_of(series.points, view);
-    json_.open('{').numbers("run", run.id).texts("label", label);
-    if (series.not_finite > 0) {
-      json_.numbers("not_finite", static_cast<double>(series.not_finite));
-      json_.numbers("first_not_finite", series.first_not_finite);
-    }
-    const auto values = [&](std::string_view name, auto member) {
-      json_.key(name).open('[');
-      for (const auto& bucket : curve) json_.number(bucket.*member);
-      json_.close(']');
-    };
-    values("x", &Bucket::x);
-    values("mean", &Bucket::mean);
+    view.time_zero = run->started;
+    const auto curve = curve_of(series->points, view);
+    const Value::Dict facts{{"run", run->id},
+                            {"label", label},
+                            {"last", last_of(*series)},
+                            {"not_finite", series->not_finite},
+                            {"first_not_finite", series->first_not_finite}};
+    auto text = dumped(facts);
+    text.pop_back();
+    text += str(", \"x\": ", numbers_of(curve, &Bucket::x),
+                ", \"mean\": ", numbers_of(curve, &Bucket::mean));
     // Without several points in a column both are the mean.
-    if (curve.size() < series.points.size()) {
-      values("low", &Bucket::low);
-      values("high", &Bucket::high);
+    if (curve.size() < series->points.size()) {
+      text += str(", \"low\": ", numbers_of(curve, &Bucket::low),
+                  ", \"high\": ", numbers_of(curve, &Bucket::high));
     }
-    json_.numbers("last", last_of(series));
-    json_.close('}');
+    return text + "}";
   }
 
-  void open_chart(const std::string& title, std::string_view group, std::string_view unit) {
-    json_.open('{').texts("title", title).texts("group", std::string(group));
-    json_.texts("unit", std::string(unit)).key("lines").open('[');
+  void add_chart(const std::string& title, const char* group, const char* unit,
+                 const std::vector<Line>& lines) {
+    if (lines.empty()) return;
+    std::vector<std::string> texts;
+    for (const auto& line : lines) texts.push_back(written(line));
+    auto text = dumped(Value::Dict{{"title", title}, {"group", group}, {"unit", unit}});
+    text.pop_back();
+    charts_.push_back(str(text, ", \"lines\": [", join(texts, ","), "]}"));
   }
-  void close_chart() { json_.close(']').close('}'); }
 
   void write_metrics() {
     // The loss first.
@@ -165,51 +131,44 @@ class Report {
         names.emplace(to_lower(name).find("loss") == std::string::npos, name);
       }
     }
-    std::size_t count = 0;
     for (const auto& [later, name] : names) {
-      if (++count > kMostMetricCharts) break;
-      open_chart(name, "metric", "");
+      if (charts_.size() == kMostMetricCharts) return;
+      std::vector<Line> lines;
       for (const auto* run : shown_) {
         const auto found = run->metrics.find(name);
-        if (found != run->metrics.end()) write_line(*run, run->name(), found->second);
+        if (found != run->metrics.end()) lines.emplace_back(run, run->name(), &found->second);
       }
-      close_chart();
+      add_chart(name, "metric", "", lines);
     }
   }
 
   void write_common_charts() {
-    const auto chart = [&](const char* title, const char* unit, auto member, auto chosen) {
-      if (std::ranges::none_of(shown_, chosen)) return;
-      open_chart(title, "speed", unit);
-      for (const auto* run : shown_) {
-        if (chosen(run)) write_line(*run, run->name(), run->*member);
+    std::vector<Line> rates;
+    std::vector<Line> samples;
+    std::vector<Line> steps;
+    for (const auto* run : shown_) {
+      if (!run->learning_rate.points.empty()) {
+        rates.emplace_back(run, run->name(), &run->learning_rate);
       }
-      close_chart();
-    };
-    chart("Learning rate", "", &Run::learning_rate,
-          [](const Run* run) { return !run->learning_rate.points.empty(); });
-    const auto throughput_in = [&](bool samples) {
-      return [samples](const Run* run) {
-        return !run->throughput.points.empty() && run->counts_samples == samples;
-      };
-    };
-    chart("Throughput", "samples/s", &Run::throughput, throughput_in(true));
-    chart("Throughput", "steps/s", &Run::throughput, throughput_in(false));
+      if (run->throughput.points.empty()) continue;
+      (run->counts_samples ? samples : steps).emplace_back(run, run->name(), &run->throughput);
+    }
+    add_chart("Learning rate", "speed", "", rates);
+    add_chart("Throughput", "speed", "samples/s", samples);
+    add_chart("Throughput", "speed", "steps/s", steps);
   }
 
   void write_rank_charts() {
     const auto late = focus_->straggler();
     const auto chart = [&](const char* title, const char* unit, Series RankRecord::* member) {
-      std::vector<std::pair<int, const Series*>> curves;
+      std::vector<Line> lines;
       for (const auto& [rank, record] : focus_->ranks) {
         const bool named = late && late->rank == rank;
         if ((record.*member).points.empty()) continue;
-        if (curves.size() < kMostRankCurves || named) curves.emplace_back(rank, &(record.*member));
+        if (lines.size() >= kMostRankCurves && !named) continue;
+        lines.emplace_back(focus_, str("rank ", rank), &(record.*member));
       }
-      if (curves.empty()) return;
-      open_chart(title, "rank", unit);
-      for (const auto& [rank, series] : curves) write_line(*focus_, str("rank ", rank), *series);
-      close_chart();
+      add_chart(title, "rank", unit, lines);
     };
     chart("Step time", "ms", &RankRecord::step_time);
     chart("Waiting in collectives", "ms", &RankRecord::wait);
@@ -218,46 +177,41 @@ class Report {
     chart("GPU utilisation", "%", &RankRecord::gpu_busy);
   }
 
-  void write_focus() {
-    json_.numbers("focus", focus_ ? std::optional<double>(focus_->id) : std::nullopt);
-    json_.texts("notice", focus_ ? focus_->straggler_text() : "");
-    json_.key("ranks").open('[');
+  void add_focus(Value::Dict& report) {
+    Value::List ranks;
+    Value::List config;
+    Value::List checkpoints;
     if (focus_ != nullptr) {
-      for (const auto& [rank, record] : focus_->ranks) write_rank(rank, record);
-    }
-    json_.close(']').key("config").open('[');
-    if (focus_ != nullptr) {
-      for (const auto& [name, value] : focus_->described.config) {
-        json_.open('[').text(name).text(value).close(']');
+      for (const auto& [rank, record] : focus_->ranks) ranks.emplace_back(facts_of(rank, record));
+      for (const auto& [name, value] : focus_->config)
+        config.emplace_back(Value::List{name, value});
+      for (const auto& each : runs_.checkpoints(*focus_).checkpoints) {
+        checkpoints.emplace_back(Value::Dict{{"name", each.path.filename().string()},
+                                             {"saved_at", each.saved_at},
+                                             {"files", each.files},
+                                             {"bytes", each.bytes},
+                                             {"state", each.state()}});
       }
+      report.set("focus", focus_->id);
+      report.set("notice", focus_->straggler_text());
     }
-    json_.close(']').key("checkpoints").open('[');
-    if (focus_ != nullptr) write_checkpoints();
-    json_.close(']');
+    report.set("ranks", std::move(ranks));
+    report.set("config", std::move(config));
+    report.set("checkpoints", std::move(checkpoints));
   }
 
-  void write_rank(int rank, const RankRecord& record) {
+  static Value::Dict facts_of(int rank, const RankRecord& record) {
     const double since = record.updated - kRecent;
-    json_.open('{').numbers("rank", rank).texts("host", record.start.host);
-    json_.texts("device", record.start.device);
-    json_.numbers("steps", record.steps);
-    json_.numbers("step_ms", record.step_time.mean_since(since));
-    json_.numbers("wait_ms", record.wait.mean_since(since));
-    json_.numbers("memory", last_of(record.memory));
-    json_.numbers("gpu_memory", last_of(record.gpu_memory)).numbers("gpu_total", record.gpu_total);
-    json_.numbers("gpu_busy", last_of(record.gpu_busy));
-    json_.close('}');
-  }
-
-  void write_checkpoints() {
-    const auto& list = runs_.checkpoints(*focus_);
-    for (const auto& checkpoint : list.checkpoints) {
-      json_.open('{').texts("name", checkpoint.path.filename().string());
-      json_.numbers("saved_at", checkpoint.saved_at);
-      json_.numbers("files", static_cast<double>(checkpoint.files));
-      json_.numbers("bytes", static_cast<double>(checkpoint.bytes));
-      json_.texts("state", checkpoint.state()).close('}');
-    }
+    return {{"rank", rank},
+            {"host", record.host},
+            {"device", record.device},
+            {"steps", record.steps},
+            {"step_ms", record.step_time.mean_since(since)},
+            {"wait_ms", record.wait.mean_since(since)},
+            {"memory", last_of(record.memory)},
+            {"gpu_memory", last_of(record.gpu_memory)},
+            {"gpu_total", record.gpu_total},
+            {"gpu_busy", last_of(record.gpu_busy)}};
   }
 
   RunSet& runs_;
@@ -265,7 +219,7 @@ class Report {
   double now_;
   std::vector<const Run*> shown_;
   const Run* focus_ = nullptr;
-  JsonText json_;
+  std::vector<std::string> charts_;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "commands/monitor/runs.h"
+#include "core/json.h"
 #include "core/text.h"
 
 namespace accelerate::detail::commands {
@@ -12,11 +13,43 @@ namespace {
 
 constexpr std::size_t kMostPoints = 4'000'000;  // of a series
 constexpr std::size_t kMostMetrics = 500;       // of a run
+constexpr std::size_t kMostSettings = 100;
+constexpr std::size_t kLongestText = 200;  // of a name or a setting
 // Seconds. The recorder writes every other second.
 constexpr double kSilence = 15;
 constexpr double kRecent = 30;
 // Ranks always differ a little.
 constexpr double kNamedShare = 0.1;
+
+/// Neither NaN nor so large that differences overflow.
+bool can_be_drawn(double value) { return std::abs(value) < 1e300; }
+
+/// Numbers that are not finite are words in JSON.
+std::optional<double> number_of(const Value& value) {
+  if (value.is_bool()) return value.as_bool() ? 1.0 : 0.0;
+  if (value.is_int() || value.is_double()) return value.as_double();
+  if (!value.is_string()) return std::nullopt;
+  if (value.as_string() == "NaN") return NAN;
+  if (value.as_string() == "Infinity") return INFINITY;
+  if (value.as_string() == "-Infinity") return -INFINITY;
+  return std::nullopt;
+}
+
+std::optional<double> number_in(const Value::Dict& dict, std::string_view key) {
+  const auto* value = dict.get(key);
+  const auto number = value != nullptr ? number_of(*value) : std::nullopt;
+  return number && can_be_drawn(*number) ? number : std::nullopt;
+}
+
+const Value::Dict* dict_in(const Value::Dict& dict, std::string_view key) {
+  const auto* value = dict.get(key);
+  return value != nullptr && value->is_dict() ? &value->as_dict() : nullptr;
+}
+
+std::string text_in(const Value::Dict& dict, std::string_view key) {
+  const auto* value = dict.get(key);
+  return value != nullptr && value->is_string() ? value->as_string().substr(0, kLongestText) : "";
+}
 
 double x_of(const Point& point, const CurveView& view) {
   return view.axis == Axis::kStep ? point.step : point.time - view.time_zero;
@@ -34,7 +67,7 @@ std::string_view to_string(RunState state) {
 }
 
 void Series::add(const Point& point) {
-  if (!std::isfinite(point.value)) {
+  if (!can_be_drawn(point.value)) {
     if (not_finite++ == 0) first_not_finite = point.step;
     return;
   }
@@ -100,12 +133,8 @@ std::vector<Bucket> curve_of(const std::vector<Point>& points, const CurveView& 
 std::string Run::name() const {
   std::vector<std::string> parts;
   if (!path_name.empty()) parts.push_back(path_name);
-  if (!described.name.empty() && !path_name.ends_with(described.name)) {
-    parts.push_back(described.name);
-  }
-  if (parts.empty() && !ranks.empty() && !ranks.begin()->second.start.program.empty()) {
-    parts.push_back(ranks.begin()->second.start.program);
-  }
+  if (!given_name.empty() && !path_name.ends_with(given_name)) parts.push_back(given_name);
+  if (parts.empty() && !program.empty()) parts.push_back(program);
   if (!started_text.empty()) parts.push_back(started_text);
   return parts.empty() ? folder.filename().string() : join(parts, " ");
 }
@@ -123,8 +152,8 @@ double Run::steps() const {
 }
 
 RunState Run::state(double now) const {
-  const auto ended = [](const auto& each) { return each.second.end.has_value(); };
-  const auto failed = [](const auto& each) { return each.second.end && each.second.end->failed; };
+  const auto ended = [](const auto& each) { return each.second.failed.has_value(); };
+  const auto failed = [](const auto& each) { return each.second.failed.value_or(false); };
   if (std::ranges::any_of(ranks, failed)) return RunState::kFailed;
   if (!ranks.empty() && std::ranges::all_of(ranks, ended)) return RunState::kFinished;
   return now - updated() < kSilence ? RunState::kRunning : RunState::kSilent;
@@ -156,46 +185,78 @@ std::string Run::straggler_text() const {
              std::lround(late->share * 100), " % of a step.");
 }
 
-void Run::add(int rank, FeedEntry entry) {
+void Run::add_line(int rank, std::string_view text) {
+  const auto line = text.size() <= kLongestLine ? json_object(text) : std::nullopt;
+  const auto time = line ? number_in(*line, "time") : std::nullopt;
+  if (!time) return;
   auto& record = ranks[rank];
-  const double time = entry.time;
-  if (started == 0 || time < started) started = time;
-  record.updated = std::max(record.updated, time);
-  if (auto* start = std::get_if<FeedStart>(&entry.what)) {
-    record.start = std::move(*start);
-  } else if (auto* name = std::get_if<FeedName>(&entry.what)) {
-    if (name->name.empty()) name->name = described.name;
-    described = std::move(*name);
-  } else if (const auto* values = std::get_if<FeedValues>(&entry.what)) {
-    for (const auto& [key, value] : values->values) {
-      if (metrics.size() >= kMostMetrics && !metrics.contains(key)) continue;
-      auto& series = metrics[key];
-      const auto next = static_cast<double>(series.points.size());
-      series.add({.step = values->step.value_or(next), .time = time, .value = value});
-    }
-  } else if (const auto* steps = std::get_if<FeedSteps>(&entry.what)) {
-    record.steps = steps->steps;
-    record.step_time.add({.step = steps->steps, .time = time, .value = steps->time});
-    if (steps->wait) record.wait.add({.step = steps->steps, .time = time, .value = *steps->wait});
-    if (rank != ranks.begin()->first || steps->time <= 0) return;
-    if (steps->learning_rate) {
-      learning_rate.add({.step = steps->steps, .time = time, .value = *steps->learning_rate});
-    }
-    if (steps->samples) counts_samples = true;
-    const double per_step = counts_samples ? steps->samples.value_or(0) : 1;
-    if (per_step > 0) {
-      throughput.add({.step = steps->steps, .time = time, .value = per_step * 1000 / steps->time});
-    }
-  } else if (const auto* system = std::get_if<FeedSystem>(&entry.what)) {
-    const auto at = [&](double value) {
-      return Point{.step = record.steps, .time = time, .value = value};
+  if (started == 0 || *time < started) started = *time;
+  record.updated = std::max(record.updated, *time);
+  if (const auto* values = dict_in(*line, "values")) {
+    // Those of `log_table` are no numbers of a step.
+    if (line->get("table") == nullptr) add_values("", *values, number_in(*line, "step"), *time);
+  } else if (const auto steps = number_in(*line, "steps")) {
+    record.steps = *steps;
+    add_steps(rank, *line, *time);
+  } else if (const auto memory = number_in(*line, "memory")) {
+    const auto add = [&](Series& series, std::optional<double> value) {
+      if (value) series.add({.step = record.steps, .time = *time, .value = *value});
     };
-    record.memory.add(at(system->memory));
-    if (system->gpu_used) record.gpu_memory.add(at(*system->gpu_used));
-    if (system->gpu_busy) record.gpu_busy.add(at(*system->gpu_busy));
-    if (system->gpu_total) record.gpu_total = *system->gpu_total;
+    add(record.memory, memory);
+    if (const auto* gpu = dict_in(*line, "gpu")) {
+      add(record.gpu_memory, number_in(*gpu, "used"));
+      add(record.gpu_busy, number_in(*gpu, "busy"));
+      record.gpu_total = number_in(*gpu, "total").value_or(0);
+    }
+  } else if (const auto* start = dict_in(*line, "start")) {
+    record.host = text_in(*start, "host");
+    record.device = text_in(*start, "device");
+    program = text_in(*start, "program");
+  } else if (line->get("end") != nullptr) {
+    record.failed = text_in(*line, "end") == "failed";
   } else {
-    record.end = std::get<FeedEnd>(entry.what);
+    if (line->get("name") != nullptr) given_name = text_in(*line, "name");
+    if (const auto* settings = dict_in(*line, "config")) set_config(*settings);
+  }
+}
+
+void Run::add_values(const std::string& prefix, const Value::Dict& values,
+                     std::optional<double> step, double time) {
+  for (const auto& [key, value] : values) {
+    const auto name = (prefix + key.to_string()).substr(0, kLongestText);
+    if (value.is_dict()) {
+      add_values(name + "/", value.as_dict(), step, time);
+    } else if (const auto number = number_of(value)) {
+      if (metrics.size() >= kMostMetrics && !metrics.contains(name)) continue;
+      auto& series = metrics[name];
+      const auto next = static_cast<double>(series.points.size());
+      series.add({.step = step.value_or(next), .time = time, .value = *number});
+    }
+  }
+}
+
+void Run::add_steps(int rank, const Value::Dict& line, double time) {
+  auto& record = ranks[rank];
+  const auto add = [&](Series& series, std::optional<double> value) {
+    if (value) series.add({.step = record.steps, .time = time, .value = *value});
+  };
+  const auto milliseconds = number_in(line, "ms");
+  add(record.step_time, milliseconds);
+  add(record.wait, number_in(line, "wait"));
+  // These are the same on all ranks.
+  if (rank != ranks.begin()->first || !milliseconds || *milliseconds <= 0) return;
+  add(learning_rate, number_in(line, "lr"));
+  const auto samples = number_in(line, "samples");
+  counts_samples = counts_samples || samples;
+  if (samples || !counts_samples) add(throughput, samples.value_or(1) * 1000 / *milliseconds);
+}
+
+void Run::set_config(const Value::Dict& settings) {
+  config.clear();
+  for (const auto& [key, value] : settings) {
+    if (config.size() == kMostSettings) break;
+    const auto text = value.is_string() ? value.as_string() : value.repr();
+    config.emplace_back(key.to_string().substr(0, kLongestText), text.substr(0, kLongestText));
   }
 }
 

@@ -62,7 +62,6 @@ struct RunSet::Source {
   fs::path path;
   Run* run = nullptr;
   int rank = 0;
-  std::optional<FeedEntry> (*parse)(std::string_view) = parse_feed_line;
   std::uint64_t offset = 0;
   std::string partial = {};  ///< a line whose end is not there yet
   bool skipping = false;     ///< inside of a line that is too long
@@ -71,12 +70,10 @@ struct RunSet::Source {
     while (!bytes.empty()) {
       const auto end = bytes.find('\n');
       const auto piece = bytes.substr(0, end);
-      if (partial.size() + piece.size() > kLongestFeedLine) skipping = true;
+      if (partial.size() + piece.size() > kLongestLine) skipping = true;
       if (!skipping) partial += piece;
       if (end == bytes.npos) return;
-      if (!skipping) {
-        if (auto entry = parse(partial)) run->add(rank, std::move(*entry));
-      }
+      if (!skipping) run->add_line(rank, partial);
       partial.clear();
       skipping = false;
       bytes.remove_prefix(end + 1);
@@ -116,7 +113,7 @@ void RunSet::look_at(const fs::path& file, std::set<fs::path>& trackers) {
   const auto name = file.filename().string();
   if (name.ends_with(".log")) {
     logs_.push_back(file);
-  } else if (name == "metrics.jsonl" || name == "metrics.csv") {
+  } else if (name == "metrics.jsonl") {
     trackers.insert(file);
   } else if (const auto rank = rank_of(name); rank && !sources_.contains(file)) {
     sources_[file] = std::make_unique<Source>(
@@ -149,10 +146,8 @@ void RunSet::discover() {
     if (fs::exists(folder / "monitor", error) ||
         fs::exists(folder.parent_path() / "monitor", error))
       continue;
-    if (sources_.contains(file) || runs_.contains(folder)) continue;
-    const bool csv = file.extension() == ".csv";
-    sources_[file] = std::make_unique<Source>(Source{
-        .path = file, .run = &run_of(folder), .parse = csv ? parse_csv_row : parse_feed_line});
+    if (sources_.contains(file)) continue;
+    sources_[file] = std::make_unique<Source>(Source{.path = file, .run = &run_of(folder)});
   }
   std::vector<std::pair<fs::file_time_type, fs::path>> by_time;
   for (auto& log : logs_) by_time.emplace_back(fs::last_write_time(log, error), std::move(log));
@@ -208,7 +203,8 @@ void RunSet::refresh_all() {
 std::vector<const Run*> RunSet::runs() const {
   std::vector<const Run*> all;
   for (const auto& [folder, run] : runs_) all.push_back(run.get());
-  std::ranges::stable_sort(all, std::greater(), &Run::started);
+  std::ranges::sort(all, std::greater(),
+                    [](const Run* run) { return std::pair(run->started, run->id); });
   return all;
 }
 

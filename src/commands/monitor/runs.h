@@ -13,10 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "accelerate/value.h"
 #include "commands/checkpoint_folders.h"
-#include "commands/monitor/feed.h"
 
 namespace accelerate::detail::commands {
+
+/// Longer lines are left out.
+inline constexpr std::size_t kLongestLine = 64 << 10;
 
 struct Point {
   double step = 0;
@@ -61,7 +64,8 @@ struct CurveView {
 
 /// What one process has written.
 struct RankRecord {
-  FeedStart start = {};
+  std::string host = {};
+  std::string device = {};
   Series step_time = {};  ///< milliseconds, as `wait`
   Series wait = {};
   Series memory = {};  ///< bytes, as `gpu_memory`
@@ -70,7 +74,8 @@ struct RankRecord {
   double gpu_total = 0;
   double steps = 0;
   double updated = 0;  ///< time of the last entry
-  std::optional<FeedEnd> end = std::nullopt;
+  /// How it ended; nullopt if it has not.
+  std::optional<bool> failed = std::nullopt;
 };
 
 /// A rank that the others wait for.
@@ -91,7 +96,9 @@ struct Run {
   std::filesystem::path project = {};
   std::string path_name = {};  ///< relative to the folder that is monitored
   std::string started_text = {};
-  FeedName described = {};
+  std::string given_name = {};  ///< of `init_trackers`
+  std::string program = {};
+  std::vector<std::pair<std::string, std::string>> config = {};
   std::map<int, RankRecord> ranks = {};
   std::map<std::string, Series> metrics = {};
   Series learning_rate = {};
@@ -108,8 +115,15 @@ struct Run {
   /// The same in words; "" if no rank is waited for.
   [[nodiscard]] std::string straggler_text() const;
 
-  /// `rank` is that of the file.
-  void add(int rank, FeedEntry entry);
+  /// A line of the file of a rank, in the form of tracking/recorder.h or of the tracker jsonl. One
+  /// that is torn, foreign or too long is left out.
+  void add_line(int rank, std::string_view text);
+
+ private:
+  void add_values(const std::string& prefix, const Value::Dict& values, std::optional<double> step,
+                  double time);
+  void add_steps(int rank, const Value::Dict& line, double time);
+  void set_config(const Value::Dict& settings);
 };
 
 /// Finds runs and reads what they add to their files.

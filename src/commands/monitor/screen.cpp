@@ -67,13 +67,13 @@ struct Frame {
 
   [[nodiscard]] std::size_t x_of(double x, const DotPicture& picture) const {
     const double part = to > from ? (x - from) / (to - from) : 0;
-    return static_cast<std::size_t>(part * static_cast<double>(picture.width() - 1) + 0.5);
+    return static_cast<std::size_t>(std::lround(part * static_cast<double>(picture.width() - 1)));
   }
   [[nodiscard]] std::size_t y_of(double value, const DotPicture& picture) const {
     const auto scaled = [&](double y) { return log ? std::log10(y) : y; };
     const double span = scaled(high) - scaled(low);
     const double part = span > 0 ? (scaled(high) - scaled(value)) / span : 0.5;
-    return static_cast<std::size_t>(part * static_cast<double>(picture.height() - 1) + 0.5);
+    return static_cast<std::size_t>(std::lround(part * static_cast<double>(picture.height() - 1)));
   }
 };
 
@@ -144,10 +144,12 @@ struct MonitorScreen::Curve {
 
 std::vector<MonitorScreen::Curve> MonitorScreen::curves_of(const Run& run) const {
   std::vector<Curve> curves;
-  for (const auto& [name, series] : run.metrics) curves.push_back({name, "", {{"", &series}}});
-  std::ranges::stable_partition(curves, [](const Curve& curve) {
-    return to_lower(curve.title).find("loss") != std::string::npos;
-  });
+  for (const bool loss : {true, false}) {  // the loss first
+    for (const auto& [name, series] : run.metrics) {
+      const bool is_loss = to_lower(name).find("loss") != std::string::npos;
+      if (is_loss == loss) curves.push_back({name, "", {{"", &series}}});
+    }
+  }
   curves.push_back({"learning rate", "", {{"", &run.learning_rate}}});
   curves.push_back(
       {"throughput", run.counts_samples ? "samples/s" : "steps/s", {{"", &run.throughput}}});
@@ -326,7 +328,7 @@ void MonitorScreen::add_ranks(std::vector<std::string>& lines, const Run& run,
         str(right(str(rank), 7), cell(record.step_time.mean_since(since), 13, ""),
             cell(record.wait.mean_since(since), 13, ""), cell(last(record.memory), 13, "B"),
             cell(last(record.gpu_memory), 13, "B"), cell(last(record.gpu_busy), 7, ""), "  ",
-            launch::printable_line(record.start.host));
+            launch::printable_line(record.host));
     lines.push_back(late && late->rank == rank ? colored(kYellow, line) : line);
   }
 }
