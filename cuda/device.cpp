@@ -3,6 +3,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <cstdio>
@@ -55,6 +56,18 @@ class CudaBackend final : public state::AcceleratorBackend {
     using Aggregate = c10::CachingAllocator::StatType;
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(checked(index));
     return stats.allocated_bytes[static_cast<std::size_t>(Aggregate::AGGREGATE)].current;
+  }
+
+  bool pin_memory(void* address, std::size_t bytes) noexcept override {
+    if (cudaHostRegister(address, bytes, cudaHostRegisterDefault) == cudaSuccess) return true;
+    (void)cudaGetLastError();  // else the next call of LibTorch would report it
+    return false;
+  }
+  void unpin_memory(void* address) noexcept override {
+    if (cudaHostUnregister(address) != cudaSuccess) (void)cudaGetLastError();
+  }
+  bool is_capturing() const override {
+    return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   }
 
   bool context_exists() const override {
