@@ -39,6 +39,8 @@ class AcceleratorBackend {
   virtual void empty_cache() = 0;
   virtual void synchronize(int index) = 0;
   [[nodiscard]] virtual std::int64_t allocated_bytes(int index) const = 0;
+  /// Bytes that this process can allocate: free ones of the device and unused ones of its cache.
+  [[nodiscard]] virtual std::int64_t free_bytes(int index) const = 0;
   /// True once this process holds a CUDA context: forking is no longer safe.
   [[nodiscard]] virtual bool context_exists() const = 0;
 

@@ -32,6 +32,7 @@ class FakeGpu final : public detail::state::AcceleratorBackend {
   void empty_cache() override {}
   void synchronize(int) override {}
   std::int64_t allocated_bytes(int) const override { return 0; }
+  std::int64_t free_bytes(int) const override { return 1000; }
   bool context_exists() const override { return false; }
   c10::intrusive_ptr<c10d::Backend> make_nccl(
       const c10::intrusive_ptr<c10d::Store>&, const detail::state::ProcessGroupOptions&,
