@@ -20,6 +20,8 @@
 namespace accelerate::detail::cuda {
 namespace {
 
+constexpr auto kAggregate = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
 class CudaBackend final : public state::AcceleratorBackend {
  public:
   c10::DeviceType type() const override { return c10::kCUDA; }
@@ -53,9 +55,20 @@ class CudaBackend final : public state::AcceleratorBackend {
   }
 
   std::int64_t allocated_bytes(int index) const override {
-    using Aggregate = c10::CachingAllocator::StatType;
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(checked(index));
-    return stats.allocated_bytes[static_cast<std::size_t>(Aggregate::AGGREGATE)].current;
+    return stats.allocated_bytes[kAggregate].current;
+  }
+
+  std::int64_t free_bytes(int index) const override {
+    const auto before = c10::cuda::ExchangeDevice(checked(index));
+    std::size_t free = 0;
+    std::size_t total = 0;
+    const auto result = cudaMemGetInfo(&free, &total);
+    c10::cuda::set_device(before);
+    C10_CUDA_CHECK(result);
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(checked(index));
+    return static_cast<std::int64_t>(free) + stats.reserved_bytes[kAggregate].current -
+           stats.allocated_bytes[kAggregate].current;
   }
 
   bool pin_memory(void* address, std::size_t bytes) noexcept override {

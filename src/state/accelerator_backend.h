@@ -46,6 +46,8 @@ class AcceleratorBackend {
   virtual void unpin_memory(void* address) noexcept = 0;
   /// True while the current stream of this thread records a graph instead of running.
   [[nodiscard]] virtual bool is_capturing() const = 0;
+  /// Bytes that this process can allocate: free ones of the device and unused ones of its cache.
+  [[nodiscard]] virtual std::int64_t free_bytes(int index) const = 0;
   /// True once this process holds a CUDA context: forking is no longer safe.
   [[nodiscard]] virtual bool context_exists() const = 0;
 

@@ -36,6 +36,7 @@ class FakeGpu : public detail::state::AcceleratorBackend {
   bool pin_memory(void*, std::size_t) noexcept override { return false; }
   void unpin_memory(void*) noexcept override {}
   bool is_capturing() const override { return false; }
+  std::int64_t free_bytes(int) const override { return 1000; }
   bool context_exists() const override { return false; }
   c10::intrusive_ptr<c10d::Backend> make_nccl(
       const c10::intrusive_ptr<c10d::Store>&, const detail::state::ProcessGroupOptions&,
