@@ -3,7 +3,7 @@
 #include <ATen/Functions.h>
 
 #include "accelerate/environment.h"
-#include "offload/released_storage.h"
+#include "modeling/tensors.h"
 #include "offload/trigger.h"
 
 namespace accelerate {
@@ -29,16 +29,19 @@ namespace detail::offload {
 
 void finish_init(torch::nn::Module& model, c10::Device device, const InitOptions& options) {
   const at::NoGradGuard no_grad;
-  const auto move = [&](const at::Tensor& tensor) {
-    if (tensor.device() == device) return;
-    rebind(tensor, at::empty_like(tensor.detach(), device).copy_(tensor.detach()));
+  const auto move = [&](const auto& item) {
+    const auto& tensor = item.value();
+    if (!tensor.defined() || tensor.device() == device) return;
+    modeling::replace_data(tensor, tensor.detach().to(device), item.key());
   };
-  for (const auto& parameter : model.parameters()) move(parameter);
-  for (const auto& buffer : model.buffers()) {
+  for (const auto& item : model.named_parameters()) move(item);
+  for (const auto& item : model.named_buffers()) {
+    const auto& buffer = item.value();
     if (include_buffers(options)) {
-      move(buffer);
-    } else if (buffer.device() == device && device.is_meta()) {
-      rebind(buffer, at::zeros(buffer.sizes(), buffer.options().device(c10::kCPU)));
+      move(item);
+    } else if (buffer.defined() && buffer.is_meta() && device.is_meta()) {
+      const auto real = at::zeros(buffer.sizes(), buffer.options().device(c10::kCPU));
+      modeling::replace_data(buffer, real, item.key());
     }
   }
 }

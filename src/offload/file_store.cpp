@@ -11,11 +11,11 @@
 
 #include "accelerate/errors.h"
 #include "checkpoint/device_reader.h"
-#include "checkpoint/torch_dtype.h"
 #include "core/descriptor.h"
 #include "core/text.h"
 #include "core/uninterrupted.h"
 #include "formats/mapped_file.h"
+#include "modeling/torch_dtype.h"
 #include "offload/store.h"
 
 namespace accelerate::detail::offload {
@@ -216,7 +216,7 @@ std::unique_ptr<Store> make_file_store(const GroupPlan& plan, const FileRanges& 
       const auto elements = tensor->bytes / c10::elementSize(tensor->dtype);
       if (static_cast<std::size_t>(range.bytes) != elements * c10::elementSize(range.dtype)) {
         refuse(piece->second, str("The model expects ", elements, " elements of ",
-                                  checkpoint::name_of(tensor->dtype),
+                                  modeling::name_of(tensor->dtype),
                                   ": the folder is of another model. Give an empty one."));
       }
       open(piece->second);  // a missing or cut file is reported now

@@ -70,6 +70,9 @@ class ACCELERATE_API LazyParams {
   std::shared_ptr<Engine> engine_;
 };
 
+/// The current device of this thread, for a device type without an index that has several.
+[[nodiscard]] c10::Device with_index(c10::Device device);
+
 /// A managed tensor has a store: its bytes may be absent.
 [[nodiscard]] ACCELERATE_API bool is_offloaded(const at::Tensor& tensor);
 /// The values of any tensor, in host memory: of an offloaded one they come from its store, and

@@ -2,11 +2,10 @@
 
 #include <ATen/Functions.h>
 #include <c10/core/TensorImpl.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
-#include "accelerate/errors.h"
+#include "modeling/tensors.h"
 
 namespace accelerate::detail::offload {
 namespace {
@@ -60,25 +59,13 @@ c10::intrusive_ptr<c10::StorageImpl> make_empty_storage(std::size_t bytes, c10::
       c10::DataPtr(nullptr, device), c10::GetAllocator(device.type()), /*resizable=*/false);
 }
 
-void rebind(const at::Tensor& tensor, const c10::intrusive_ptr<c10::StorageImpl>& storage) {
+void rebind(const at::Tensor& tensor, const c10::intrusive_ptr<c10::StorageImpl>& storage,
+            const std::string& name) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto like = at::TensorOptions(tensor.dtype()).device(storage->device());
-  rebind(tensor, at::empty({0}, like).set_(c10::Storage(storage), tensor.storage_offset(),
-                                           tensor.sizes(), tensor.strides()));
-}
-
-void rebind(const at::Tensor& tensor, const at::Tensor& data) {
-  if (tensor.is_meta() == data.is_meta()) {
-    tensor.set_data(data);
-    return;
-  }
-  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
-  if (meta != nullptr && !meta->grad_accumulator_.expired()) {
-    throw StateError(
-        "A parameter on the meta device already is part of a graph, which expects gradients on the "
-        "meta device. Run the model only after its weights were loaded.");
-  }
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
+  const auto data = at::empty({0}, like).set_(c10::Storage(storage), tensor.storage_offset(),
+                                              tensor.sizes(), tensor.strides());
+  modeling::replace_data(tensor, data, name);
 }
 
 }  // namespace accelerate::detail::offload

@@ -35,11 +35,9 @@ void allow(c10::StorageImpl& storage, c10::DataPtr bytes);
 /// A storage on `device` that has no bytes yet: `forbid` or `allow` follows.
 [[nodiscard]] c10::intrusive_ptr<c10::StorageImpl> make_empty_storage(std::size_t bytes,
                                                                       c10::Device device);
-/// Gives `tensor` another storage, with the sizes, strides and offset that it has.
-void rebind(const at::Tensor& tensor, const c10::intrusive_ptr<c10::StorageImpl>& storage);
-/// Gives `tensor` the data of another one. The tensor object, its gradient and its version stay.
-/// Also from and to the meta device, which `set_data` refuses. Throws `StateError` for a tensor on
-/// the meta device that a graph was recorded on.
-void rebind(const at::Tensor& tensor, const at::Tensor& data);
+/// Gives `tensor` another storage, with the sizes, strides and offset that it has; `name` is for
+/// messages. See `modeling::replace_data`.
+void rebind(const at::Tensor& tensor, const c10::intrusive_ptr<c10::StorageImpl>& storage,
+            const std::string& name);
 
 }  // namespace accelerate::detail::offload

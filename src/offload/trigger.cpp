@@ -47,6 +47,9 @@ enum class Factory : std::uint8_t { kNone, kUndefinedValues, kDefinedValues };
 struct OperatorFacts {
   bool only_makes_a_view = false;
   std::bitset<kMostArguments> writes;
+  /// Written without the schema saying so, if the argument `training` is true.
+  std::bitset<kMostArguments> statistics;
+  std::optional<std::size_t> training = std::nullopt;
   Factory factory = Factory::kNone;
   std::size_t device_argument = 0;
 };
@@ -75,7 +78,12 @@ OperatorFacts read_schema(const c10::FunctionSchema& schema) {
     const auto* alias = arguments[i].alias_info();
     // An operator with more arguments than that is taken to write all of them.
     if (alias != nullptr && alias->isWrite()) facts.writes.set(std::min(i, kMostArguments - 1));
-    if (arguments[i].name() == "device") facts.device_argument = i;
+    const auto& name = arguments[i].name();
+    if (name == "running_mean" || name == "running_var") {
+      facts.statistics.set(std::min(i, kMostArguments - 1));
+    }
+    if (name == "training" || name == "use_input_stats") facts.training = i;
+    if (name == "device") facts.device_argument = i;
     takes_tensors = takes_tensors || arguments[i].type()->isSubtypeOf(*c10::TensorType::get());
   }
   if (facts.device_argument > 0 && !takes_tensors) facts.factory = factory_kind(schema);
@@ -215,12 +223,17 @@ void on_marked(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     return;
   }
   const auto count = op.schema().arguments().size();
+  const Arguments arguments(stack->data() + stack->size() - count, count);
+  auto writes = facts.writes;
+  if (facts.training && arguments[*facts.training].isBool() &&
+      arguments[*facts.training].toBool()) {
+    writes |= facts.statistics;
+  }
   Pins pins;
   for (std::size_t i = 0; i < count; ++i) {
     const auto access =
-        facts.writes.test(std::min(i, kMostArguments - 1)) ? Access::kWrite : Access::kRead;
-    for_each_tensor((*stack)[stack->size() - count + i],
-                    [&](const at::Tensor& tensor) { pins.add(tensor, access); });
+        writes.test(std::min(i, kMostArguments - 1)) ? Access::kWrite : Access::kRead;
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { pins.add(tensor, access); });
   }
   const NoAutocastCache no_cache;
   if (const auto device = pins.device()) {

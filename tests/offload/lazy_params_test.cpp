@@ -586,6 +586,7 @@ TEST_F(LazyFiles, AFileThatIsGoneOrCutIsNamed) {
   const auto gone = message_of<CheckpointError>([&] { net->forward(input()); });
   EXPECT_TRUE(has(gone, "second.weight.dat"));
   EXPECT_TRUE(has(gone, "No such file"));
+  write(*resident);
 }
 
 TEST_F(LazyFiles, AFolderOfAnotherModelIsRefusedBeforeAnythingChanges) {

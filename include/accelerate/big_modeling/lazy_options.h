@@ -5,13 +5,10 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <variant>
+
+#include "accelerate/modeling/device_map.h"
 
 namespace accelerate {
-
-/// Bytes, or a text such as "4GiB" (see `convert_file_size_to_int`).
-using ByteSize = std::variant<std::int64_t, std::string>;
 
 struct LazyOptions {
   /// How many groups of weights are brought ahead of their use.
@@ -20,9 +17,9 @@ struct LazyOptions {
   std::int64_t keep = 1;
   /// The most that groups on the device may take; fewer are brought ahead then. One group always
   /// fits. Unset: (prefetch_depth + keep) times the largest group.
-  std::optional<ByteSize> max_resident_bytes = std::nullopt;
+  std::optional<MemorySize> max_resident_bytes = std::nullopt;
   /// How much host memory may be pinned; the rest is slower. Unset: all.
-  std::optional<ByteSize> pinned_bytes = std::nullopt;
+  std::optional<MemorySize> pinned_bytes = std::nullopt;
   /// Weights on disk may be changed in place, and are written to their files. Off: an operator
   /// that writes to one throws `StateError`.
   bool writable = false;
