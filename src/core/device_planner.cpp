@@ -353,22 +353,24 @@ std::vector<std::size_t> ModelOutline::top_parts() const {
 }
 
 MaxMemory in_planning_order(const MaxMemory& max_memory) {
-  std::vector<MaxMemory::value_type> entries(max_memory.begin(), max_memory.end());
-  const auto rank = [](const MaxMemory::value_type& entry) {
-    const auto& device = entry.first;
-    if (device.is_gpu()) return std::pair(0, device.index());
-    static const std::vector<std::string> kOthers{"mps", "cpu", "disk"};
-    const auto other = std::ranges::find(kOthers, device.to_string());
-    if (other == kOthers.end()) {
+  static const std::vector<MapDevice> kOthers{"mps", "cpu", "disk"};
+  std::vector<MapDevice> gpus;
+  for (const auto& [device, bytes] : max_memory) {
+    if (device.is_gpu()) {
+      gpus.push_back(device);
+    } else if (std::ranges::count(kOthers, device) == 0) {
       throw ArgumentError(str("Device ", device,
                               " is not recognized, available devices are integers(for GPU/XPU), "
                               "'mps', 'cpu' and 'disk'"));
     }
-    return std::pair(1, static_cast<int>(other - kOthers.begin()));
-  };
-  std::ranges::sort(entries, {}, rank);
+  }
+  std::ranges::sort(gpus, {}, &MapDevice::index);
   MaxMemory ordered;
-  for (const auto& [device, bytes] : entries) ordered.set(device, bytes);
+  for (const auto& devices : {gpus, kOthers}) {
+    for (const auto& device : devices) {
+      if (const auto* bytes = max_memory.find(device)) ordered.set(device, *bytes);
+    }
+  }
   return ordered;
 }
 

@@ -283,13 +283,6 @@ void set_module_tensor_to_device(Module& module, std::string_view tensor_name,
   }
 }
 
-std::vector<std::vector<std::string>> find_tied_parameters(const Module& model) {
-  auto groups = detail::modeling::same_elements(model.named_parameters());
-  std::erase_if(groups, [](const auto& names) { return names.size() < 2; });
-  for (auto& names : groups) std::ranges::sort(names);
-  return groups;
-}
-
 TieKind tie_parameters(Module& model, const std::vector<std::string>& names) {
   if (names.empty()) throw ArgumentError("tie_parameters: there are no names. Give at least two.");
   const auto source = get_parameter(model, names.front());

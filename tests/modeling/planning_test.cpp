@@ -130,10 +130,14 @@ TEST(InferAutoDeviceMap, KeepsTiedModulesTogether) {
   const CapturedLog log;
   const auto tied = std::make_shared<LayersImpl>(std::vector<std::shared_ptr<torch::nn::Module>>{
       std::make_shared<torch::nn::LinearImpl>(4, 4), std::make_shared<torch::nn::LinearImpl>(4, 4),
+      std::make_shared<torch::nn::LinearImpl>(4, 4),
       std::make_shared<torch::nn::LinearImpl>(4, 4)});
+  const MaxMemory budget{{0, 240}, {1, 200}};
+  EXPECT_EQ(infer_auto_device_map(*tied, {.max_memory = budget}),
+            (DeviceMap{{"0", 0}, {"1", 0}, {"2", 1}, {"3", 1}}));
   tie_parameters(*tied, {"0.weight", "2.weight"});
-  EXPECT_EQ(infer_auto_device_map(*tied, {.max_memory = MaxMemory{{0, 200}, {1, 200}}}),
-            (DeviceMap{{"0", 0}, {"2", 0}, {"1", 1}}));
+  EXPECT_EQ(infer_auto_device_map(*tied, {.max_memory = budget}),
+            (DeviceMap{{"0", 0}, {"2", 0}, {"1", 1}, {"3", 1}}));
 }
 
 TEST(InferAutoDeviceMap, ListsWhatWouldHaveBeenEnoughAndEachStep) {

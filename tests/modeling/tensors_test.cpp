@@ -58,7 +58,7 @@ TEST(NamedModuleTensors, ListsParametersThenBuffersEachOnce) {
 }
 
 TEST(NonPersistentBuffers, StayOutOfStateDicts) {
-  const Net net;
+  Net net;
   EXPECT_FALSE(state_dict(*net).contains("mask"));
   EXPECT_TRUE(state_dict(*net).contains("norm.running_mean"));
   auto parent = std::make_shared<torch::nn::ModuleListImpl>();
