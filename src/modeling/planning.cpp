@@ -83,8 +83,9 @@ MaxMemory free_memory() {
     try {
       memory.set(gpu, detail::state::accelerator_backend()->free_bytes(gpu));
     } catch (const std::exception& error) {
-      detail::info(str("Device ", gpu, " seems unavailable, Proceeding to check subsequent devices: ",
-                       error.what()));
+      detail::info(
+          str("Device ", gpu,
+              " seems unavailable, Proceeding to check subsequent devices: ", error.what()));
     }
   }
   memory.set(at::hasMPS() ? "mps" : "cpu", detail::available_memory());
@@ -213,9 +214,10 @@ MaximumSizes calculate_maximum_sizes(const Module& model) {
   for (const auto& entry : model.named_buffers(/*recurse=*/false)) {
     modules.emplace_back(entry.key(), nullptr);
   }
-  return {.total = sizes.get("", 0.0),
-          .largest_layer = get_max_layer_size(
-              modules, sizes, own != nullptr ? own->no_split_modules() : std::vector<std::string>())};
+  return {
+      .total = sizes.get("", 0.0),
+      .largest_layer = get_max_layer_size(
+          modules, sizes, own != nullptr ? own->no_split_modules() : std::vector<std::string>())};
 }
 
 MaxMemory get_max_memory(const std::optional<MaxMemory>& max_memory) {
@@ -225,8 +227,8 @@ MaxMemory get_max_memory(const std::optional<MaxMemory>& max_memory) {
   for (std::size_t i = 0; i < there.size(); ++i) there[i] = static_cast<int>(i);
   for (const auto& [device, bytes] : ordered) {
     if (!device.is_gpu() || std::ranges::count(there, device.index()) > 0) continue;
-    detail::warn(str("Device ", device, " is not available, available devices are [", join(there),
-                     "]"));
+    detail::warn(
+        str("Device ", device, " is not available, available devices are [", join(there), "]"));
   }
   return ordered;
 }
