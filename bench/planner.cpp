@@ -40,8 +40,7 @@ struct Net : Module {
     for (int i = 0; i < blocks; ++i) {
       layers->register_module(std::to_string(i), std::make_shared<Block>());
     }
-    register_module("head", std::make_shared<Layer>(0, 0))
-        ->register_parameter("weight", embedding);
+    register_module("head", std::make_shared<Layer>(0, 0))->register_parameter("weight", embedding);
   }
 };
 
@@ -54,9 +53,7 @@ int main() {
   const auto once = [](const char* name, const std::function<void()>& f) {
     bench::report(name, bench::microseconds(1, f) / 1e3, "ms");
   };
-  once("compute_module_sizes", [&] {
-    total = accelerate::compute_module_sizes(*net).get("", 0);
-  });
+  once("compute_module_sizes", [&] { total = accelerate::compute_module_sizes(*net).get("", 0); });
   MaxMemory budget;
   for (int gpu = 0; gpu < 4; ++gpu) budget.set(gpu, static_cast<std::int64_t>(total / 4));
   budget.set("cpu", static_cast<std::int64_t>(total));
@@ -64,9 +61,8 @@ int main() {
     (void)accelerate::get_balanced_memory(
         *net, {.max_memory = budget, .no_split_module_classes = {"Block"}});
   });
-  once("infer_auto_device_map", [&] {
-    (void)accelerate::infer_auto_device_map(*net, {.max_memory = budget});
-  });
+  once("infer_auto_device_map",
+       [&] { (void)accelerate::infer_auto_device_map(*net, {.max_memory = budget}); });
   once("infer_auto_device_map, blocks stay whole", [&] {
     (void)accelerate::infer_auto_device_map(
         *net, {.max_memory = budget, .no_split_module_classes = {"Block"}});

@@ -169,9 +169,9 @@ struct LoadCheckpointReport {
 /// Throws `ArgumentError` if there is no checkpoint, the device map leaves a tensor out or has
 /// "disk" without an `offload_folder`; `StateDictMismatch` for tensors of another shape and what
 /// `strict` asks for; `FormatError` and `CheckpointError` for files that are wrong.
-ACCELERATE_API LoadCheckpointReport load_checkpoint_in_model(
-    torch::nn::Module& model, const std::filesystem::path& checkpoint,
-    const LoadCheckpointOptions& options = {},
-    std::source_location where = std::source_location::current());
+ACCELERATE_API LoadCheckpointReport
+load_checkpoint_in_model(torch::nn::Module& model, const std::filesystem::path& checkpoint,
+                         const LoadCheckpointOptions& options = {},
+                         std::source_location where = std::source_location::current());
 
 }  // namespace accelerate

@@ -159,11 +159,11 @@ class Placements {
   }
 
   [[nodiscard]] Placement of(const std::string& name, const at::Tensor& tensor) const {
-    auto place = options_.device_map.empty()
-                     ? Placement{.device = tensor.is_meta() ? c10::Device(c10::kCPU)
-                                                            : tensor.device(),
-                                 .dtype = tensor.scalar_type()}
-                     : mapped(name, tensor);
+    auto place =
+        options_.device_map.empty()
+            ? Placement{.device = tensor.is_meta() ? c10::Device(c10::kCPU) : tensor.device(),
+                        .dtype = tensor.scalar_type()}
+            : mapped(name, tensor);
     if (options_.dtype && tensor.is_floating_point()) {
       place.dtype = keeps_fp32(name, options_.keep_in_fp32_modules) ? at::kFloat : *options_.dtype;
     }
@@ -223,10 +223,10 @@ class TemporaryFolder {
   TemporaryFolder() {
     auto pattern = (fs::temp_directory_path() / "accelerate_state_dict.XXXXXX").string();
     if (::mkdtemp(pattern.data()) == nullptr) {
-      throw CheckpointError(str("Cannot create a folder in '", fs::temp_directory_path().string(),
-                                "': ", std::generic_category().message(errno),
-                                ". Set TMPDIR to a place with room."),
-                            pattern);
+      throw CheckpointError(
+          str("Cannot create a folder in '", fs::temp_directory_path().string(),
+              "': ", std::generic_category().message(errno), ". Set TMPDIR to a place with room."),
+          pattern);
     }
     path_ = pattern;
   }
@@ -328,8 +328,8 @@ LoadCheckpointReport load_and_broadcast(torch::nn::Module& model, const fs::path
     std::vector<std::string> copied;
     for (const auto& [name, recipe] : plan.copies) copied.push_back(name);
     std::ranges::sort(copied);
-    return detail::json_dumps(to_value(NameLists{copied, report.missing_keys,
-                                                 report.unexpected_keys}));
+    return detail::json_dumps(
+        to_value(NameLists{copied, report.missing_keys, report.unexpected_keys}));
   });
   const auto lists = from_value<NameLists>(detail::json_loads(answers.front()));
   if (peers.rank() != 0) report = {.missing_keys = lists[1], .unexpected_keys = lists[2]};

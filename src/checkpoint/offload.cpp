@@ -47,11 +47,11 @@ std::int64_t bytes_of(const OffloadedWeight& weight, at::ScalarType dtype) {
 }
 
 void refuse_length(const fs::path& file, std::int64_t length, std::int64_t expected) {
-  throw FormatError(detail::str("'", file.string(), "' has ", length, " bytes, but its index says ",
-                                expected,
-                                ": it was cut or belongs to another model. Remove the folder and "
-                                "offload the weights again."),
-                    file);
+  throw FormatError(
+      detail::str("'", file.string(), "' has ", length, " bytes, but its index says ", expected,
+                  ": it was cut or belongs to another model. Remove the folder and "
+                  "offload the weights again."),
+      file);
 }
 
 /// `save_offload_index` for one who has the lock.
@@ -91,8 +91,8 @@ void offload_weight(const at::Tensor& weight, std::string_view weight_name,
   file.write_at(0, std::span(static_cast<const std::byte*>(data.const_data_ptr()), bytes));
   file.publish_unflushed();  // the names are flushed with the index
   if (index == nullptr) return;
-  index->set(std::string(weight_name), {.dtype = detail::modeling::name_of(data.scalar_type()),
-                                        .shape = data.sizes().vec()});
+  index->set(std::string(weight_name),
+             {.dtype = detail::modeling::name_of(data.scalar_type()), .shape = data.sizes().vec()});
 }
 
 at::Tensor load_offloaded_weight(const fs::path& weight_file, const OffloadedWeight& weight_info) {
@@ -113,9 +113,9 @@ void save_offload_index(const OffloadIndex& index, const fs::path& offload_folde
 OffloadIndex read_offload_index(const fs::path& offload_folder) {
   const auto path = offload_folder / "index.json";
   if (!fs::exists(path)) {
-    throw CheckpointError(detail::str("'", offload_folder.string(),
-                                      "' is no offload folder: it has no index.json."),
-                          path);
+    throw CheckpointError(
+        detail::str("'", offload_folder.string(), "' is no offload folder: it has no index.json."),
+        path);
   }
   return detail::formats::parse_offload_index(
       detail::read_whole_file(path, detail::formats::kMaxIndexBytes), path.string());
@@ -164,8 +164,7 @@ at::Tensor OffloadedWeightsLoader::at(const std::string& name) const {
   if (weight->safetensors_file) {
     const auto file = safetensors::File::open(*weight->safetensors_file);
     const auto tensor = file.get(weight->weight_name.value_or(name), options_.device);
-    return weight->dtype.empty() ? tensor
-                                 : tensor.to(dtype_of(*weight, *weight->safetensors_file));
+    return weight->dtype.empty() ? tensor : tensor.to(dtype_of(*weight, *weight->safetensors_file));
   }
   if (!options_.save_folder) {
     throw ArgumentError(detail::str("The weight '", name,
@@ -209,10 +208,10 @@ void OffloadWriter::finish() { merge_index(index_, folder_); }
 
 void check_offloaded(const StateDict& state, const OffloadIndex& index, const fs::path& folder) {
   const auto refuse = [&](const std::string& name, const std::string& problem) {
-    throw CheckpointError(str("The offload folder '", folder.string(),
-                              "' does not belong to this model: '", name, "' ", problem,
-                              ". Remove the folder, or offload to another one."),
-                          folder);
+    throw CheckpointError(
+        str("The offload folder '", folder.string(), "' does not belong to this model: '", name,
+            "' ", problem, ". Remove the folder, or offload to another one."),
+        folder);
   };
   for (const auto& entry : state) {
     const auto& name = entry.key();

@@ -32,6 +32,6 @@ class OffloadWriter {
 /// not in the index, of another shape or dtype, or with a file that is missing or of another
 /// length.
 ACCELERATE_API void check_offloaded(const StateDict& state, const OffloadIndex& index,
-                     const std::filesystem::path& folder);
+                                    const std::filesystem::path& folder);
 
 }  // namespace accelerate::detail::checkpoint

@@ -190,8 +190,8 @@ bool Planner::split_tied(Part part, const Ties& ties) {
   if (ties.tensors.empty() || at(part).bits > room()) return false;
   const auto entry = std::ranges::find_if(ties.entries, [&](Part one) { return can_split(one); });
   if (entry == ties.entries.end()) return false;
-  say("Not enough space on ", here().device, " to put ", at(part).name, " and what is tied to it: ",
-      "splitting ", at(*entry).name, ".");
+  say("Not enough space on ", here().device, " to put ", at(part).name,
+      " and what is tied to it: ", "splitting ", at(*entry).name, ".");
   split_.push_back(*entry);
   const auto parts = outline_.inside(*entry, kTensorsAndModules);
   const auto place = queue_.erase(std::ranges::find(queue_, *entry));
@@ -203,9 +203,9 @@ bool Planner::split_tied(Part part, const Ties& ties) {
 
 bool Planner::split(Part part) {
   if (at(part).bits < room()) return false;
-  say("Not enough space on ", here().device, " to put ", at(part).name, " (available ",
-      room() / 8, ", size ", at(part).bits / 8, "): ",
-      can_split(part) ? "splitting it." : "it cannot be split, going to the next device.");
+  say("Not enough space on ", here().device, " to put ", at(part).name, " (available ", room() / 8,
+      ", size ", at(part).bits / 8,
+      "): ", can_split(part) ? "splitting it." : "it cannot be split, going to the next device.");
   if (!can_split(part)) return false;
   split_.push_back(part);
   const auto parts = outline_.inside(part, kTensorsAndModules);
@@ -353,22 +353,24 @@ std::vector<std::size_t> ModelOutline::top_parts() const {
 }
 
 MaxMemory in_planning_order(const MaxMemory& max_memory) {
-  std::vector<MaxMemory::value_type> entries(max_memory.begin(), max_memory.end());
-  const auto rank = [](const MaxMemory::value_type& entry) {
-    const auto& device = entry.first;
-    if (device.is_gpu()) return std::pair(0, device.index());
-    static const std::vector<std::string> kOthers{"mps", "cpu", "disk"};
-    const auto other = std::ranges::find(kOthers, device.to_string());
-    if (other == kOthers.end()) {
+  static const std::vector<MapDevice> kOthers{"mps", "cpu", "disk"};
+  std::vector<MapDevice> gpus;
+  for (const auto& [device, bytes] : max_memory) {
+    if (device.is_gpu()) {
+      gpus.push_back(device);
+    } else if (std::ranges::count(kOthers, device) == 0) {
       throw ArgumentError(str("Device ", device,
                               " is not recognized, available devices are integers(for GPU/XPU), "
                               "'mps', 'cpu' and 'disk'"));
     }
-    return std::pair(1, static_cast<int>(other - kOthers.begin()));
-  };
-  std::ranges::sort(entries, {}, rank);
+  }
+  std::ranges::sort(gpus, {}, &MapDevice::index);
   MaxMemory ordered;
-  for (const auto& [device, bytes] : entries) ordered.set(device, bytes);
+  for (const auto& devices : {gpus, kOthers}) {
+    for (const auto& device : devices) {
+      if (const auto* bytes = max_memory.find(device)) ordered.set(device, *bytes);
+    }
+  }
   return ordered;
 }
 
@@ -392,8 +394,7 @@ MaxMemory balanced_memory(const ModelOutline& outline, const MaxMemory& budgets,
   const auto share = static_cast<double>(low_zero ? gpus.size() - 1 : gpus.size());
   const auto buffer =
       1.25 * std::max(bytes_of(rules.block_bits), static_cast<double>(mean_leaf_bytes(outline)));
-  const auto per_gpu =
-      static_cast<std::int64_t>(total / share) + static_cast<std::int64_t>(buffer);
+  const auto per_gpu = static_cast<std::int64_t>(total / share) + static_cast<std::int64_t>(buffer);
   double others = 0;
   for (std::size_t i = 0; i + 1 < gpus.size(); ++i) {
     if (low_zero && i == 0) continue;

@@ -77,7 +77,8 @@ class OutlineBuilder {
     std::vector<std::vector<std::size_t>> groups;
     for (auto& [first, parts_of_group] : tied_) groups.push_back(std::move(parts_of_group));
     for (auto& group : groups) {
-      std::ranges::sort(group, {}, [&](std::size_t part) -> const auto& { return parts[part].name; });
+      std::ranges::sort(group, {},
+                        [&](std::size_t part) -> const auto& { return parts[part].name; });
     }
     built_.outline.ties = std::move(groups);
     return std::move(built_);

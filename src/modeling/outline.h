@@ -34,6 +34,6 @@ struct ModuleOutline {
 
 /// What `hf_device_map` gives for the model from now on; nullopt: nothing.
 ACCELERATE_API void set_device_map(const std::shared_ptr<const torch::nn::Module>& model,
-                    const std::optional<DeviceMap>& device_map);
+                                   const std::optional<DeviceMap>& device_map);
 
 }  // namespace accelerate::detail::modeling

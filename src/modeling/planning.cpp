@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,16 +34,16 @@ std::string shown(double bytes) {
   return detail::python_repr(bytes);
 }
 
-/// Adds a tensor to itself and to all modules above it.
-void add_size(ModuleSizes& sizes, const std::string& name, double bytes) {
-  const auto add = [&](const std::string& prefix) {
-    sizes.set(prefix, sizes.get(prefix, 0.0) + bytes);
-  };
-  add("");
-  for (auto dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1)) {
-    add(name.substr(0, dot));
+/// The module that each part is in; 0 for the root itself.
+std::vector<std::size_t> parents_of(const detail::ModelOutline& outline) {
+  std::vector<std::size_t> parents(outline.parts.size());
+  for (std::size_t module = 0; module < parents.size(); ++module) {
+    const auto end = outline.parts[module].end;
+    for (auto part = module + 1; part < end; part = outline.parts[part].end) {
+      parents[part] = module;
+    }
   }
-  add(name);
+  return parents;
 }
 
 /// The largest of the classes, each measured on its first module in the order of `ModuleSizes`:
@@ -82,8 +83,9 @@ MaxMemory free_memory() {
     try {
       memory.set(gpu, detail::state::accelerator_backend()->free_bytes(gpu));
     } catch (const std::exception& error) {
-      detail::info(str("Device ", gpu, " seems unavailable, Proceeding to check subsequent devices: ",
-                       error.what()));
+      detail::info(
+          str("Device ", gpu,
+              " seems unavailable, Proceeding to check subsequent devices: ", error.what()));
     }
   }
   memory.set(at::hasMPS() ? "mps" : "cpu", detail::available_memory());
@@ -150,12 +152,22 @@ TiedWeights::~TiedWeights() = default;
 ModuleSizes compute_module_sizes(const Module& model, const ModuleSizesOptions& options) {
   const auto outline =
       outline_of(model, {.dtype = options.dtype, .special_dtypes = options.special_dtypes}).outline;
+  const auto parents = parents_of(outline);
   ModuleSizes sizes;
+  std::vector<bool> listed(parents.size());
+  // Python's order: that in which tensors, parameters before buffers, come to their modules.
+  const std::function<void(std::size_t)> list = [&](std::size_t part) {
+    if (listed[part]) return;
+    listed[part] = true;
+    if (part != 0) list(parents[part]);
+    const auto& [name, bits, buffer_bits] = std::tie(
+        outline.parts[part].name, outline.parts[part].bits, outline.parts[part].buffer_bits);
+    sizes.set(name, static_cast<double>(options.buffers_only ? buffer_bits : bits) / 8);
+  };
   for (const auto kind : {PartKind::kParameter, PartKind::kBuffer}) {
     if (kind == PartKind::kParameter && options.buffers_only) continue;
-    for (const auto& part : outline.parts) {
-      if (part.kind != kind || part.alias) continue;
-      add_size(sizes, part.name, static_cast<double>(part.bits) / 8);
+    for (std::size_t part = 0; part < parents.size(); ++part) {
+      if (outline.parts[part].kind == kind && !outline.parts[part].alias) list(part);
     }
   }
   return sizes;
@@ -202,9 +214,10 @@ MaximumSizes calculate_maximum_sizes(const Module& model) {
   for (const auto& entry : model.named_buffers(/*recurse=*/false)) {
     modules.emplace_back(entry.key(), nullptr);
   }
-  return {.total = sizes.get("", 0.0),
-          .largest_layer = get_max_layer_size(
-              modules, sizes, own != nullptr ? own->no_split_modules() : std::vector<std::string>())};
+  return {
+      .total = sizes.get("", 0.0),
+      .largest_layer = get_max_layer_size(
+          modules, sizes, own != nullptr ? own->no_split_modules() : std::vector<std::string>())};
 }
 
 MaxMemory get_max_memory(const std::optional<MaxMemory>& max_memory) {
@@ -214,8 +227,8 @@ MaxMemory get_max_memory(const std::optional<MaxMemory>& max_memory) {
   for (std::size_t i = 0; i < there.size(); ++i) there[i] = static_cast<int>(i);
   for (const auto& [device, bytes] : ordered) {
     if (!device.is_gpu() || std::ranges::count(there, device.index()) > 0) continue;
-    detail::warn(str("Device ", device, " is not available, available devices are [", join(there),
-                     "]"));
+    detail::warn(
+        str("Device ", device, " is not available, available devices are [", join(there), "]"));
   }
   return ordered;
 }
@@ -284,6 +297,16 @@ void check_tied_parameters_on_same_device(
     detail::warn(str("Tied parameters are on different devices: {", join(places),
                      "}. Please modify your custom device map or set `device_map='auto'`. "));
   }
+}
+
+std::vector<std::vector<std::string>> find_tied_parameters(const Module& model) {
+  const auto outline = outline_of(model, {}).outline;
+  std::vector<std::vector<std::string>> groups;
+  for (const auto& tied : outline.ties) {
+    auto& names = groups.emplace_back();
+    for (const auto part : tied) names.push_back(outline.parts[part].name);
+  }
+  return groups;
 }
 
 bool check_tied_parameters_in_config(const Module& model) {

@@ -77,8 +77,8 @@ at::Tensor tensor_at(Module& module, std::string_view name) {
     if (const auto* tensor = tensors.find(local)) return *tensor;
   }
   throw ArgumentError(detail::str(module_class_name(owner),
-                          " does not have a parameter or a buffer named ", local,
-                          ". The whole name is '", name, "'."));
+                                  " does not have a parameter or a buffer named ", local,
+                                  ". The whole name is '", name, "'."));
 }
 
 bool is_integral(const at::Tensor& tensor) {
@@ -105,9 +105,9 @@ at::Tensor* layer_member(Module& module, const std::string& name) {
   return member_of<nn::LinearImpl, nn::BilinearImpl, nn::EmbeddingImpl, nn::EmbeddingBagImpl,
                    nn::Conv1dImpl, nn::Conv2dImpl, nn::Conv3dImpl, nn::ConvTranspose1dImpl,
                    nn::ConvTranspose2dImpl, nn::ConvTranspose3dImpl, nn::LayerNormImpl,
-                   nn::GroupNormImpl, nn::BatchNorm1dImpl, nn::BatchNorm2dImpl,
-                   nn::BatchNorm3dImpl, nn::InstanceNorm1dImpl, nn::InstanceNorm2dImpl,
-                   nn::InstanceNorm3dImpl>(module, name);
+                   nn::GroupNormImpl, nn::BatchNorm1dImpl, nn::BatchNorm2dImpl, nn::BatchNorm3dImpl,
+                   nn::InstanceNorm1dImpl, nn::InstanceNorm2dImpl, nn::InstanceNorm3dImpl>(module,
+                                                                                           name);
 }
 
 TieKind tie(Module& model, const at::Tensor& source, const std::string& name) {
@@ -116,7 +116,8 @@ TieKind tie(Module& model, const at::Tensor& source, const std::string& name) {
   if (tensor.is_same(source)) return TieKind::kIdentity;
   if (tensor.sizes() != source.sizes()) {
     throw ArgumentError(detail::str("tie_parameters: '", name, "' has shape ", tensor.sizes(),
-                            " and cannot be tied to a parameter of shape ", source.sizes(), "."));
+                                    " and cannot be tied to a parameter of shape ", source.sizes(),
+                                    "."));
   }
   auto* const member = layer_member(owner, local);
   // These containers have no member: they look into the registry.
@@ -173,8 +174,7 @@ const void* memory_of(const at::Tensor& tensor) {
 bool same_view(const at::Tensor& a, const at::Tensor& b) {
   if (a.is_same(b)) return true;
   return a.has_storage() && b.has_storage() && a.storage_offset() == b.storage_offset() &&
-         a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         a.strides() == b.strides();
+         a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
 std::vector<std::vector<std::string>> same_elements(const StateDict& state) {
@@ -203,9 +203,10 @@ void replace_data(const at::Tensor& tensor, const at::Tensor& data, const std::s
   }
   // `set_data` refuses this one transition. A gradient accumulator would keep the old metadata.
   if (torch::autograd::impl::try_get_grad_accumulator(tensor)) {
-    throw StateError(detail::str("'", name, "' cannot go from ", tensor.device(), " to ", data.device(),
-                         ", because a graph was recorded on it. Place the weights of a model "
-                         "before its first forward pass."));
+    throw StateError(
+        detail::str("'", name, "' cannot go from ", tensor.device(), " to ", data.device(),
+                    ", because a graph was recorded on it. Place the weights of a model "
+                    "before its first forward pass."));
   }
   tensor.unsafeGetTensorImpl()->shallow_copy_from(data.detach().getIntrusivePtr());
 }
@@ -262,14 +263,16 @@ void set_module_tensor_to_device(Module& module, std::string_view tensor_name,
   const auto tensor = tensor_at(module, tensor_name);
   const auto name = std::string(tensor_name);
   if (tensor.is_meta() && !device.is_meta() && !options.value) {
-    throw ArgumentError(detail::str(name, " is on the meta device, we need a `value` to put in on ", device,
-                            ". Load a checkpoint, or give SetModuleTensorOptions a value."));
+    throw ArgumentError(
+        detail::str(name, " is on the meta device, we need a `value` to put in on ", device,
+                    ". Load a checkpoint, or give SetModuleTensorOptions a value."));
   }
   const at::NoGradGuard no_grad;
   at::Tensor data = options.value.value_or(tensor).detach();
   if (data.sizes() != tensor.sizes()) {
-    throw ArgumentError(detail::str("Trying to set a tensor of shape ", data.sizes(), " in \"", name,
-                            "\" (which has shape ", tensor.sizes(), "), this looks incorrect."));
+    throw ArgumentError(detail::str("Trying to set a tensor of shape ", data.sizes(), " in \"",
+                                    name, "\" (which has shape ", tensor.sizes(),
+                                    "), this looks incorrect."));
   }
   if (options.value && !options.dtype) {
     data = data.to(tensor.scalar_type(), options.non_blocking);
@@ -281,13 +284,6 @@ void set_module_tensor_to_device(Module& module, std::string_view tensor_name,
       data.scalar_type() != tensor.scalar_type()) {
     detail::modeling::replace_data(tensor, data, name);
   }
-}
-
-std::vector<std::vector<std::string>> find_tied_parameters(const Module& model) {
-  auto groups = detail::modeling::same_elements(model.named_parameters());
-  std::erase_if(groups, [](const auto& names) { return names.size() < 2; });
-  for (auto& names : groups) std::ranges::sort(names);
-  return groups;
 }
 
 TieKind tie_parameters(Module& model, const std::vector<std::string>& names) {

@@ -101,9 +101,9 @@ TEST_F(OffloadTest, JoinsMemoryFilesAndSafetensors) {
   StateDict in_file("Tensor");
   in_file.insert("inner", torch::ones(3));
   safetensors::save_file(in_file, path_ / "x.safetensors");
-  OffloadIndex index{{"b", {.dtype = "float16",
-                            .safetensors_file = path_ / "x.safetensors",
-                            .weight_name = "inner"}}};
+  OffloadIndex index{
+      {"b",
+       {.dtype = "float16", .safetensors_file = path_ / "x.safetensors", .weight_name = "inner"}}};
   offload_weight(torch::full(2, 7.0), "c", path_, &index);
   offload_weight(torch::zeros(2), "a", path_, &index);
   StateDict memory("Tensor");
@@ -152,8 +152,9 @@ TEST_F(OffloadTest, NamesAFileThatIsMissingOrCut) {
   fs::remove(path_ / "half.dat");
   EXPECT_NE(message_of<CheckpointError>([&] { (void)weights.at("half"); }).find("half.dat"),
             std::string::npos);
-  EXPECT_NE(message_of<CheckpointError>([&] { (void)read_offload_index(path_ / "none"); })
-                .find("is no offload folder: it has no index.json"),
+  EXPECT_NE(message_of<CheckpointError>([&] {
+              (void)read_offload_index(path_ / "none");
+            }).find("is no offload folder: it has no index.json"),
             std::string::npos);
 }
 
@@ -179,10 +180,9 @@ TEST_F(OffloadTest, FindsAStaleIndex) {
 TEST_F(OffloadTest, RefusesASecondWriter) {
   const int folder = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY);
   ASSERT_EQ(::flock(folder, LOCK_EX), 0);
-  EXPECT_EQ(
-      message_of<CheckpointError>([&] { offload_state_dict(path_, offloaded_tensors()); }),
-      "Another process or object uses '" + path_.string() +
-          "' for offloaded weights. Name another folder, or wait until it has ended.");
+  EXPECT_EQ(message_of<CheckpointError>([&] { offload_state_dict(path_, offloaded_tensors()); }),
+            "Another process or object uses '" + path_.string() +
+                "' for offloaded weights. Name another folder, or wait until it has ended.");
   EXPECT_TRUE(test::files_in(path_).empty());
   ::close(folder);
 }
@@ -228,9 +228,7 @@ TEST_F(OffloadTest, LoadsOffloadedWeightsIntoAModel) {
 
 class MappedLoadTest : public OffloadTest {
  protected:
-  MappedLoadTest() {
-    safetensors::save_file(state_dict(*source_), path_ / "model.safetensors");
-  }
+  MappedLoadTest() { safetensors::save_file(state_dict(*source_), path_ / "model.safetensors"); }
   std::shared_ptr<test::Small> source_ = test::filled<test::Small>();
   fs::path spill_ = path_ / "spill";
 };
@@ -248,8 +246,8 @@ TEST_F(MappedLoadTest, WritesWhatIsMappedToDiskIntoTheOffloadFolder) {
   EXPECT_TRUE(torch::equal(net.batchnorm->running_mean, source_->batchnorm->running_mean));
   EXPECT_TRUE(torch::equal(net.linear2->weight, source_->linear2->weight));
   const OffloadedWeightsLoader weights({.save_folder = spill_});
-  EXPECT_EQ(weights.keys(), (Names{"linear1.weight", "linear1.bias", "batchnorm.weight",
-                                   "batchnorm.bias"}));
+  EXPECT_EQ(weights.keys(),
+            (Names{"linear1.weight", "linear1.bias", "batchnorm.weight", "batchnorm.bias"}));
   EXPECT_TRUE(torch::equal(weights.at("linear1.weight"), source_->linear1->weight));
   load_offloaded_weights(net, read_offload_index(spill_), spill_);
   test::expect_equal(net, *source_);
@@ -257,11 +255,12 @@ TEST_F(MappedLoadTest, WritesWhatIsMappedToDiskIntoTheOffloadFolder) {
 
 TEST_F(MappedLoadTest, ConvertsOnceWhenWriting) {
   test::Small net;
-  load_checkpoint_in_model(net, path_, {.device_map = {{"", "disk"}},
-                                        .offload_folder = spill_,
-                                        .dtype = torch::kBFloat16,
-                                        .offload_buffers = true,
-                                        .keep_in_fp32_modules = {"linear2"}});
+  load_checkpoint_in_model(net, path_,
+                           {.device_map = {{"", "disk"}},
+                            .offload_folder = spill_,
+                            .dtype = torch::kBFloat16,
+                            .offload_buffers = true,
+                            .keep_in_fp32_modules = {"linear2"}});
   const OffloadedWeightsLoader weights({.save_folder = spill_});
   EXPECT_EQ(weights.size(), 9U);
   EXPECT_EQ(weights.at("linear1.weight").scalar_type(), torch::kBFloat16);
@@ -275,8 +274,7 @@ TEST_F(MappedLoadTest, KeepsTheCpuPartInMappedFiles) {
   fs::create_directory(temporary);
   ::setenv("TMPDIR", temporary.c_str(), 1);
   test::Small net;
-  load_checkpoint_in_model(net, path_,
-                           {.device_map = {{"", "cpu"}}, .offload_state_dict = true});
+  load_checkpoint_in_model(net, path_, {.device_map = {{"", "cpu"}}, .offload_state_dict = true});
   ::unsetenv("TMPDIR");
   test::expect_equal(net, *source_);
   EXPECT_TRUE(test::names_in(temporary).empty());
@@ -306,9 +304,8 @@ TEST_F(MappedLoadTest, TiesStay) {
 
 TEST_F(MappedLoadTest, NamesWhatIsWrong) {
   test::Small net;
-  EXPECT_EQ(message_of<ArgumentError>([&] {
-              load_checkpoint_in_model(net, path_, {.device_map = {{"", "disk"}}});
-            }),
+  EXPECT_EQ(message_of<ArgumentError>(
+                [&] { load_checkpoint_in_model(net, path_, {.device_map = {{"", "disk"}}}); }),
             "At least one of the model submodule will be offloaded to disk, please pass along an "
             "`offload_folder`.");
   EXPECT_EQ(message_of<ArgumentError>([&] {

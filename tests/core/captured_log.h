@@ -13,9 +13,8 @@ namespace accelerate::test {
 class CapturedLog {
  public:
   explicit CapturedLog(LogLevel level = LogLevel::kWarning) {
-    basic_config({.level = level, .sink = [this](const LogEntry& record) {
-                    messages_.push_back(record.message);
-                  }});
+    basic_config({.level = level,
+                  .sink = [this](const LogEntry& record) { messages_.push_back(record.message); }});
   }
   ~CapturedLog() { basic_config({.level = LogLevel::kWarning}); }
   CapturedLog(const CapturedLog&) = delete;

@@ -114,7 +114,8 @@ int main(int argc, char** argv) {
     copy_offloaded(words[1], words[2]);
     return 0;
   }
-  std::cerr << "usage: interop_models save FOLDER | copy FOLDER NAMES OUT | disk FOLDER NAMES OUT | "
-               "offload FOLDER | copy_offloaded FOLDER OUT\n";
+  std::cerr
+      << "usage: interop_models save FOLDER | copy FOLDER NAMES OUT | disk FOLDER NAMES OUT | "
+         "offload FOLDER | copy_offloaded FOLDER OUT\n";
   return 2;
 }

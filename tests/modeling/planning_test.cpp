@@ -20,8 +20,8 @@ namespace accelerate {
 namespace {
 
 using test::CapturedLog;
-using test::message_of;
 using test::Json;
+using test::message_of;
 using Names = std::vector<std::string>;
 
 /// The model of Accelerate's own tests: 236 bytes.
@@ -44,8 +44,7 @@ struct LayersImpl : torch::nn::Module {
 
 std::shared_ptr<LayersImpl> three_small() {
   return std::make_shared<LayersImpl>(std::vector<std::shared_ptr<torch::nn::Module>>{
-      std::make_shared<SmallImpl>(), std::make_shared<SmallImpl>(),
-      std::make_shared<SmallImpl>()});
+      std::make_shared<SmallImpl>(), std::make_shared<SmallImpl>(), std::make_shared<SmallImpl>()});
 }
 
 TEST(DtypeByteSize, CountsBits) {
@@ -111,11 +110,9 @@ TEST(InferAutoDeviceMap, PlansTheModelsOfTheChapter) {
   EXPECT_EQ(plan(small, {.max_memory = MaxMemory{{0, "1KB"}}}), (DeviceMap{{"", 0}}));
   const auto three = three_small();
   const MaxMemory budget{{0, 500}, {1, 500}};
-  EXPECT_EQ(plan(three, {.max_memory = budget}), (DeviceMap{{"0", 0},
-                                                            {"1.linear1", 0},
-                                                            {"1.batchnorm", 0},
-                                                            {"1.linear2", 1},
-                                                            {"2", 1}}));
+  EXPECT_EQ(
+      plan(three, {.max_memory = budget}),
+      (DeviceMap{{"0", 0}, {"1.linear1", 0}, {"1.batchnorm", 0}, {"1.linear2", 1}, {"2", 1}}));
   EXPECT_EQ(plan(three, {.max_memory = budget, .no_split_module_classes = {"Small"}}),
             (DeviceMap{{"0", 0}, {"1", 1}, {"2", 1}}));
   const auto layers = std::make_shared<LayersImpl>(std::vector<std::shared_ptr<torch::nn::Module>>{
@@ -130,16 +127,20 @@ TEST(InferAutoDeviceMap, KeepsTiedModulesTogether) {
   const CapturedLog log;
   const auto tied = std::make_shared<LayersImpl>(std::vector<std::shared_ptr<torch::nn::Module>>{
       std::make_shared<torch::nn::LinearImpl>(4, 4), std::make_shared<torch::nn::LinearImpl>(4, 4),
+      std::make_shared<torch::nn::LinearImpl>(4, 4),
       std::make_shared<torch::nn::LinearImpl>(4, 4)});
+  const MaxMemory budget{{0, 240}, {1, 200}};
+  EXPECT_EQ(infer_auto_device_map(*tied, {.max_memory = budget}),
+            (DeviceMap{{"0", 0}, {"1", 0}, {"2", 1}, {"3", 1}}));
   tie_parameters(*tied, {"0.weight", "2.weight"});
-  EXPECT_EQ(infer_auto_device_map(*tied, {.max_memory = MaxMemory{{0, 200}, {1, 200}}}),
-            (DeviceMap{{"0", 0}, {"2", 0}, {"1", 1}}));
+  EXPECT_EQ(infer_auto_device_map(*tied, {.max_memory = budget}),
+            (DeviceMap{{"0", 0}, {"2", 0}, {"1", 1}, {"3", 1}}));
 }
 
 TEST(InferAutoDeviceMap, ListsWhatWouldHaveBeenEnoughAndEachStep) {
   const CapturedLog log(LogLevel::kInfo);
-  (void)infer_auto_device_map(*Small(), {.max_memory = MaxMemory{{0, 100}, {"cpu", 1000}},
-                                         .verbose = true});
+  (void)infer_auto_device_map(*Small(),
+                              {.max_memory = MaxMemory{{0, 100}, {"cpu", 1000}}, .verbose = true});
   std::string all;
   for (const auto& message : log.messages()) all += message + "\n";
   EXPECT_NE(all.find("  - 0: 164 bytes required"), all.npos) << all;
@@ -223,8 +224,8 @@ TEST(CheckDeviceMap, NamesTensorsWithoutAPlaceAndUnknownModules) {
   const Small net;
   const CapturedLog log;
   check_device_map(*net, {{"", 0}});
-  check_device_map(*net, {{"linear1", 0}, {"batchnorm", 1}, {"linear2.weight", 0},
-                          {"linear2.bias", "cpu"}});
+  check_device_map(
+      *net, {{"linear1", 0}, {"batchnorm", 1}, {"linear2.weight", 0}, {"linear2.bias", "cpu"}});
   EXPECT_EQ(log.messages(), Names{});
   EXPECT_EQ(message_of<ArgumentError>([&] {
               check_device_map(*net, {{"linear1", 0}, {"batchnorm", 1}, {"linear3", 0}});

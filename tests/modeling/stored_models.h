@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-
 namespace accelerate::test {
 
 /// A module whose class has any name.

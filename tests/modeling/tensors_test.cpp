@@ -58,7 +58,7 @@ TEST(NamedModuleTensors, ListsParametersThenBuffersEachOnce) {
 }
 
 TEST(NonPersistentBuffers, StayOutOfStateDicts) {
-  const Net net;
+  Net net;
   EXPECT_FALSE(state_dict(*net).contains("mask"));
   EXPECT_TRUE(state_dict(*net).contains("norm.running_mean"));
   auto parent = std::make_shared<torch::nn::ModuleListImpl>();
@@ -134,9 +134,8 @@ TEST(SetModuleTensorToDevice, NamesWhatIsWrong) {
             }),
             "Trying to set a tensor of shape [2, 2] in \"first.weight\" (which has shape [4, 3]), "
             "this looks incorrect.");
-  EXPECT_EQ(message_of<ArgumentError>([&] {
-              set_module_tensor_to_device(*net, "first.wieght", torch::kCPU);
-            }),
+  EXPECT_EQ(message_of<ArgumentError>(
+                [&] { set_module_tensor_to_device(*net, "first.wieght", torch::kCPU); }),
             "Linear does not have a parameter or a buffer named wieght. The whole name is "
             "'first.wieght'.");
   EXPECT_THROW(set_module_tensor_to_device(*net, "frist.weight", torch::kCPU), ArgumentError);
@@ -146,8 +145,7 @@ TEST(TieParameters, MakesLibTorchsLayersShareOneTensor) {
   Net net;
   EXPECT_EQ(tie_parameters(*net, {"first.weight", "second.weight"}), TieKind::kIdentity);
   EXPECT_TRUE(net->second->weight.is_same(net->first->weight));
-  EXPECT_EQ(find_tied_parameters(*net),
-            (std::vector<Names>{{"first.weight", "second.weight"}}));
+  EXPECT_EQ(find_tied_parameters(*net), (std::vector<Names>{{"first.weight", "second.weight"}}));
   (net->first(torch::ones({1, 3})) + net->second(torch::ones({1, 3}))).sum().backward();
   EXPECT_TRUE(torch::equal(net->first->weight.grad(), torch::full({4, 3}, 2.0)));
   EXPECT_THROW(tie_parameters(*net, {"first.weight", "first.bias"}), ArgumentError);
@@ -169,8 +167,7 @@ TEST(TieParameters, FindsTiesOfMetaTensorsAndOfSharedModules) {
   move_to_meta(*net, "first.weight");
   move_to_meta(*net, "first.bias");
   move_to_meta(*net, "second.bias");
-  EXPECT_EQ(find_tied_parameters(*net),
-            (std::vector<Names>{{"first.weight", "second.weight"}}));
+  EXPECT_EQ(find_tied_parameters(*net), (std::vector<Names>{{"first.weight", "second.weight"}}));
   auto twice = std::make_shared<torch::nn::ModuleListImpl>();
   twice->push_back(net->norm.ptr());
   twice->push_back(net->norm.ptr());

@@ -96,8 +96,8 @@ struct BalancedMemoryOptions {
   bool low_zero = false;
 };
 /// Budgets for `infer_auto_device_map` that use all GPUs alike.
-[[nodiscard]] ACCELERATE_API MaxMemory get_balanced_memory(
-    const torch::nn::Module& model, const BalancedMemoryOptions& options = {});
+[[nodiscard]] ACCELERATE_API MaxMemory
+get_balanced_memory(const torch::nn::Module& model, const BalancedMemoryOptions& options = {});
 
 // ---- device maps --------------------------------------------------------------------------------
 
