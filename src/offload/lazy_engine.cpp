@@ -15,22 +15,29 @@
 
 namespace accelerate::detail::offload {
 
-using Engine = LazyParams::Engine;
-
 namespace {
 
 std::int64_t bytes_of(const std::optional<MemorySize>& size) {
   return size ? std::int64_t{*size} : std::numeric_limits<std::int64_t>::max();
 }
 
+std::uint64_t pair_of(std::size_t before, std::size_t current) {
+  return static_cast<std::uint64_t>(before) << 32U | (current & 0xFFFFFFFFU);
+}
+
+bool is_capturing() {
+  const auto* backend = state::accelerator_backend();
+  return backend != nullptr && backend->is_capturing();
+}
+
 }  // namespace
 
-Engine::Engine(const LazyOptions& wanted)
+LazyEngine::LazyEngine(const LazyOptions& wanted)
     : options(wanted),
       timeout_seconds(get_int_from_env({"ACCELERATE_OFFLOAD_TIMEOUT"}, 600)),
       budget{bytes_of(wanted.pinned_bytes)} {}
 
-void Engine::resize_ring() {
+void LazyEngine::resize_ring() {
   if (largest_bytes == 0) return;
   const auto wanted = options.keep + options.prefetch_depth;
   const auto fit = bytes_of(options.max_resident_bytes) / static_cast<std::int64_t>(largest_bytes);
@@ -45,7 +52,7 @@ std::string Entry::absent() const {
 void Entry::pin(Access access) { engine->pin(*this, access); }
 void Entry::unpin() noexcept { engine->unpin(*group); }
 
-void Engine::pin(Entry& entry, Access access) {
+void LazyEngine::pin(Entry& entry, Access access) {
   Lock lock(mutex);
   auto& group = *entry.group;
   const bool writes = access == Access::kWrite;
@@ -70,14 +77,20 @@ void Engine::pin(Entry& entry, Access access) {
   }
 }
 
-void Engine::unpin(Group& group) {
+void LazyEngine::unpin(Group& group) {
   const Lock lock(mutex);
   --group.pins;
 }
 
 // -- bringing a group -----------------------------------------------------------------------------
 
-void Engine::bring(Group& group, Lock& lock) {
+void LazyEngine::bring(Group& group, Lock& lock) {
+  if (is_capturing()) {
+    throw StateError(str("The parameter '", group.entries.front()->name(),
+                         "' is not on its device while a CUDA graph is being captured, which would "
+                         "keep the address of memory that other weights use later. Capture with "
+                         "weights that stay on the device."));
+  }
   if (before_fill && group.state == State::kReleased) {
     lock.unlock();
     before_fill();
@@ -96,7 +109,7 @@ void Engine::bring(Group& group, Lock& lock) {
 
 /// A group that is released. Fills it, or lets the worker fill it. Does not throw what a store
 /// does.
-void Engine::start_fill(Group& group, Slot* slot) {
+void LazyEngine::start_fill(Group& group, Slot* slot) {
   group.slot = slot;
   group.state = State::kFilling;
   group.arrival = arrivals;
@@ -119,15 +132,9 @@ void Engine::start_fill(Group& group, Slot* slot) {
 
 /// Returns what it failed with. Called without the mutex for slow stores: nobody else touches the
 /// slot of a group that is Filling.
-std::exception_ptr Engine::fill_slot(const Group& group) {
+std::exception_ptr LazyEngine::fill_slot(const Group& group) {
   const at::AutoDispatchBelowADInplaceOrView below;
   try {
-    auto* backend = state::accelerator_backend();
-    if (backend != nullptr && backend->is_capturing()) {
-      throw StateError(
-          "a CUDA graph is being captured, which would keep the address of memory that other "
-          "weights use later. Capture with weights that stay on the device.");
-    }
     auto& slot = *group.slot;
     ring->copy(slot, [&] {
       group.store->fill(slot.memory.narrow(0, 0, static_cast<std::int64_t>(group.plan.bytes)));
@@ -142,7 +149,7 @@ std::exception_ptr Engine::fill_slot(const Group& group) {
   }
 }
 
-void Engine::finish_fill(Group& group, std::exception_ptr failure) {
+void LazyEngine::finish_fill(Group& group, std::exception_ptr failure) {
   group.failure = std::move(failure);
   group.state = group.failure ? State::kFailed : State::kFilled;
   if (group.failure) {
@@ -152,7 +159,7 @@ void Engine::finish_fill(Group& group, std::exception_ptr failure) {
   changed.notify_all();
 }
 
-void Engine::wait_until_filled(Group& group, Lock& lock) {
+void LazyEngine::wait_until_filled(Group& group, Lock& lock) {
   const auto there = [&] { return group.state != State::kFilling; };
   if (timeout_seconds == 0) {
     changed.wait(lock, there);
@@ -165,7 +172,7 @@ void Engine::wait_until_filled(Group& group, Lock& lock) {
   }
 }
 
-at::Tensor Engine::memory_of(const Entry& entry) const {
+at::Tensor LazyEngine::memory_of(const Entry& entry) const {
   const auto bytes = static_cast<std::int64_t>(entry.storage->nbytes());
   if (entry.group->slot == nullptr) {
     return at::from_blob(entry.storage->mutable_data(), {bytes}, at::kByte);
@@ -174,7 +181,7 @@ at::Tensor Engine::memory_of(const Entry& entry) const {
   return entry.group->slot->memory.narrow(0, static_cast<std::int64_t>(offset), bytes);
 }
 
-void Engine::bind(Group& group) {
+void LazyEngine::bind(Group& group) {
   try {
     for (const auto& entry : group.entries) {
       allow(*entry->storage,
@@ -193,7 +200,7 @@ void Engine::bind(Group& group) {
 
 // -- releasing it ---------------------------------------------------------------------------------
 
-void Engine::write_back(Group& group) {
+void LazyEngine::write_back(Group& group) {
   if (!group.dirty) return;
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto write = [&] {
@@ -214,7 +221,7 @@ void Engine::write_back(Group& group) {
 }
 
 /// The storages throw from now on. What was changed must have been written back.
-void Engine::drop(Group& group) noexcept {
+void LazyEngine::drop(Group& group) noexcept {
   for (const auto& entry : group.entries) forbid(*entry->storage, entry->absent());
   if (group.slot != nullptr) {
     if (!group.slot->users.empty()) SlotRing::leave(*group.slot);
@@ -225,12 +232,12 @@ void Engine::drop(Group& group) noexcept {
   note_resident();
 }
 
-void Engine::release(Group& group) {
+void LazyEngine::release(Group& group) {
   write_back(group);  // if it throws, the group stays, with its changes
   drop(group);
 }
 
-void Engine::note_resident() {
+void LazyEngine::note_resident() {
   std::size_t mapped = 0;
   for (const auto* group : here) {
     if (group->slot == nullptr) mapped += group->plan.bytes;
@@ -242,18 +249,14 @@ void Engine::note_resident() {
 
 // -- which group comes next -----------------------------------------------------------------------
 
-std::uint64_t pair_of(std::size_t before, std::size_t current) {
-  return static_cast<std::uint64_t>(before) << 32U | (current & 0xFFFFFFFFU);
-}
-
-std::size_t Engine::successor_of(std::size_t previous, std::size_t group) const {
+std::size_t LazyEngine::successor_of(std::size_t previous, std::size_t group) const {
   const auto known = successors.find(pair_of(previous, group));
   return known != successors.end() ? known->second : (group + 1) % groups.size();
 }
 
 /// Another group than the last one is in use: releases groups that were used before, brings those
 /// that will be next.
-void Engine::arrive(Group& group) {
+void LazyEngine::arrive(Group& group) {
   if (current != kNoGroup) successors[pair_of(before, current)] = group.index;
   before = std::exchange(current, group.index);
   group.arrival = ++arrivals;
@@ -267,7 +270,8 @@ void Engine::arrive(Group& group) {
   prefetch();
 }
 
-void Engine::prefetch() {
+void LazyEngine::prefetch() {
+  if (is_capturing()) return;
   std::vector<std::size_t> wanted;
   auto previous = before;
   auto last = current;
@@ -289,21 +293,24 @@ void Engine::prefetch() {
 }
 
 /// A slot for a group that is not needed yet: free, or of a group that was brought in vain.
-Slot* Engine::slot_ahead(std::span<const std::size_t> wanted) {
-  if (auto* slot = ring->take()) return slot;
-  for (auto* group : here) {
-    if (group->state == State::kFilled && group->pins == 0 &&
-        std::ranges::find(wanted, group->index) == wanted.end()) {
-      drop(*group);
-      return ring->take();
-    }
+Slot* LazyEngine::slot_ahead(std::span<const std::size_t> wanted) {
+  try {
+    if (auto* slot = ring->take()) return slot;
+  } catch (const c10::OutOfMemoryError&) {
+    return nullptr;  // the next group then comes when it is used, to the slot of this one
   }
-  return nullptr;
+  const auto vain = std::ranges::find_if(here, [&](const Group* group) {
+    return group->state == State::kFilled && group->pins == 0 &&
+           std::ranges::find(wanted, group->index) == wanted.end();
+  });
+  if (vain == here.end()) return nullptr;
+  drop(**vain);
+  return ring->take();
 }
 
 /// A slot for a group that is needed now: free, of the group that was used least recently, or one
 /// more if all groups are in use.
-Slot* Engine::slot_for(Group& group) {
+Slot* LazyEngine::slot_for(Group& group) {
   if (auto* slot = ring->take()) return slot;
   Group* oldest = nullptr;
   for (auto* other : here) {
@@ -319,7 +326,7 @@ Slot* Engine::slot_for(Group& group) {
 
 // -- the worker -----------------------------------------------------------------------------------
 
-void Engine::serve() {
+void LazyEngine::serve() {
   Lock lock(mutex);
   for (;;) {
     changed.wait(lock, [&] { return stopping || !queue.empty(); });
@@ -335,7 +342,7 @@ void Engine::serve() {
 
 /// Returns false if the worker hangs in a fill that took longer than allowed: it goes on without
 /// us.
-bool Engine::stop() noexcept {
+bool LazyEngine::stop() noexcept {
   Lock lock(mutex);
   stopping = true;
   changed.notify_all();

@@ -51,7 +51,7 @@ struct Entry final : ManagedStorage {
   /// What an access to the bytes says while they are away.
   [[nodiscard]] std::string absent() const;
 
-  std::shared_ptr<LazyParams::Engine> engine;
+  std::shared_ptr<LazyEngine> engine;
   Group* group = nullptr;
   std::size_t index = 0;
   c10::intrusive_ptr<c10::StorageImpl> storage;
@@ -75,8 +75,8 @@ struct Group {
 };
 
 /// Shared by the handle, by operators that are running and by the thread that reads files.
-struct LazyParams::Engine : std::enable_shared_from_this<Engine> {
-  explicit Engine(const LazyOptions& wanted);
+struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
+  explicit LazyEngine(const LazyOptions& wanted);
 
   // -- for operators
   void pin(Entry& entry, Access access);

@@ -15,8 +15,6 @@
 
 namespace accelerate::detail::offload {
 
-using Engine = LazyParams::Engine;
-
 namespace {
 
 constexpr std::size_t kAlignment = 256;  // of storages in a slot: what CUDA's allocator gives
@@ -111,7 +109,7 @@ std::vector<at::Tensor> living(const Entry& entry) {
 
 }  // namespace
 
-void Engine::restore(Entry& entry) {
+void LazyEngine::restore(Entry& entry) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto tensors = living(entry);
   const auto home = entry.original.is_meta() ? c10::Device(c10::kCPU) : entry.original;
@@ -136,13 +134,14 @@ void Engine::restore(Entry& entry) {
   forget_storage(*entry.storage);
 }
 
-at::Tensor Engine::host_bytes(Entry& entry) {
+at::Tensor LazyEngine::host_bytes(Entry& entry) {
   write_back(*entry.group);
   if (ring) ring->synchronize();
   return entry.group->store->bytes(entry.index);
 }
 
-LazyParams::LazyParams(const LazyOptions& options) : engine_(std::make_shared<Engine>(options)) {
+LazyParams::LazyParams(const LazyOptions& options)
+    : engine_(std::make_shared<LazyEngine>(options)) {
   check_counts(options.prefetch_depth, options.keep);
 }
 
@@ -155,7 +154,7 @@ LazyParams::~LazyParams() {
              error.what()));
   }
   const bool ended = engine_->stop();
-  const Engine::Lock lock(engine_->mutex);
+  const LazyEngine::Lock lock(engine_->mutex);
   for (const auto& group : engine_->groups) {
     for (const auto& entry : group->entries) {
       forget_storage(*entry->storage);
@@ -176,8 +175,13 @@ void LazyParams::manage(const std::string& group, const std::vector<NamedTensor>
   managed->store = make_store(managed->plan);
 
   auto& engine = *engine_;
-  const Engine::Lock lock(engine.mutex);
+  const LazyEngine::Lock lock(engine.mutex);
   if (!engine.ring) engine.ring.emplace(device);
+  if (engine.ring->device() != device) {
+    throw ArgumentError(str("The weights of '", group, "' shall compute on ", device.str(),
+                            ", those before on ", engine.ring->device().str(),
+                            ". Offloaded weights of one model compute on one device."));
+  }
   managed->index = engine.groups.size();
   for (std::size_t i = 0; i < managed->entries.size(); ++i) {
     const auto& entry = managed->entries[i];
@@ -195,7 +199,7 @@ void LazyParams::manage(const std::string& group, const std::vector<NamedTensor>
 }
 
 void LazyParams::manage_resident(const std::vector<NamedTensor>& tensors) {
-  const Engine::Lock lock(engine_->mutex);
+  const LazyEngine::Lock lock(engine_->mutex);
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.has_storage() || tensor.layout() != at::kStrided) continue;
     auto storage =
@@ -214,14 +218,14 @@ void LazyParams::before_fill(std::function<void()> f) { engine_->before_fill = s
 
 void LazyParams::prefetch(std::int64_t depth) {
   check_counts(depth, engine_->options.keep);
-  const Engine::Lock lock(engine_->mutex);
+  const LazyEngine::Lock lock(engine_->mutex);
   engine_->options.prefetch_depth = depth;
   engine_->resize_ring();
 }
 
 void LazyParams::offload_now() {
   auto& engine = *engine_;
-  const Engine::Lock lock(engine.mutex);
+  const LazyEngine::Lock lock(engine.mutex);
   for (auto* group : std::vector(engine.here)) {
     if (group->state != State::kFilling && group->pins == 0) engine.release(*group);
   }
@@ -230,7 +234,7 @@ void LazyParams::offload_now() {
 }
 
 void LazyParams::reset() {
-  const Engine::Lock lock(engine_->mutex);
+  const LazyEngine::Lock lock(engine_->mutex);
   for (const auto& group : engine_->groups) {
     if (group->state == State::kFailed) group->state = State::kReleased;
   }
@@ -238,7 +242,7 @@ void LazyParams::reset() {
 
 void LazyParams::restore() {
   auto& engine = *engine_;
-  Engine::Lock lock(engine.mutex);
+  LazyEngine::Lock lock(engine.mutex);
   while (!engine.groups.empty()) {
     auto& group = *engine.groups.back();
     if (group.state == State::kFilling) engine.wait_until_filled(group, lock);
@@ -261,7 +265,7 @@ void LazyParams::restore() {
 }
 
 void LazyParams::check_not_moved() const {
-  const Engine::Lock lock(engine_->mutex);
+  const LazyEngine::Lock lock(engine_->mutex);
   const auto check = [](const Alias& alias, const c10::StorageImpl& storage) {
     const auto tensor = alias.tensor.lock();
     if (!tensor || storage_of(*tensor) == &storage) return;
@@ -278,12 +282,12 @@ void LazyParams::check_not_moved() const {
 }
 
 bool LazyParams::is_empty() const {
-  const Engine::Lock lock(engine_->mutex);
+  const LazyEngine::Lock lock(engine_->mutex);
   return engine_->groups.empty();
 }
 
 LazyStats LazyParams::stats() const {
-  const Engine::Lock lock(engine_->mutex);
+  const LazyEngine::Lock lock(engine_->mutex);
   return engine_->stats;
 }
 
@@ -300,7 +304,7 @@ at::Tensor host_value(const at::Tensor& tensor) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto entry = std::dynamic_pointer_cast<Entry>(find_managed(tensor));
   if (entry == nullptr) return tensor.detach().cpu();
-  const Engine::Lock lock(entry->engine->mutex);
+  const LazyEngine::Lock lock(entry->engine->mutex);
   const auto bytes = entry->engine->host_bytes(*entry);
   return at::empty({0}, tensor.scalar_type())
       .set_(bytes.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());

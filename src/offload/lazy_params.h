@@ -27,6 +27,8 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
+struct LazyEngine;
+
 /// The parameters of one model. Members may be called by any thread.
 class ACCELERATE_API LazyParams {
  public:
@@ -64,10 +66,8 @@ class ACCELERATE_API LazyParams {
   [[nodiscard]] bool is_empty() const;
   [[nodiscard]] LazyStats stats() const;
 
-  struct Engine;  ///< of the implementation
-
  private:
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<LazyEngine> engine_;
 };
 
 /// The current device of this thread, for a device type without an index that has several.

@@ -34,6 +34,7 @@ struct Slot {
 class SlotRing {
  public:
   explicit SlotRing(c10::Device device);
+  [[nodiscard]] c10::Device device() const noexcept { return device_; }
 
   /// At most `count` slots of `bytes` bytes. Memory is allocated when a slot is taken first.
   void resize(std::size_t bytes, std::size_t count);

@@ -1,4 +1,5 @@
 // Weights in host memory and on disk that compute on a GPU.
+#include <ATen/autocast_mode.h>
 #include <accelerate/accelerate.h>
 #include <accelerate/big_modeling.h>
 #include <gtest/gtest.h>

@@ -464,8 +464,11 @@ TEST_F(LazyWeights, NothingIsBroughtWhileAGraphIsCaptured) {
     bool is_capturing() const override { return true; }
   };
   manage();
-  const Capturing gpu;
-  EXPECT_TRUE(has(message_of<StateError>([&] { net->forward(input()); }), "being captured"));
+  {
+    const Capturing gpu;
+    EXPECT_TRUE(has(message_of<StateError>([&] { net->forward(input()); }), "being captured"));
+  }
+  EXPECT_TRUE(net->forward(input()).equal(resident->forward(input())));
 }
 
 TEST_F(LazyWeights, OptionsThatMakeNoSenseAreRefused) {
