@@ -143,8 +143,7 @@ int main() {
   const accelerate::Accelerator accelerator;
   accelerator.save_model(net, folder / "checkpoint");
   {
-    const auto model =
-        accelerate::cpu_offload(net, {.execution_device = device, .lazy = {.manage_on_cpu = true}});
+    const auto model = accelerate::cpu_offload(net, {.execution_device = device});
     forwards("cpu_offload forward", model, gigabytes, width, device, bus);
     const auto x = torch::randn({64, width}, torch::TensorOptions(torch::kBFloat16).device(device));
     const double time = seconds(device, 2, [&] { model(x).sum().backward(); });

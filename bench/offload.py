@@ -3,7 +3,9 @@ import os
 import tempfile
 import time
 
-import torch
+# The same for ours is in the library: LibTorch believes in tiles that some machines announce and do not have.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+import torch  # noqa: E402
 from accelerate import (
     Accelerator,
     PartialState,
