@@ -43,6 +43,17 @@ struct LayersImpl : torch::nn::Module {
 };
 TORCH_MODULE(Layers);
 
+/// With values, which do not matter: random ones would take longer than all that is measured.
+Layers filled(std::int64_t count, std::int64_t width) {
+  auto net = accelerate::init_empty_weights([&] { return Layers(count, width); });
+  for (const auto& item : net->named_parameters()) {
+    accelerate::set_module_tensor_to_device(
+        *net, item.key(), torch::kCPU,
+        {.value = torch::full(item.value().sizes(), 1e-3, torch::kBFloat16)});
+  }
+  return net;
+}
+
 void synchronize(torch::Device device) {
   if (device.is_cuda()) torch::cuda::synchronize();
 }
@@ -106,6 +117,12 @@ double pinned_rate(torch::Device device) {
   return static_cast<double>(host.nbytes()) / time / 1e9;
 }
 
+double training_milliseconds(const auto& model, std::int64_t width, torch::Device device) {
+  const auto x = torch::randn({64, width}, torch::TensorOptions(torch::kBFloat16).device(device));
+  model(x).sum().backward();
+  return 1e3 * seconds(device, 2, [&] { model(x).sum().backward(); });
+}
+
 void forwards(const std::string& name, const auto& model, double gigabytes, std::int64_t width,
               torch::Device device, double bus) {
   const torch::NoGradGuard no_grad;
@@ -139,15 +156,27 @@ int main() {
   const double bus = gpu ? pinned_rate(device) : 0;
   if (gpu) report("pinned memory to the GPU", bus, "GB/s");
 
-  Layers net(count, width);
+  auto net = filled(count, width);
   const accelerate::Accelerator accelerator;
-  accelerator.save_model(net, folder / "checkpoint");
+  accelerator.save_model(net, folder / "checkpoint", {.max_shard_size = "1TB"});
+  if (gpu) {
+    // What reading and copying in parallel can do.
+    const auto file = folder / "checkpoint" / "model.safetensors";
+    const double time =
+        seconds(device, 2, [&] { (void)accelerate::safetensors::load_file(file, device); });
+    report("safetensors from the page cache to the GPU", gigabytes / time, "GB/s");
+    auto resident = filled(count, width);
+    resident->to(device);
+    report("resident, forward and backward, batch 64",
+           training_milliseconds([&](const torch::Tensor& x) { return resident->forward(x); },
+                                 width, device),
+           "ms");
+  }
   {
     const auto model = accelerate::cpu_offload(net, {.execution_device = device});
     forwards("cpu_offload forward", model, gigabytes, width, device, bus);
-    const auto x = torch::randn({64, width}, torch::TensorOptions(torch::kBFloat16).device(device));
-    const double time = seconds(device, 2, [&] { model(x).sum().backward(); });
-    report("cpu_offload, forward and backward, batch 64", time * 1e3, "ms");
+    report("cpu_offload, forward and backward, batch 64",
+           training_milliseconds(model, width, device), "ms");
     report("  peak of the ring", static_cast<double>(model.stats().peak_resident_bytes) / 1e6,
            "MB");
     net->zero_grad();

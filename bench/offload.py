@@ -36,6 +36,17 @@ class Layers(torch.nn.Module):
         return x
 
 
+def filled():
+    """With values, which do not matter."""
+    with init_empty_weights():
+        net = Layers()
+    net.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(1e-3)
+    return net
+
+
 def synchronize():
     if gpu:
         torch.cuda.synchronize()
@@ -69,11 +80,11 @@ if not gpu:
 
     report("init_empty_weights, 10^11 parameters", seconds(1, build), "s")
 
-net = Layers()
+net = filled()
 with tempfile.TemporaryDirectory() as folder:
-    Accelerator().save_model(net, f"{folder}/checkpoint")
+    Accelerator().save_model(net, f"{folder}/checkpoint", max_shard_size="1TB")
     forwards("cpu_offload forward", cpu_offload(net, execution_device=device))
-    net = Layers()
+    net = filled()
     forwards("disk_offload forward", disk_offload(net, f"{folder}/spill", execution_device=device))
     del net
     with init_empty_weights():
