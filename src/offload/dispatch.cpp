@@ -225,7 +225,7 @@ void DispatchedCore::refuse_to_move() const {
 
 // -- the functions --------------------------------------------------------------------------------
 
-CorePtr cpu_offload(ModulePtr model, const CpuOffloadOptions& options) {
+CorePtr cpu_offload(const ModulePtr& model, const CpuOffloadOptions& options) {
   check_model(model);
   const auto device = with_index(options.execution_device.value_or(first_device(*model)));
   return make_core(model, {{"", "cpu"}}, device,
@@ -235,7 +235,7 @@ CorePtr cpu_offload(ModulePtr model, const CpuOffloadOptions& options) {
                     .lazy = options.lazy});
 }
 
-CorePtr disk_offload(ModulePtr model, const std::filesystem::path& offload_dir,
+CorePtr disk_offload(const ModulePtr& model, const std::filesystem::path& offload_dir,
                      const DiskOffloadOptions& options) {
   check_model(model);
   const auto device = with_index(options.execution_device.value_or(first_device(*model)));
@@ -246,7 +246,7 @@ CorePtr disk_offload(ModulePtr model, const std::filesystem::path& offload_dir,
                     .lazy = options.lazy});
 }
 
-CorePtr cpu_offload_with_hook(ModulePtr model, const CpuOffloadWithHookOptions& options) {
+CorePtr cpu_offload_with_hook(const ModulePtr& model, const CpuOffloadWithHookOptions& options) {
   check_model(model);
   const auto fallback = state::accelerator_backend() != nullptr ? c10::kCUDA : c10::kCPU;
   const auto device = with_index(options.execution_device.value_or(c10::Device(fallback)));
@@ -269,7 +269,7 @@ CorePtr cpu_offload_with_hook(ModulePtr model, const CpuOffloadWithHookOptions& 
   return core;
 }
 
-CorePtr dispatch_model(ModulePtr model, const DeviceMap& device_map,
+CorePtr dispatch_model(const ModulePtr& model, const DeviceMap& device_map,
                        const DispatchOptions& options) {
   check_model(model);
   check_device_map(*model, device_map);
@@ -289,7 +289,8 @@ CorePtr dispatch_model(ModulePtr model, const DeviceMap& device_map,
   return make_core(model, device_map, computes_on, options);
 }
 
-CorePtr load_checkpoint_and_dispatch(ModulePtr model, const std::filesystem::path& checkpoint,
+CorePtr load_checkpoint_and_dispatch(const ModulePtr& model,
+                                     const std::filesystem::path& checkpoint,
                                      const LoadDispatchOptions& options) {
   check_model(model);
   std::optional<DeviceMap> map;

@@ -95,7 +95,7 @@ struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
   void drop(Group& group) noexcept;
   void arrive(Group& group);
   void prefetch();
-  [[nodiscard]] std::size_t successor_of(std::size_t before, std::size_t current) const;
+  [[nodiscard]] std::size_t successor_of(std::size_t previous, std::size_t group) const;
   [[nodiscard]] Slot* slot_for(Group& group);
   [[nodiscard]] Slot* slot_ahead(std::span<const std::size_t> wanted);
   [[nodiscard]] at::Tensor memory_of(const Entry& entry) const;

@@ -185,6 +185,26 @@ TEST_F(Offload, DispatchMixesPlaces) {
   EXPECT_TRUE(tied->forward(tokens()).equal(tied_resident->forward(tokens())));
 }
 
+TEST_F(Offload, WeightsStayInTheSafetensorsFilesOfAnIndex) {
+  save_model(state_dict(*resident), folder.path());
+  const auto file = folder.path() / "model.safetensors";
+  OffloadIndex index;
+  for (const auto& item : state_dict(*resident)) {
+    index.set(item.key(), {.safetensors_file = file, .weight_name = item.key()});
+  }
+  auto empty = init_empty_weights([] { return ThreeLayers(); });
+  const auto model = dispatch_model(empty, {{"", "disk"}}, {.offload_index = index});
+  EXPECT_TRUE(model(input()).equal(resident->forward(input())));
+  EXPECT_TRUE(model.state_dict()["third.bias"].equal(resident->third->bias));
+
+  index.set("first.bias", {.safetensors_file = file, .weight_name = "absent"});
+  auto other = init_empty_weights([] { return ThreeLayers(); });
+  EXPECT_TRUE(has(message_of<CheckpointError>([&] {
+                    (void)dispatch_model(other, {{"", "disk"}}, {.offload_index = index});
+                  }),
+                  "which has no tensor of that name"));
+}
+
 TEST_F(Offload, ASingleDeviceOnlyMoves) {
   const auto model = dispatch_model(net, {{"", "cpu"}});
   EXPECT_FALSE(is_offloaded(net->first->weight));

@@ -126,13 +126,15 @@ namespace detail::offload {
 using ModulePtr = std::shared_ptr<torch::nn::Module>;
 using CorePtr = std::shared_ptr<DispatchedCore>;
 
-[[nodiscard]] ACCELERATE_API CorePtr cpu_offload(ModulePtr model, const CpuOffloadOptions& options);
+[[nodiscard]] ACCELERATE_API CorePtr cpu_offload(const ModulePtr& model,
+                                                 const CpuOffloadOptions& options);
 [[nodiscard]] ACCELERATE_API CorePtr
-cpu_offload_with_hook(ModulePtr model, const CpuOffloadWithHookOptions& options);
-[[nodiscard]] ACCELERATE_API CorePtr disk_offload(ModulePtr model,
+cpu_offload_with_hook(const ModulePtr& model, const CpuOffloadWithHookOptions& options);
+[[nodiscard]] ACCELERATE_API CorePtr disk_offload(const ModulePtr& model,
                                                   const std::filesystem::path& offload_dir,
                                                   const DiskOffloadOptions& options);
-[[nodiscard]] ACCELERATE_API CorePtr dispatch_model(ModulePtr model, const DeviceMap& device_map,
+[[nodiscard]] ACCELERATE_API CorePtr dispatch_model(const ModulePtr& model,
+                                                    const DeviceMap& device_map,
                                                     const DispatchOptions& options);
 [[nodiscard]] ACCELERATE_API CorePtr load_checkpoint_and_dispatch(
     ModulePtr model, const std::filesystem::path& checkpoint, const LoadDispatchOptions& options);

@@ -36,8 +36,7 @@ class LazyParams;
 /// What the copies of a dispatched model share.
 class ACCELERATE_API DispatchedCore {
  public:
-  DispatchedCore(std::shared_ptr<torch::nn::Module> module, DeviceMap device_map,
-                 c10::Device main_device);
+  DispatchedCore(std::shared_ptr<torch::nn::Module> model, DeviceMap map, c10::Device device);
   /// Weights come back to where they were, if others hold the module.
   ~DispatchedCore();
   DispatchedCore(const DispatchedCore&) = delete;
