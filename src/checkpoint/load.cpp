@@ -259,24 +259,29 @@ void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& pl
   if (goes_to(Store::kSpilled)) spilled.emplace();
   OffloadIndex spilled_index;
 
+  // Files next: a full disk leaves the model as it is.
   const at::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < plan.copies.size(); ++i) {
+  for (std::size_t i = 0; i < places.size(); ++i) {
     const auto& [name, recipe] = plan.copies[i];
-    const auto& tensor = own[name];
-    if (places[i].store == Store::kResident) {
-      allocate(tensor, places[i], name);
-      sources.make_into(*recipe, tensor.detach());
-      continue;
-    }
+    if (places[i].store == Store::kResident) continue;
     const auto value = sources.make(*recipe).to(places[i].dtype);
     if (places[i].store == Store::kOffloaded) {
       offloaded->add(value, name);
     } else {
       offload_weight(value, name, spilled->path(), &spilled_index);
     }
-    allocate(tensor, {.device = c10::kMeta, .dtype = places[i].dtype}, name);
   }
   if (offloaded) offloaded->finish();
+
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto& [name, recipe] = plan.copies[i];
+    if (places[i].store == Store::kResident) {
+      allocate(own[name], places[i], name);
+      sources.make_into(*recipe, own[name].detach());
+    } else {
+      allocate(own[name], {.device = c10::kMeta, .dtype = places[i].dtype}, name);
+    }
+  }
   if (spilled) load_offloaded_weights(model, spilled_index, spilled->path());
 }
 
@@ -291,10 +296,15 @@ void warn_of_unexpected(const std::vector<std::string>& names, const torch::nn::
                    "corresponds to the checkpoint."));
 }
 
-/// Reads the files and fills the model. Returns the plan that was carried out; its recipes are
-/// gone.
-LoadPlan load_here(torch::nn::Module& model, const fs::path& checkpoint,
-                   const LoadCheckpointOptions& options) {
+struct Loaded {
+  LoadCheckpointReport report;
+  /// The tensors that were filled, in the order of the model.
+  std::vector<std::string> names = {};
+};
+
+/// Reads the files and fills the model.
+Loaded load_here(torch::nn::Module& model, const fs::path& checkpoint,
+                 const LoadCheckpointOptions& options) {
   std::vector<CheckpointFile> files;
   for (const auto& path : detail::checkpoint::checkpoint_files(checkpoint))
     files.emplace_back(path);
@@ -309,8 +319,9 @@ LoadPlan load_here(torch::nn::Module& model, const fs::path& checkpoint,
   refuse_mismatches(plan.report, options, model, checkpoint);
   copy_all(model, own, plan, sources, options);
   warn_of_unexpected(plan.report.unexpected_keys, model, checkpoint);
-  for (auto& [name, recipe] : plan.copies) recipe = nullptr;
-  return plan;
+  Loaded loaded{.report = std::move(plan.report)};
+  for (const auto& [name, recipe] : plan.copies) loaded.names.push_back(name);
+  return loaded;
 }
 
 /// Collective. Rank 0 loads, then its tensors travel in the order of their names.
@@ -323,13 +334,11 @@ LoadCheckpointReport load_and_broadcast(torch::nn::Module& model, const fs::path
   LoadCheckpointReport report;
   const auto answers = detail::checkpoint::exchange_by_collective(kName, where)([&] {
     if (peers.rank() != 0) return std::string();
-    auto plan = load_here(model, checkpoint, options);
-    report = std::move(plan.report);
-    std::vector<std::string> copied;
-    for (const auto& [name, recipe] : plan.copies) copied.push_back(name);
-    std::ranges::sort(copied);
+    auto loaded = load_here(model, checkpoint, options);
+    report = std::move(loaded.report);
+    std::ranges::sort(loaded.names);
     return detail::json_dumps(
-        to_value(NameLists{copied, report.missing_keys, report.unexpected_keys}));
+        to_value(NameLists{loaded.names, report.missing_keys, report.unexpected_keys}));
   });
   const auto lists = from_value<NameLists>(detail::json_loads(answers.front()));
   if (peers.rank() != 0) report = {.missing_keys = lists[1], .unexpected_keys = lists[2]};
@@ -368,9 +377,9 @@ LoadCheckpointReport load_checkpoint_in_model(torch::nn::Module& model, const fs
   }
   const auto tied = find_tied_parameters(model);
   if (!options.device_map.empty()) check_tied_parameters_on_same_device(tied, options.device_map);
-  auto plan = load_here(model, checkpoint, options);
+  auto loaded = load_here(model, checkpoint, options);
   retie_parameters(model, tied);
-  return std::move(plan.report);
+  return std::move(loaded.report);
 }
 
 }  // namespace accelerate

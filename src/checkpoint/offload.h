@@ -29,8 +29,8 @@ class OffloadWriter {
 };
 
 /// Throws `CheckpointError` that names the first tensor of `state` that the folder does not hold:
-/// not in the index, of another shape or dtype, or with a file that is missing or of another
-/// length.
+/// not in the index, of another shape, or with a file that is missing or of another length. The
+/// dtype may be another one.
 ACCELERATE_API void check_offloaded(const StateDict& state, const OffloadIndex& index,
                                     const std::filesystem::path& folder);
 

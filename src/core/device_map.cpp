@@ -3,7 +3,6 @@
 #include <ostream>
 #include <unordered_map>
 
-#include "accelerate/errors.h"
 #include "core/bytes.h"
 #include "core/numbers.h"
 #include "core/text.h"
@@ -57,12 +56,7 @@ std::ostream& operator<<(std::ostream& out, const MapDevice& device) { return ou
 
 MemorySize::MemorySize(std::string_view text) : bytes_(detail::convert_file_size_to_int(text)) {}
 
-MemorySize::MemorySize(Bytes bytes) : bytes_(bytes.value) {
-  if (bytes_ >= 0) return;
-  throw ArgumentError(detail::str("The size ", bytes_,
-                                  " is negative. Use a number of bytes, or a text with a unit "
-                                  "such as '5.0GB'."));
-}
+MemorySize::MemorySize(Bytes bytes) : bytes_(detail::convert_file_size_to_int(bytes.value)) {}
 
 const MapDevice* find_in_device_map(const DeviceMap& device_map, std::string_view name) {
   for (;;) {

@@ -166,9 +166,11 @@ namespace detail::modeling {
 
 const void* memory_of(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return tensor.unsafeGetTensorImpl();
-  const auto& storage = tensor.storage();
-  const void* const data = tensor.is_meta() ? nullptr : storage.unsafeGetStorageImpl()->data();
-  return data != nullptr ? data : storage.unsafeGetStorageImpl();
+  auto* const storage = tensor.storage().unsafeGetStorageImpl();
+  // Without checks: the storage of an offloaded parameter throws when its data is asked for.
+  const void* const data =
+      tensor.is_meta() ? nullptr : storage->_mutable_data_ptr_no_checks().get();
+  return data != nullptr ? data : storage;
 }
 
 bool same_view(const at::Tensor& a, const at::Tensor& b) {

@@ -269,6 +269,21 @@ TEST_F(MappedLoadTest, ConvertsOnceWhenWriting) {
   EXPECT_EQ(weights.at("batchnorm.num_batches_tracked").scalar_type(), torch::kLong);
 }
 
+TEST_F(MappedLoadTest, LeavesTheModelIfTheFolderCannotBeWritten) {
+  fs::create_directory(spill_);
+  const int folder = ::open(spill_.c_str(), O_RDONLY | O_DIRECTORY);
+  ASSERT_EQ(::flock(folder, LOCK_EX), 0);  // of another writer
+  const auto net = test::filled<test::Small>();
+  net->linear1->bias.detach().zero_();
+  EXPECT_THROW(load_checkpoint_in_model(
+                   *net, path_,
+                   {.device_map = {{"linear2", "disk"}, {"", "cpu"}}, .offload_folder = spill_}),
+               CheckpointError);
+  EXPECT_FALSE(net->linear2->weight.is_meta());
+  EXPECT_EQ(net->linear1->bias.sum().item<float>(), 0);
+  ::close(folder);
+}
+
 TEST_F(MappedLoadTest, KeepsTheCpuPartInMappedFiles) {
   const auto temporary = path_ / "tmp";
   fs::create_directory(temporary);

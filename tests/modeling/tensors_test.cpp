@@ -175,6 +175,15 @@ TEST(TieParameters, FindsTiesOfMetaTensorsAndOfSharedModules) {
             (std::vector<Names>{{"0.weight", "1.weight"}, {"0.bias", "1.bias"}}));
 }
 
+TEST(TieParameters, FindsTiesOfParametersWhoseDataIsAway) {
+  Net net;
+  tie_parameters(*net, {"first.weight", "second.weight"});
+  net->first->weight.storage()
+      .unsafeGetStorageImpl()
+      ->release_data_and_set_meta_custom_data_ptr_error_msg_("offloaded");
+  EXPECT_EQ(find_tied_parameters(*net), (std::vector<Names>{{"first.weight", "second.weight"}}));
+}
+
 TEST(RetieParameters, TakesTheFirstThatIsNotOnTheMetaDevice) {
   Net net;
   move_to_meta(*net, "first.weight");
