@@ -5,11 +5,11 @@
 #   bench/run.sh gpu    one process on a GPU
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
-#   BENCH              which of: startup collectives ddp training hosts data files models states guard monitor launches; by default all
+#   BENCH              which of: startup collectives ddp training hosts data files models offload planner states guard monitor launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp training hosts data files models states guard monitor launches} "
+wanted=" ${BENCH:-startup collectives ddp training hosts data files models offload planner states guard monitor launches} "
 cd "$(dirname "$0")"
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
@@ -46,6 +46,7 @@ if [ "${1:-cpu}" = gpu ]; then
   compare startup 1
   compare training 1 gpu_training
   compare files 1
+  compare offload 1  # rates
   compare states 1
   if [[ $wanted == *" data "* ]]; then
     for _ in 1 2 3; do launch 1 "$results/gpu_data" --no-python "$folder/bench_gpu_data"; done
@@ -80,6 +81,8 @@ compare data 1 data_loader  # rates: the ratio says how many times as fast as Py
 
 compare files 1  # rates too, but for the times of opening
 compare models 1  # rates
+compare offload 1  # rates, but for the times of building and of an operator
+compare planner 1
 compare states 1  # rates, but for the stall
 
 if [[ $wanted == *" guard "* ]]; then

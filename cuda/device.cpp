@@ -3,6 +3,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <cstdio>
@@ -18,6 +19,8 @@
 
 namespace accelerate::detail::cuda {
 namespace {
+
+constexpr auto kAggregate = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 class CudaBackend final : public state::AcceleratorBackend {
  public:
@@ -52,9 +55,32 @@ class CudaBackend final : public state::AcceleratorBackend {
   }
 
   std::int64_t allocated_bytes(int index) const override {
-    using Aggregate = c10::CachingAllocator::StatType;
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(checked(index));
-    return stats.allocated_bytes[static_cast<std::size_t>(Aggregate::AGGREGATE)].current;
+    return stats.allocated_bytes[kAggregate].current;
+  }
+
+  std::int64_t free_bytes(int index) const override {
+    const auto before = c10::cuda::ExchangeDevice(checked(index));
+    std::size_t free = 0;
+    std::size_t total = 0;
+    const auto result = cudaMemGetInfo(&free, &total);
+    c10::cuda::set_device(before);
+    C10_CUDA_CHECK(result);
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(checked(index));
+    return static_cast<std::int64_t>(free) + stats.reserved_bytes[kAggregate].current -
+           stats.allocated_bytes[kAggregate].current;
+  }
+
+  bool pin_memory(void* address, std::size_t bytes) noexcept override {
+    if (cudaHostRegister(address, bytes, cudaHostRegisterDefault) == cudaSuccess) return true;
+    (void)cudaGetLastError();  // else the next call of LibTorch would report it
+    return false;
+  }
+  void unpin_memory(void* address) noexcept override {
+    if (cudaHostUnregister(address) != cudaSuccess) (void)cudaGetLastError();
+  }
+  bool is_capturing() const override {
+    return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   }
 
   bool context_exists() const override {

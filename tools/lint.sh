@@ -102,6 +102,7 @@ check_guides() {
         inside { sub(/^ +/, ""); block = block $0 "\n" }' $programs "$guide")
   done <<'GUIDES'
 docs/accumulation.md examples/by_feature/gradient_accumulation.cpp examples/by_feature/automatic_gradient_accumulation.cpp
+docs/big_models.md tests/examples/snippets.cpp
 docs/checkpointing.md examples/by_feature/checkpointing.cpp
 docs/data.md examples/data_loading.cpp
 docs/faults.md tests/examples/snippets.cpp

@@ -39,6 +39,7 @@ tables() {
   section 'Schedulers' 'scheduler/*'
   section 'Processes and state' state/partial_state_options.h state/accelerator_state.h launchers.h random.h memory.h
   section 'Configuration files' config.h
+  section 'Big models' 'big_modeling/*'
   section 'Other' '*'
   table -v part=enums "${all[@]}"
 }

@@ -160,6 +160,14 @@ class ACCELERATE_API Accelerator : public CheckpointMembers,
                                               detail::accelerator::core_of(model), unwrap);
   }
 
+  /// Whether `dispatch_model` has spread the model, or a module in it, by a device map with more
+  /// than one entry. Such a model stays where it is in `prepare`, which takes it in runs of one
+  /// process only, unless ACCELERATE_BYPASS_DEVICE_MAP is set.
+  template <class Model>
+  [[nodiscard]] bool verify_device_map(const Model& model) const {
+    return detail::accelerator::is_spread(*detail::accelerator::module_of(model));
+  }
+
   /// Empties the objects, forgets all that was prepared, gives cached memory of the device back.
   template <class... Ts>
   void free_memory(Ts&... objects) {

@@ -9,14 +9,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <map>
 #include <optional>
 #include <source_location>
 #include <string>
@@ -28,8 +24,11 @@
 #include "accelerate/checkpoint/accelerator_state.h"
 #include "accelerate/checkpoint/key_mapping.h"
 #include "accelerate/checkpoint/merge_fsdp_weights.h"
+#include "accelerate/checkpoint/offload.h"
 #include "accelerate/checkpoint/shards.h"
 #include "accelerate/constants.h"
+#include "accelerate/modeling/device_map.h"
+#include "accelerate/modeling/tensors.h"
 #include "accelerate/state_dict.h"
 #include "accelerate/torch_archive.h"
 #include "accelerate/value.h"
@@ -44,16 +43,6 @@ using ShardSize = std::variant<std::int64_t, std::string>;
 /// "3MB" is 3000000. Units TB, GB, MB, KB of 1000, in any case. Throws `ArgumentError` with the
 /// text for anything else, and for a size below one byte.
 [[nodiscard]] ACCELERATE_API std::int64_t parse_size_to_int(std::string_view size);
-
-/// Which storage a tensor lives in. Tensors with equal ids share memory, or are on the meta device.
-struct TensorStorageId {
-  c10::Device device = c10::kCPU;
-  const void* data = nullptr;
-  std::int64_t bytes = 0;  ///< of the whole storage
-
-  bool operator==(const TensorStorageId&) const = default;
-};
-[[nodiscard]] ACCELERATE_API TensorStorageId id_tensor_storage(const at::Tensor& tensor);
 
 struct SplitStateDictOptions {
   /// Of the files; `{suffix}` becomes "" or "-00001-of-00003".
@@ -120,10 +109,6 @@ ACCELERATE_API void save_model(const StateDict& state, const std::filesystem::pa
   return torch_load(path, options);
 }
 
-/// Module names and devices: "cpu", "cuda:1", "1", and where offload is possible "disk". A name
-/// stands for all below it unless a longer name says otherwise; "" is the whole model.
-using DeviceMap = std::map<std::string, std::string>;
-
 /// The tensors of one file (*.safetensors, torch archive) or of one folder of FSDP's shards, on the
 /// devices of the map; names that it does not have, and those on "disk", are on the CPU.
 ///
@@ -133,15 +118,26 @@ using DeviceMap = std::map<std::string, std::string>;
                                                        const DeviceMap& device_map = {});
 
 struct LoadCheckpointOptions {
-  /// Where parameters and buffers are put, and all of them must be in it. Empty: where they are.
-  /// "disk" throws `UnsupportedError`.
+  /// Where parameters and buffers are put, and all of them must be in it. Empty: where they are;
+  /// those on the meta device go to the CPU.
   DeviceMap device_map = {};
+  /// For parameters on "disk": they are written there, as `offload_weight` does it, and become meta
+  /// tensors. Buffers on "disk" stay resident, on the first other device of the map.
+  std::optional<std::filesystem::path> offload_folder = std::nullopt;
   /// What floating point parameters become. Unset: files are converted to what the model has.
   std::optional<at::ScalarType> dtype = std::nullopt;
-  /// Modules that stay in float32 if `dtype` is float16.
+  /// Keep what the map puts on the CPU in files that are mapped, so that the system can drop it
+  /// from memory; they are removed with the last tensor.
+  bool offload_state_dict = false;
+  /// Write buffers on "disk" to the offload folder, too.
+  bool offload_buffers = false;
+  /// Modules that stay in float32.
   std::vector<std::string> keep_in_fp32_modules = {};
   /// Throw `StateDictMismatch` for names that are missing or unexpected.
   bool strict = false;
+  /// Collective. Rank 0 reads the files and sends the tensors to the others, which need not see
+  /// them. For loading without a device map.
+  bool broadcast_from_rank0 = false;
   /// Ours: from the names of the file to those of the model.
   KeyMapping key_mapping = {};
   /// Ours, a word of transformers: leave tensors of another shape out instead of throwing.
@@ -174,18 +170,12 @@ struct LoadCheckpointReport {
 /// the model has not changed, unless a file gets unreadable meanwhile. A tensor that the model has
 /// under several names may have any of them in the file. Unexpected names are a warning.
 ///
-/// Throws `ArgumentError` if there is no checkpoint, `StateDictMismatch` for tensors of another
-/// shape and what `strict` asks for, `FormatError` and `CheckpointError` for files that are wrong.
+/// Throws `ArgumentError` if there is no checkpoint, the device map leaves a tensor out or has
+/// "disk" without an `offload_folder`; `StateDictMismatch` for tensors of another shape and what
+/// `strict` asks for; `FormatError` and `CheckpointError` for files that are wrong.
 ACCELERATE_API LoadCheckpointReport
 load_checkpoint_in_model(torch::nn::Module& model, const std::filesystem::path& checkpoint,
-                         const LoadCheckpointOptions& options = {});
+                         const LoadCheckpointOptions& options = {},
+                         std::source_location where = std::source_location::current());
 
 }  // namespace accelerate
-
-/// So that ids can be keys.
-template <>
-struct std::hash<accelerate::TensorStorageId> {
-  std::size_t operator()(const accelerate::TensorStorageId& id) const noexcept {
-    return std::hash<const void*>()(id.data) ^ std::hash<std::int64_t>()(id.bytes);
-  }
-};

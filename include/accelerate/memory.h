@@ -167,9 +167,9 @@ template <std::integral T>
   return convert_bytes(static_cast<std::int64_t>(size));
 }
 
-/// "1MiB" -> 1048576, "5GB" -> 5 * 10^9, "1Gb" -> 125000000. Throws `ArgumentError` for other
-/// texts.
+/// "1MiB" -> 1048576, "5GB" -> 5 * 10^9, "1Gb" -> 125000000; a number of bytes is itself. Throws
+/// `ArgumentError` for other texts and negative sizes.
 [[nodiscard]] ACCELERATE_API std::int64_t convert_file_size_to_int(std::string_view size);
-[[nodiscard]] inline std::int64_t convert_file_size_to_int(std::int64_t size) { return size; }
+[[nodiscard]] ACCELERATE_API std::int64_t convert_file_size_to_int(std::int64_t size);
 
 }  // namespace accelerate

@@ -1,4 +1,4 @@
-// accelerate/modeling.h - look into models: wrappers, children, names.
+// accelerate/modeling.h - look into models: wrappers, children, names, tensors, sizes, device maps.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -16,6 +16,9 @@
 #include <vector>
 
 #include "accelerate/api.h"
+#include "accelerate/modeling/device_map.h"
+#include "accelerate/modeling/planning.h"
+#include "accelerate/modeling/tensors.h"
 
 namespace accelerate {
 

@@ -14,8 +14,8 @@ namespace accelerate {
 /// Tensors by name, in the order in which they were put in.
 using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 
-/// Python's `module.state_dict()`: of each module its parameters, then its buffers, then its
-/// children. A tensor that is registered twice has both names. The tensors are the module's own.
+/// Python's `module.state_dict()`: of each module parameters, buffers (`mark_non_persistent` leaves
+/// one out), children. A tensor that is registered twice has both names. They are the module's own.
 [[nodiscard]] ACCELERATE_API StateDict state_dict(const torch::nn::Module& module);
 
 /// Python's `module.load_state_dict(state, strict)`: copies the tensors into those of the module.

@@ -10,6 +10,7 @@
 #include "accelerator/model_registry.h"
 #include "core/call_site.h"
 #include "core/text.h"
+#include "modeling/tensors.h"
 #include "optim/optimizer_core.h"
 #include "optim/optimizer_state.h"
 #include "parallel/engine.h"
@@ -22,6 +23,7 @@ void add_states(const torch::nn::Module& module, const std::string& prefix, Stat
     all.insert(prefix + entry.key(), entry.value());
   }
   for (const auto& entry : module.named_buffers(/*recurse=*/false)) {
+    if (detail::modeling::is_non_persistent(entry.value())) continue;
     all.insert(prefix + entry.key(), entry.value());
   }
   for (const auto& entry : module.named_children()) {

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "accelerate/environment.h"
 #include "accelerate/errors.h"
+#include "accelerate/modeling.h"
 #include "accelerator/accelerator_core.h"
 #include "accelerator/monitoring.h"
 #include "accelerator/step_checks.h"
@@ -92,7 +94,21 @@ void Preparer::check(const DevicePlacement* placement, std::size_t objects) {
   }
 }
 
+bool is_spread(const torch::nn::Module& module) {
+  const auto map = hf_device_map(module);
+  return (map && map->size() > 1) || std::ranges::any_of(module.children(), [](const auto& child) {
+           return is_spread(*child);
+         });
+}
+
 namespace {
+
+void refuse_spread_model() {
+  if (Environment::process().flag("ACCELERATE_BYPASS_DEVICE_MAP", false)) return;
+  throw ArgumentError(
+      "You can't train a model that has been loaded with `device_map='auto'` in any distributed "
+      "mode. Please rerun your program with `--num_processes=1`.");
+}
 
 /// Of all dimensions of a mesh only the replication of whole models has an engine.
 void check_dimensions(const DeviceMesh& mesh) {
@@ -125,11 +141,13 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   for (const auto& known : core.registry.models) {
     if (known->module == module && (known->engine != nullptr) == shared) return known;
   }
+  const bool spread = is_spread(*module);
+  if (spread && core.state.use_distributed()) refuse_spread_model();
   auto model = std::make_shared<ModelCore>();
   model->module = std::move(module);
   model->device = core.state.device();
   model->cast = core.cast;
-  if (places(core, placement)) {
+  if (places(core, placement) && !spread) {
     model->module->to(model->device);
   } else if (const auto parameters = model->module->parameters(); !parameters.empty()) {
     model->device = parameters.front().device();

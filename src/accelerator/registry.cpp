@@ -10,9 +10,9 @@
 #include "accelerate/detail/accelerator/prepare.h"
 #include "accelerate/state.h"
 #include "accelerate/value/from_value.h"
-#include "checkpoint/aliases.h"
 #include "checkpoint/state_files.h"
 #include "core/text.h"
+#include "modeling/tensors.h"
 #include "parallel/engine.h"
 
 namespace accelerate::detail::accelerator {
@@ -49,7 +49,7 @@ StateDict fitted(const StateDict& file, const StateDict& own) {
     const bool known = own.contains(std::string(name)) && !state.contains(std::string(name));
     state.insert(known ? std::string(name) : entry.key(), entry.value());
   }
-  for (const auto& names : checkpoint::same_elements(own)) {
+  for (const auto& names : modeling::same_elements(own)) {
     const auto present =
         std::ranges::find_if(names, [&](const std::string& name) { return state.contains(name); });
     if (present == names.end()) continue;

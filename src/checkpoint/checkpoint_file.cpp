@@ -8,11 +8,11 @@
 #include "accelerate/constants.h"
 #include "accelerate/errors.h"
 #include "accelerate/torch_archive.h"
-#include "checkpoint/torch_dtype.h"
 #include "core/files.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "formats/shard_index.h"
+#include "modeling/torch_dtype.h"
 
 namespace accelerate::detail::checkpoint {
 namespace {
@@ -65,7 +65,7 @@ StateDict open_archive(const fs::path& path) {
 
 /// A tensor made of the chunks in the files.
 at::Tensor assembled(formats::DcpReader& reader, const formats::DcpEntry& entry) {
-  const auto dtype = dtype_of(entry.dtype->name);
+  const auto dtype = modeling::dtype_of(entry.dtype->name);
   if (!dtype) {
     throw UnsupportedError(str("'", entry.name, "' is of dtype torch.", entry.dtype->name,
                                ", which this LibTorch does not have."));

@@ -3,20 +3,29 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <system_error>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "accelerate/checkpoint.h"
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
-#include "checkpoint/aliases.h"
+#include "accelerate/operations/objects.h"
+#include "accelerate/value/from_value.h"
+#include "accelerate/value/to_value.h"
 #include "checkpoint/checkpoint_file.h"
-#include "checkpoint/device_map.h"
+#include "checkpoint/exchange.h"
+#include "checkpoint/offload.h"
 #include "checkpoint/recipes.h"
+#include "comm/peers.h"
 #include "core/byte_bar.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "core/python_text.h"
 #include "core/text.h"
+#include "modeling/tensors.h"
 
 namespace accelerate {
 namespace {
@@ -25,10 +34,9 @@ namespace fs = std::filesystem;
 using detail::join;
 using detail::str;
 using detail::checkpoint::CheckpointFile;
+using detail::checkpoint::OffloadWriter;
 using detail::checkpoint::TensorSources;
 using detail::formats::TensorRecipe;
-
-constexpr std::string_view kDisk = "disk";
 
 std::vector<std::string> quoted(const std::vector<std::string>& names, const char* quote) {
   std::vector<std::string> result;
@@ -64,7 +72,7 @@ void note_second_names(const std::vector<std::string>& names, const Recipes& rec
 LoadPlan compare(const StateDict& own, const TensorSources& sources, const Recipes& recipes,
                  const std::vector<detail::formats::MappedTensor>& offered, bool strict) {
   LoadPlan plan;
-  for (const auto& names : detail::checkpoint::same_elements(own)) {
+  for (const auto& names : detail::modeling::same_elements(own)) {
     const bool found =
         std::ranges::any_of(names, [&](const std::string& name) { return recipes.contains(name); });
     if (!found) plan.report.missing_keys.push_back(*std::ranges::min_element(names));
@@ -113,6 +121,12 @@ void refuse_mismatches(const LoadCheckpointReport& report, const LoadCheckpointO
 
 /// Where a tensor goes and as what.
 struct Placement {
+  enum class Store : std::uint8_t {
+    kResident,
+    kOffloaded,  ///< in the offload folder
+    kSpilled     ///< in files of this call, mapped
+  };
+  Store store = Store::kResident;
   c10::Device device;
   at::ScalarType dtype;
 };
@@ -123,33 +137,72 @@ bool keeps_fp32(const std::string& name, const std::vector<std::string>& modules
   });
 }
 
-Placement placement_of(const std::string& name, const at::Tensor& tensor,
-                       const LoadCheckpointOptions& options) {
-  if (tensor.is_meta()) {
-    throw UnsupportedError(
-        str("load_checkpoint_in_model: '", name,
-            "' is on the meta device, and this version cannot load models without memory yet. "
-            "Build the model on the CPU or a GPU."));
+c10::Device torch_device(const MapDevice& device) {
+  try {
+    return c10::Device(device.is_gpu() ? str("cuda:", device) : device.to_string());
+  } catch (const c10::Error&) {
+    throw ArgumentError(str("The device map has '", device,
+                            "', which is no device. Use 'cpu', 'cuda:0' or the number of a GPU."));
   }
-  Placement place{.device = tensor.device(), .dtype = tensor.scalar_type()};
-  if (!options.device_map.empty()) {
-    const auto* device = detail::checkpoint::find_in_device_map(options.device_map, name);
-    if (device == nullptr) throw ArgumentError(str(name, " doesn't have any device set."));
-    place.device = detail::checkpoint::device_from_text(*device);
-  }
-  if (options.dtype && tensor.is_floating_point()) {
-    const bool kept = *options.dtype == at::kHalf && keeps_fp32(name, options.keep_in_fp32_modules);
-    place.dtype = kept ? at::kFloat : *options.dtype;
-  }
-  return place;
 }
 
-void check_options(const LoadCheckpointOptions& options) {
-  for (const auto& [name, device] : options.device_map) {
-    if (device == kDisk) {
-      throw UnsupportedError(str("load_checkpoint_in_model: the device map puts '", name,
-                                 "' on disk, and this version has no offload yet. Use 'cpu'."));
+/// Decides for each tensor of a model.
+class Placements {
+ public:
+  Placements(const torch::nn::Module& model, const LoadCheckpointOptions& options)
+      : options_(options) {
+    for (const auto& name : model.named_buffers().keys()) buffers_.insert(name);
+    for (const auto& [name, device] : options.device_map) {
+      if (device.is_cpu() || device.is_disk()) continue;
+      main_device_ = torch_device(device);
+      break;
     }
+  }
+
+  [[nodiscard]] Placement of(const std::string& name, const at::Tensor& tensor) const {
+    auto place =
+        options_.device_map.empty()
+            ? Placement{.device = tensor.is_meta() ? c10::Device(c10::kCPU) : tensor.device(),
+                        .dtype = tensor.scalar_type()}
+            : mapped(name, tensor);
+    if (options_.dtype && tensor.is_floating_point()) {
+      place.dtype = keeps_fp32(name, options_.keep_in_fp32_modules) ? at::kFloat : *options_.dtype;
+    }
+    return place;
+  }
+
+ private:
+  [[nodiscard]] Placement mapped(const std::string& name, const at::Tensor& tensor) const {
+    const auto* const device = find_in_device_map(options_.device_map, name);
+    if (device == nullptr) throw ArgumentError(str(name, " doesn't have any device set."));
+    Placement place{.device = main_device_, .dtype = tensor.scalar_type()};
+    if (!device->is_disk()) {
+      place.device = torch_device(*device);
+      if (device->is_cpu() && options_.offload_state_dict) place.store = Placement::Store::kSpilled;
+    } else if (options_.offload_buffers || !buffers_.contains(name)) {
+      place.store = Placement::Store::kOffloaded;
+    }
+    return place;
+  }
+
+  const LoadCheckpointOptions& options_;
+  std::unordered_set<std::string> buffers_;
+  /// Where modules on disk run.
+  c10::Device main_device_ = c10::kCPU;
+};
+
+void check_options(const LoadCheckpointOptions& options) {
+  const bool on_disk = std::ranges::any_of(
+      options.device_map, [](const auto& entry) { return entry.second.is_disk(); });
+  if (on_disk && !options.offload_folder) {
+    throw ArgumentError(
+        "At least one of the model submodule will be offloaded to disk, please pass along an "
+        "`offload_folder`.");
+  }
+  if (options.broadcast_from_rank0 && !options.device_map.empty()) {
+    throw ArgumentError(
+        "load_checkpoint_in_model: broadcast_from_rank0 loads a model where it is, and there is a "
+        "device_map. Leave out one of them.");
   }
   if (options.dtype && !at::isFloatingType(*options.dtype)) {
     throw ArgumentError(str("load_checkpoint_in_model: dtype is ", at::toString(*options.dtype),
@@ -157,48 +210,113 @@ void check_options(const LoadCheckpointOptions& options) {
   }
 }
 
-void copy_all(const StateDict& own, const LoadPlan& plan, const TensorSources& sources,
-              const LoadCheckpointOptions& options) {
-  // All placements first: nothing has changed if one cannot be had.
-  std::vector<Placement> places;
-  for (const auto& [name, recipe] : plan.copies) {
-    places.push_back(placement_of(name, own[name], options));
-  }
-  const at::NoGradGuard no_grad;
-  TensorSources::Destinations destinations;
-  std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < plan.copies.size(); ++i) {
-    const auto& [name, recipe] = plan.copies[i];
-    const auto& tensor = own[name];
-    if (tensor.device() != places[i].device || tensor.scalar_type() != places[i].dtype) {
-      // The tensor object stays, so that members and optimizers keep pointing to it.
-      tensor.set_data(at::empty(tensor.sizes(),
-                                tensor.options().device(places[i].device).dtype(places[i].dtype)));
+/// Gives a tensor memory on its device, if it has none there. The tensor object stays, so that
+/// members and optimizers keep pointing to it.
+void allocate(const at::Tensor& tensor, const Placement& place, const std::string& name) {
+  if (tensor.device() == place.device && tensor.scalar_type() == place.dtype) return;
+  const auto options = tensor.options().device(place.device).dtype(place.dtype);
+  detail::modeling::replace_data(tensor, at::empty(tensor.sizes(), options), name);
+}
+
+/// A folder that is gone with its object. Mapped files in it live on.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    auto pattern = (fs::temp_directory_path() / "accelerate_state_dict.XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) {
+      throw CheckpointError(
+          str("Cannot create a folder in '", fs::temp_directory_path().string(),
+              "': ", std::generic_category().message(errno), ". Set TMPDIR to a place with room."),
+          pattern);
     }
-    destinations.emplace_back(recipe, tensor.detach());
-    bytes += static_cast<std::int64_t>(tensor.nbytes());
+    path_ = pattern;
+  }
+  ~TemporaryFolder() {
+    std::error_code error;
+    fs::remove_all(path_, error);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& plan,
+              const TensorSources& sources, const LoadCheckpointOptions& options) {
+  // All placements first: nothing has changed if one cannot be had.
+  const Placements placements(model, options);
+  std::vector<Placement> places;
+  for (const auto& [name, recipe] : plan.copies) places.push_back(placements.of(name, own[name]));
+
+  using Store = Placement::Store;
+  const auto goes_to = [&](Store store) {
+    return std::ranges::count(places, store, &Placement::store) > 0;
+  };
+  std::optional<OffloadWriter> offloaded;
+  if (goes_to(Store::kOffloaded)) offloaded.emplace(*options.offload_folder);
+  std::optional<TemporaryFolder> spilled;
+  if (goes_to(Store::kSpilled)) spilled.emplace();
+  OffloadIndex spilled_index;
+
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    bytes += own[plan.copies[i].first].numel() *
+             static_cast<std::int64_t>(c10::elementSize(places[i].dtype));
   }
   detail::ByteBar bar("loading", bytes, options.progress);
-  sources.make_into(destinations, [&](std::int64_t done) { bar.add(done); });
-}
+  const auto done = [&](std::int64_t more) { bar.add(more); };
 
-}  // namespace
-
-StateDict load_state_dict(const fs::path& checkpoint_file, const DeviceMap& device_map) {
-  const CheckpointFile file(checkpoint_file);
-  StateDict state("Tensor");
-  for (const auto& name : file.names()) {
-    const auto* text = detail::checkpoint::find_in_device_map(device_map, name);
-    const bool on_cpu = text == nullptr || *text == kDisk;
-    state.insert(name, file.get(name, on_cpu ? c10::Device(c10::kCPU)
-                                             : detail::checkpoint::device_from_text(*text)));
+  // Files next: a full disk leaves the model as it is.
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto& [name, recipe] = plan.copies[i];
+    if (places[i].store == Store::kResident) continue;
+    const auto value = sources.make(*recipe).to(places[i].dtype);
+    if (places[i].store == Store::kOffloaded) {
+      offloaded->add(value, name);
+    } else {
+      offload_weight(value, name, spilled->path(), &spilled_index);
+    }
+    done(static_cast<std::int64_t>(value.nbytes()));
   }
-  return state;
+  if (offloaded) offloaded->finish();
+
+  TensorSources::Destinations destinations;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto& [name, recipe] = plan.copies[i];
+    if (places[i].store == Store::kResident) {
+      allocate(own[name], places[i], name);
+      destinations.emplace_back(recipe, own[name].detach());
+    } else {
+      allocate(own[name], {.device = c10::kMeta, .dtype = places[i].dtype}, name);
+    }
+  }
+  sources.make_into(destinations, done);
+  if (spilled) load_offloaded_weights(model, spilled_index, spilled->path());
 }
 
-LoadCheckpointReport load_checkpoint_in_model(torch::nn::Module& model, const fs::path& checkpoint,
-                                              const LoadCheckpointOptions& options) {
-  check_options(options);
+void warn_of_unexpected(const std::vector<std::string>& names, const torch::nn::Module& model,
+                        const fs::path& checkpoint) {
+  if (names.empty()) return;
+  detail::warn(str("Some weights of the model checkpoint at ", checkpoint.string(),
+                   " were not used when initializing ", module_class_name(model), ": {",
+                   join(quoted(names, "'")),
+                   "}. This may or may not be an issue - make sure that the checkpoint does not "
+                   "have unnecessary parameters, or that the model definition correctly "
+                   "corresponds to the checkpoint."));
+}
+
+struct Loaded {
+  LoadCheckpointReport report;
+  /// The tensors that were filled, in the order of the model.
+  std::vector<std::string> names = {};
+};
+
+/// Reads the files and fills the model.
+Loaded load_here(torch::nn::Module& model, const fs::path& checkpoint,
+                 const LoadCheckpointOptions& options) {
   std::vector<CheckpointFile> files;
   for (const auto& path : detail::checkpoint::checkpoint_files(checkpoint))
     files.emplace_back(path);
@@ -211,17 +329,69 @@ LoadCheckpointReport load_checkpoint_in_model(torch::nn::Module& model, const fs
   auto plan = compare(own, sources, recipes, mapped.tensors, options.strict);
   if (!options.key_mapping.empty()) plan.report.key_mapping = std::move(mapped.report);
   refuse_mismatches(plan.report, options, model, checkpoint);
-  copy_all(own, plan, sources, options);
+  copy_all(model, own, plan, sources, options);
+  warn_of_unexpected(plan.report.unexpected_keys, model, checkpoint);
+  Loaded loaded{.report = std::move(plan.report)};
+  for (const auto& [name, recipe] : plan.copies) loaded.names.push_back(name);
+  return loaded;
+}
 
-  if (!plan.report.unexpected_keys.empty()) {
-    detail::warn(str("Some weights of the model checkpoint at ", checkpoint.string(),
-                     " were not used when initializing ", module_class_name(model), ": {",
-                     join(quoted(plan.report.unexpected_keys, "'")),
-                     "}. This may or may not be an issue - make sure that the checkpoint does not "
-                     "have unnecessary parameters, or that the model definition correctly "
-                     "corresponds to the checkpoint."));
+/// Collective. Rank 0 loads, then its tensors travel in the order of their names.
+LoadCheckpointReport load_and_broadcast(torch::nn::Module& model, const fs::path& checkpoint,
+                                        const LoadCheckpointOptions& options,
+                                        std::source_location where) {
+  constexpr auto kName = "load_checkpoint_in_model";
+  using NameLists = std::vector<std::vector<std::string>>;  // copied, missing, unexpected
+  const detail::comm::Peers peers(kName, {nullptr, where});
+  LoadCheckpointReport report;
+  const auto answers = detail::checkpoint::exchange_by_collective(kName, where)([&] {
+    if (peers.rank() != 0) return std::string();
+    auto loaded = load_here(model, checkpoint, options);
+    report = std::move(loaded.report);
+    std::ranges::sort(loaded.names);
+    return detail::json_dumps(
+        to_value(NameLists{loaded.names, report.missing_keys, report.unexpected_keys}));
+  });
+  const auto lists = from_value<NameLists>(detail::json_loads(answers.front()));
+  if (peers.rank() != 0) report = {.missing_keys = lists[1], .unexpected_keys = lists[2]};
+  const auto own = state_dict(model);
+  const Placements placements(model, options);
+  const at::NoGradGuard no_grad;
+  for (const auto& name : lists[0]) {
+    const auto& tensor = own[name];
+    allocate(tensor, placements.of(name, tensor), name);
+    const auto message = tensor.detach().contiguous();
+    peers.broadcast(message, 0);
+    if (peers.rank() != 0 && !message.is_alias_of(tensor)) tensor.detach().copy_(message);
   }
-  return std::move(plan.report);
+  return report;
+}
+
+}  // namespace
+
+StateDict load_state_dict(const fs::path& checkpoint_file, const DeviceMap& device_map) {
+  const CheckpointFile file(checkpoint_file);
+  StateDict state("Tensor");
+  for (const auto& name : file.names()) {
+    const auto* const device = find_in_device_map(device_map, name);
+    const bool on_cpu = device == nullptr || device->is_disk();
+    state.insert(name, file.get(name, on_cpu ? c10::Device(c10::kCPU) : torch_device(*device)));
+  }
+  return state;
+}
+
+LoadCheckpointReport load_checkpoint_in_model(torch::nn::Module& model, const fs::path& checkpoint,
+                                              const LoadCheckpointOptions& options,
+                                              std::source_location where) {
+  check_options(options);
+  if (options.broadcast_from_rank0 && !detail::comm::is_alone(/*group=*/nullptr)) {
+    return load_and_broadcast(model, checkpoint, options, where);
+  }
+  const auto tied = find_tied_parameters(model);
+  if (!options.device_map.empty()) check_tied_parameters_on_same_device(tied, options.device_map);
+  auto loaded = load_here(model, checkpoint, options);
+  retie_parameters(model, tied);
+  return std::move(loaded.report);
 }
 
 }  // namespace accelerate

@@ -5,12 +5,12 @@
 
 #include "accelerate/checkpoint.h"
 #include "accelerate/errors.h"
-#include "checkpoint/aliases.h"
 #include "core/bytes.h"
 #include "core/log.h"
 #include "core/python_text.h"
 #include "core/text.h"
 #include "formats/shards.h"
+#include "modeling/tensors.h"
 
 namespace accelerate {
 namespace {
@@ -22,48 +22,7 @@ std::int64_t bytes_of(const ShardSize& size) {
 
 }  // namespace
 
-namespace detail::checkpoint {
-
-std::vector<std::vector<std::string>> same_elements(const StateDict& state) {
-  std::vector<std::vector<std::string>> groups;
-  std::unordered_map<TensorStorageId, std::vector<std::size_t>> by_storage;
-  const auto same = [&](const at::Tensor& a, const at::Tensor& b) {
-    return a.storage_offset() == b.storage_offset() && a.scalar_type() == b.scalar_type() &&
-           a.sizes() == b.sizes() && a.strides() == b.strides();
-  };
-  for (const auto& entry : state) {
-    const auto& tensor = entry.value();
-    if (tensor.is_meta() || tensor.numel() == 0) {
-      groups.push_back({entry.key()});
-      continue;
-    }
-    auto& candidates = by_storage[id_tensor_storage(tensor)];
-    const auto group = std::ranges::find_if(
-        candidates, [&](std::size_t i) { return same(state[groups[i].front()], tensor); });
-    if (group != candidates.end()) {
-      groups[*group].push_back(entry.key());
-    } else {
-      candidates.push_back(groups.size());
-      groups.push_back({entry.key()});
-    }
-  }
-  return groups;
-}
-
-}  // namespace detail::checkpoint
-
 std::int64_t parse_size_to_int(std::string_view size) { return detail::parse_size_to_int(size); }
-
-TensorStorageId id_tensor_storage(const at::Tensor& tensor) {
-  if (!tensor.has_storage()) {
-    throw ArgumentError(
-        detail::str("id_tensor_storage: a tensor of layout ", tensor.layout(), " has no storage."));
-  }
-  const auto& storage = tensor.storage();
-  return {.device = tensor.device(),
-          .data = tensor.is_meta() ? nullptr : storage.data(),
-          .bytes = static_cast<std::int64_t>(storage.nbytes())};
-}
 
 StateDictSplit split_torch_state_dict_into_shards(const StateDict& state,
                                                   const SplitStateDictOptions& options) {
@@ -89,7 +48,7 @@ StateDictSplit shard_checkpoint(const StateDict& state, const ShardSize& max_sha
 }
 
 StateDict clean_state_dict_for_safetensors(const StateDict& state) {
-  const auto groups = detail::checkpoint::same_elements(state);
+  const auto groups = detail::modeling::same_elements(state);
   std::unordered_map<TensorStorageId, int> views;  // that stay, per storage
   for (const auto& names : groups) {
     const auto& tensor = state[names.front()];

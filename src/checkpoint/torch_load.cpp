@@ -9,13 +9,13 @@
 #include "accelerate/torch_archive.h"
 #include "checkpoint/device_reader.h"
 #include "checkpoint/parallel_chunks.h"
-#include "checkpoint/torch_dtype.h"
 #include "core/byte_bar.h"
 #include "core/huge_pages.h"
 #include "core/text.h"
 #include "formats/archive.h"
 #include "formats/format_error.h"
 #include "formats/legacy_archive.h"
+#include "modeling/torch_dtype.h"
 
 namespace accelerate {
 namespace detail::checkpoint {
@@ -77,7 +77,7 @@ class TensorLoader {
   }
 
   [[nodiscard]] at::ScalarType dtype(std::string_view name) const {
-    if (const auto known = dtype_of(name)) return *known;
+    if (const auto known = modeling::dtype_of(name)) return *known;
     throw formats::format_error(
         file_.name(), 0,
         str("a tensor is of dtype torch.", name, ", which this version of LibTorch does not have"));

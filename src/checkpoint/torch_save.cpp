@@ -6,13 +6,13 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/torch_archive.h"
-#include "checkpoint/torch_dtype.h"
 #include "checkpoint/write_file.h"
 #include "core/output_file.h"
 #include "core/text.h"
 #include "formats/archive.h"
 #include "formats/pickle.h"
 #include "formats/torch_dtypes.h"
+#include "modeling/torch_dtype.h"
 
 namespace accelerate {
 namespace detail::checkpoint {
@@ -117,7 +117,7 @@ class TensorSaver {
     }
     // A conjugated view is a flag of the tensor, which its storage does not have.
     const auto plain = tensor.detach().resolve_conj().resolve_neg();
-    const auto dtype = name_of(plain.scalar_type());
+    const auto dtype = modeling::name_of(plain.scalar_type());
     const auto* known = formats::find_torch_dtype(dtype);
     if (known == nullptr) {
       throw ArgumentError(str("A tensor to be saved is of dtype torch.", dtype,

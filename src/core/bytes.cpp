@@ -95,6 +95,13 @@ std::int64_t convert_file_size_to_int(std::string_view size) {
   return 0;
 }
 
+std::int64_t convert_file_size_to_int(std::int64_t size) {
+  if (size >= 0) return size;
+  throw ArgumentError(str("The size ", size,
+                          " is negative. Use a number of bytes, or a text with a unit such as "
+                          "'5.0GB'."));
+}
+
 std::int64_t parse_size_to_int(std::string_view size) {
   const auto refuse = [size](std::string_view why) {
     throw ArgumentError(

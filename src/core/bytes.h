@@ -17,6 +17,8 @@ namespace accelerate::detail::inline core {
 /// lower-case b behind a decimal unit means bits: "8Gb" is 10^9. Throws `ArgumentError` with the
 /// text for anything else, for negative sizes and for what does not fit into 64 bits.
 [[nodiscard]] std::int64_t convert_file_size_to_int(std::string_view size);
+/// A number of bytes as it is. Throws `ArgumentError` for a negative one.
+[[nodiscard]] std::int64_t convert_file_size_to_int(std::int64_t size);
 
 /// The sizes of shards, by huggingface_hub's rules: units TB GB MB KB (1000) in any case, blanks
 /// around number and unit. "0.5 gb" is 500000000. Throws `ArgumentError` with the text for anything

@@ -119,6 +119,53 @@ std::optional<double> least_quota(const fs::path& mount, std::string_view group,
   }
 }
 
+/// The least that `read_v2` or `read_v1` gives for the cgroups of this process that a controller
+/// has.
+template <class ReadV2, class ReadV1>
+std::optional<double> least_of_cgroups(const SystemRoot& root, std::string_view controller,
+                                       ReadV2 read_v2, ReadV1 read_v1) {
+  std::optional<double> least;
+  const auto take = [&](std::optional<double> quota) {
+    if (quota) least = std::min(least.value_or(*quota), *quota);
+  };
+  std::ifstream in(root.proc / "self/cgroup");  // "0::/a/b", "4:cpu,cpuacct:/a/b"
+  for (std::string line; std::getline(in, line);) {
+    const auto first = line.find(':');
+    const auto second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const auto controllers = line.substr(first + 1, second - first - 1);
+    const auto group = std::string_view(line).substr(second + 1);
+    const auto mount = root.sys / "fs/cgroup";
+    if (controllers.empty()) {
+      take(least_quota(mount, group, read_v2));
+    } else if (std::ranges::count(split(controllers, ','), controller) > 0) {
+      take(least_quota(mount / controllers, group, read_v1));
+      if (controllers != controller) take(least_quota(mount / controller, group, read_v1));
+    }
+  }
+  return least;
+}
+
+/// Bytes below a limit. What the kernel can drop from the page cache at once is not in use.
+std::optional<double> memory_below(const fs::path& folder, const char* limit_file,
+                                   const char* usage_file) {
+  const auto number_in = [&](const char* file) {
+    const auto line = read_line(folder / file);
+    return line ? parse_number<double>(trim(*line)) : std::nullopt;
+  };
+  const auto limit = number_in(limit_file);  // "max" is no number
+  const auto usage = number_in(usage_file);
+  if (!limit || !usage) return std::nullopt;
+  double reclaimable = 0;
+  std::ifstream stat(folder / "memory.stat");
+  for (std::string line; std::getline(stat, line);) {
+    const auto parts = split(line, ' ');
+    if (parts.size() != 2 || !parts[0].ends_with("inactive_file")) continue;
+    reclaimable = std::max(reclaimable, parse_number<double>(parts[1]).value_or(0));
+  }
+  return std::max(0.0, *limit - *usage + reclaimable);
+}
+
 }  // namespace
 
 std::optional<std::vector<int>> parse_cpulist(std::string_view text) {
@@ -243,26 +290,24 @@ std::vector<int> cpus_near_pci_device(std::string_view address, const SystemRoot
 }
 
 std::optional<double> cgroup_cpu_quota(const SystemRoot& root) {
-  std::optional<double> least;
-  const auto take = [&](std::optional<double> quota) {
-    if (quota) least = std::min(least.value_or(*quota), *quota);
-  };
-  std::ifstream in(root.proc / "self/cgroup");  // "0::/a/b", "4:cpu,cpuacct:/a/b"
-  for (std::string line; std::getline(in, line);) {
-    const auto first = line.find(':');
-    const auto second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const auto controllers = line.substr(first + 1, second - first - 1);
-    const auto group = std::string_view(line).substr(second + 1);
-    const auto mount = root.sys / "fs/cgroup";
-    if (controllers.empty()) {
-      take(least_quota(mount, group, quota_of_v2));
-    } else if (std::ranges::count(split(controllers, ','), "cpu") > 0) {
-      take(least_quota(mount / controllers, group, quota_of_v1));
-      if (controllers != "cpu") take(least_quota(mount / "cpu", group, quota_of_v1));
-    }
+  return least_of_cgroups(root, "cpu", quota_of_v2, quota_of_v1);
+}
+
+std::int64_t available_memory(const SystemRoot& root) {
+  double available = 0;
+  std::ifstream in(root.proc / "meminfo");
+  for (std::string line; std::getline(in, line);) {  // "MemAvailable:   123456 kB"
+    if (!line.starts_with("MemAvailable:")) continue;
+    const auto kib = split(trim(std::string_view(line).substr(13)), ' ').front();
+    available = 1024 * parse_number<double>(kib).value_or(0);
   }
-  return least;
+  const auto in_cgroups = least_of_cgroups(
+      root, "memory",
+      [](const fs::path& folder) { return memory_below(folder, "memory.max", "memory.current"); },
+      [](const fs::path& folder) {
+        return memory_below(folder, "memory.limit_in_bytes", "memory.usage_in_bytes");
+      });
+  return static_cast<std::int64_t>(std::min(available, in_cgroups.value_or(available)));
 }
 
 int count_physical_cores(std::span<const int> cpus, std::optional<double> quota,

@@ -58,6 +58,9 @@ struct NumaNode {
 /// How many CPUs' worth of time the cgroups of this process allow (version 1 or 2, the tightest on
 /// the way to the root). Nothing without a limit.
 [[nodiscard]] std::optional<double> cgroup_cpu_quota(const SystemRoot& root = {});
+/// Bytes of memory that this process can still take without swapping: what the machine has
+/// available, within the limits of its cgroups (version 1 or 2).
+[[nodiscard]] std::int64_t available_memory(const SystemRoot& root = {});
 /// Cores among these CPUs, hyper-threads counted once; their number where the kernel does not tell.
 /// At most the quota, rounded up, and at least one.
 [[nodiscard]] int count_physical_cores(std::span<const int> cpus, std::optional<double> quota,

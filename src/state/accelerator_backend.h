@@ -8,6 +8,7 @@
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -39,6 +40,14 @@ class AcceleratorBackend {
   virtual void empty_cache() = 0;
   virtual void synchronize(int index) = 0;
   [[nodiscard]] virtual std::int64_t allocated_bytes(int index) const = 0;
+  /// Pins whole pages of the host, so that copies from them are fast and run beside other work.
+  /// Returns false if the driver refuses.
+  [[nodiscard]] virtual bool pin_memory(void* address, std::size_t bytes) noexcept = 0;
+  virtual void unpin_memory(void* address) noexcept = 0;
+  /// True while the current stream of this thread records a graph instead of running.
+  [[nodiscard]] virtual bool is_capturing() const = 0;
+  /// Bytes that this process can allocate: free ones of the device and unused ones of its cache.
+  [[nodiscard]] virtual std::int64_t free_bytes(int index) const = 0;
   /// True once this process holds a CUDA context: forking is no longer safe.
   [[nodiscard]] virtual bool context_exists() const = 0;
 

@@ -60,4 +60,8 @@ std::int64_t convert_file_size_to_int(std::string_view size) {
   return detail::convert_file_size_to_int(size);
 }
 
+std::int64_t convert_file_size_to_int(std::int64_t size) {
+  return detail::convert_file_size_to_int(size);
+}
+
 }  // namespace accelerate

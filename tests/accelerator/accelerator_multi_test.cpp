@@ -13,6 +13,7 @@
 
 #include "accelerator/nets.h"
 #include "core/captured_log.h"
+#include "modeling/outline.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
 
@@ -45,6 +46,19 @@ std::vector<torch::Tensor> sum_of(std::vector<torch::Tensor> a,
                                   const std::vector<torch::Tensor>& b) {
   for (std::size_t i = 0; i < a.size(); ++i) a[i] = a[i] + b[i];
   return a;
+}
+
+TEST(AcceleratorOnProcesses, RefusesModelsThatAreSpreadOverDevices) {
+  on_processes(2, [] {
+    Accelerator accelerator(anew());
+    Mlp net;
+    detail::modeling::set_device_map(net.ptr(), DeviceMap{{"first", 0}, {"second", "cpu"}});
+    EXPECT_EQ(message_of<ArgumentError>([&] { (void)accelerator.prepare(net); }),
+              "You can't train a model that has been loaded with `device_map='auto'` in any "
+              "distributed mode. Please rerun your program with `--num_processes=1`.");
+    ::setenv("ACCELERATE_BYPASS_DEVICE_MAP", "true", 1);
+    (void)accelerator.prepare(net);
+  });
 }
 
 // ---- when gradients are averaged ----------------------------------------------------------------

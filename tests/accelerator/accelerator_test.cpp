@@ -14,6 +14,7 @@
 
 #include "accelerator/nets.h"
 #include "core/captured_log.h"
+#include "modeling/outline.h"
 #include "support/fake_gpu.h"
 #include "support/message_of.h"
 
@@ -600,6 +601,21 @@ TEST_F(AcceleratorTest, MakesEveryStepOfACycleThatCountsTheBatchesInBetween) {
     scheduler.step();
     EXPECT_EQ(scheduler.scheduler().last_epoch(), std::min(batch / 2, 4)) << batch;
   }
+}
+
+TEST_F(AcceleratorTest, LeavesModelsThatAreSpreadOverDevicesWhereTheyAre) {
+  Accelerator accelerator(on_cpu());
+  const auto inner = std::make_shared<LineImpl>();
+  const auto net = std::make_shared<torch::nn::ModuleListImpl>();
+  net->push_back(inner);
+  EXPECT_FALSE(accelerator.verify_device_map(net));
+  detail::modeling::set_device_map(inner, DeviceMap{{"", 0}});
+  EXPECT_FALSE(accelerator.verify_device_map(net));  // one device
+  detail::modeling::set_device_map(inner, DeviceMap{{"first", "meta"}, {"second", "cpu"}});
+  EXPECT_TRUE(accelerator.verify_device_map(net));
+  set_module_tensor_to_device(*inner, "weight", torch::kMeta);
+  const auto model = accelerator.prepare(net);  // moving a tensor off the meta device would throw
+  EXPECT_TRUE(accelerator.verify_device_map(model));
 }
 
 TEST_F(AcceleratorTest, TellsWhatIsTheCase) {

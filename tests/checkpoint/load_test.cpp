@@ -308,14 +308,6 @@ TEST_F(LoadCheckpointTest, FollowsADeviceMapWithoutOffload) {
                 [&] { load_checkpoint_in_model(leaf, path_, {.device_map = {{"", "moon"}}}); }),
             "The device map has 'moon', which is no device. Use 'cpu', 'cuda:0' or the number of a "
             "GPU.");
-  EXPECT_EQ(message_of<UnsupportedError>(
-                [&] { load_checkpoint_in_model(leaf, path_, {.device_map = {{"w", "disk"}}}); }),
-            "load_checkpoint_in_model: the device map puts 'w' on disk, and this version has no "
-            "offload yet. Use 'cpu'.");
-  test::Leaf meta(Pairs{{"w", torch::zeros(2, torch::TensorOptions().device(torch::kMeta))}});
-  EXPECT_THROW(load_checkpoint_in_model(meta, path_), UnsupportedError);
-  EXPECT_THROW(load_checkpoint_in_model(meta, path_, {.device_map = {{"", "cpu"}}}),
-               UnsupportedError);
 }
 
 TEST_F(LoadCheckpointTest, EnforcesTheFormatInTheMetadata) {

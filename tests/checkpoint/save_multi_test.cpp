@@ -93,5 +93,45 @@ TEST(SaveOnProcesses, NamesHaveThePrefixOfTheWrapperUnlessUnwrapped) {
   });
 }
 
+// ---- load from rank 0 ---------------------------------------------------------------------------
+
+TEST(LoadOnProcesses, Rank0ReadsForAll) {
+  const SharedFolder folder;
+  on_processes(2, folder.options(), [&] {
+    Accelerator accelerator({.cpu = true});
+    const auto weights = folder.path() / "model";
+    accelerator.save_model(filled<test::Small>(), weights);
+    // The other process has no such folder.
+    const auto mine = accelerator.is_main_process() ? weights : folder.path() / "nowhere";
+    test::Small net;
+    if (!accelerator.is_main_process()) {
+      set_module_tensor_to_device(net, "linear1.weight", torch::kMeta);
+    }
+    auto report = load_checkpoint_in_model(net, mine, {.broadcast_from_rank0 = true});
+    test::expect_equal(net, *filled<test::Small>());
+    EXPECT_TRUE(report.missing_keys.empty());
+
+    test::Leaf other({{"weight", torch::zeros(2)}});
+    report = load_checkpoint_in_model(other, mine, {.broadcast_from_rank0 = true});
+    EXPECT_EQ(report.missing_keys, std::vector<std::string>{"weight"});
+    EXPECT_EQ(report.unexpected_keys.size(), 9U);
+  });
+}
+
+TEST(LoadOnProcesses, AllThrowIfRank0CannotRead) {
+  on_processes(2, [] {
+    Accelerator accelerator({.cpu = true});
+    test::Small net;
+    const auto load = [&] {
+      load_checkpoint_in_model(net, "nowhere", {.broadcast_from_rank0 = true});
+    };
+    if (accelerator.is_main_process()) {
+      EXPECT_THROW(load(), ArgumentError);
+    } else {
+      EXPECT_NE(message_of<CommError>(load).find("nowhere"), std::string::npos);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace accelerate

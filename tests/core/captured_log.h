@@ -8,13 +8,15 @@
 
 namespace accelerate::test {
 
-/// Collects messages until the end of the scope; nothing goes to stderr.
+/// Collects messages until the end of the scope; nothing goes to stderr. Warnings and worse, or
+/// those of another level and worse.
 class CapturedLog {
  public:
-  CapturedLog() {
-    basic_config({.sink = [this](const LogEntry& record) { messages_.push_back(record.message); }});
+  explicit CapturedLog(LogLevel level = LogLevel::kWarning) {
+    basic_config({.level = level,
+                  .sink = [this](const LogEntry& record) { messages_.push_back(record.message); }});
   }
-  ~CapturedLog() { basic_config({}); }
+  ~CapturedLog() { basic_config({.level = LogLevel::kWarning}); }
   CapturedLog(const CapturedLog&) = delete;
   CapturedLog& operator=(const CapturedLog&) = delete;
 

@@ -158,6 +158,30 @@ TEST(CgroupQuota, IsNothingWithoutALimitOrWithADamagedFile) {
   EXPECT_EQ(cgroup_cpu_quota(machine.root()), std::nullopt);
 }
 
+TEST(AvailableMemory, IsWhatTheMachineAndTheTightestCgroupLeave) {
+  MadeUpMachine machine;
+  machine.file("proc/meminfo", "MemTotal:       8000 kB\nMemAvailable:   4000 kB\n");
+  EXPECT_EQ(available_memory(machine.root()), 4000 * 1024);
+  machine.file("proc/self/cgroup", "0::/jobs/mine\n")
+      .file("sys/fs/cgroup/jobs/mine/memory.max", "max\n")
+      .file("sys/fs/cgroup/jobs/mine/memory.current", "100000\n")
+      .file("sys/fs/cgroup/jobs/memory.max", "1000000\n")
+      .file("sys/fs/cgroup/jobs/memory.current", "600000\n")
+      .file("sys/fs/cgroup/jobs/memory.stat", "anon 1\ninactive_file 50000\n");
+  EXPECT_EQ(available_memory(machine.root()), 450000);
+}
+
+TEST(AvailableMemory, ReadsVersion1) {
+  MadeUpMachine machine;
+  machine.file("proc/meminfo", "MemAvailable:   4000 kB\n")
+      .file("proc/self/cgroup", "4:memory:/a\n1:cpu:/\n")
+      .file("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "300000\n")
+      .file("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "400000\n")
+      .file("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
+      .file("sys/fs/cgroup/memory/memory.usage_in_bytes", "400000\n");
+  EXPECT_EQ(available_memory(machine.root()), 0);
+}
+
 TEST(CountPhysicalCores, CountsHyperThreadsOnce) {
   MadeUpMachine machine;
   machine.core(0, "0,2").core(1, "1,3").core(2, "0,2").core(3, "1,3");

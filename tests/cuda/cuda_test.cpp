@@ -45,6 +45,18 @@ TEST_F(Cuda, AProgramThatIsAloneComputesOnTheGpuWithoutAGroup) {
                });
 }
 
+TEST_F(Cuda, FreeMemoryCountsWhatTheCacheHoldsUnused) {
+  constexpr std::int64_t kBytes = std::int64_t{256} << 20;
+  (void)torch::ones({1}, torch::kCUDA);
+  const auto free = [] { return std::int64_t{get_max_memory().get(MapDevice(0), 0)}; };
+  const auto before = free();
+  {
+    const auto tensor = torch::empty({kBytes}, torch::dtype(torch::kByte).device(torch::kCUDA));
+    EXPECT_LE(free(), before - kBytes / 2);
+  }
+  EXPECT_GT(free(), before - kBytes / 2);  // in the cache, not with the driver
+}
+
 TEST_F(Cuda, OneRankUsesNccl) {
   on_processes(1, on_gpu(), [](PartialState& state) {
     EXPECT_EQ(state.distributed_type(), DistributedType::kMultiGpu);

@@ -24,6 +24,43 @@ torch::Tensor two_lines_one_collective(const accelerate::PartialState& state,
   return all;
 }
 
+struct BigNetImpl : torch::nn::Module {
+  explicit BigNetImpl(int width)
+      : encoder(register_module("encoder", torch::nn::Linear(width, width))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return encoder(x); }
+  torch::nn::Linear encoder;
+};
+TORCH_MODULE(BigNet);
+
+void plan_a_big_model(const BigNet& net) {
+  auto sizes = accelerate::compute_module_sizes(*net, {.dtype = torch::kFloat16});
+  sizes.get("encoder", 0.0);  // bytes of a module with all inside; "" is the model
+  auto [total, largest] = accelerate::calculate_maximum_sizes(*net);
+
+  auto budget = accelerate::get_balanced_memory(*net, {.no_split_module_classes = {"Block"}});
+  auto map = accelerate::infer_auto_device_map(
+      *net, {.max_memory = budget, .no_split_module_classes = {"Block"}});
+
+  accelerate::load_checkpoint_in_model(*net, "model",
+                                       {.device_map = map, .offload_folder = "spill"});
+  accelerate::print(total, largest.second);
+}
+
+torch::Tensor keep_weights_in_a_folder(const BigNet& net) {
+  accelerate::offload_state_dict("spill", accelerate::state_dict(*net));
+  accelerate::OffloadedWeightsLoader weights({.save_folder = "spill"});
+  auto weight = weights.at("encoder.weight");  // pages of the file, read when they are touched
+  return weight;
+}
+
+torch::Tensor run_a_big_model(int config, const torch::Tensor& x) {
+  auto net = accelerate::init_empty_weights([&] { return BigNet(config); });  // seconds, no memory
+  auto model = accelerate::load_checkpoint_and_dispatch(
+      net, "checkpoint", {.device_map = "auto", .offload_folder = "spill"});
+  auto y = model(x);  // x may be on the CPU; y comes back to the device of x
+  return y;
+}
+
 // A function of this name beside `::main` is allowed, and the guide shows the one of a program.
 namespace program {
 int main(int argc, char** argv) {

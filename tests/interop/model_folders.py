@@ -1,5 +1,6 @@
 """model_folders.py PROGRAM REFERENCE: model folders of interop_models in Python, and those of Python in interop_models."""
 
+import importlib.util
 import json
 import pathlib
 import subprocess
@@ -11,7 +12,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import transformers
 from accelerate import Accelerator
-from accelerate.utils import load_checkpoint_in_model
+from accelerate import disk_offload
+from accelerate.utils import OffloadedWeightsLoader, load_checkpoint_in_model, offload_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -86,11 +88,47 @@ def distributed_checkpoints(work):
     print(f"{len(state)} tensors that 2 processes saved with torch.distributed.checkpoint load here")
 
 
+def offload_folders(work):
+    """Offload folders of both sides, one inside the other, and a model of Python that runs on one of ours."""
+    path = pathlib.Path(reference).parent / "offload" / "write_reference.py"
+    spec = importlib.util.spec_from_file_location("offload_reference", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = transformers.GPT2Config(vocab_size=211, n_embd=32, n_layer=3, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0,
+                                     tie_word_embeddings=False)  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config).eval()
+    folder = work / "spill"
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    offload_state_dict(folder, {name: tensor.to(torch.bfloat16) if "mlp" in name else tensor for name, tensor in state.items()})
+    subprocess.run([program, "offload", folder], check=True)
+    weights, out = OffloadedWeightsLoader(save_folder=folder), work / "offloaded.bin"
+    subprocess.run([program, "copy_offloaded", folder, out], check=True)
+    copied = torch.load(out, weights_only=True)
+    assert list(weights) == list(copied) == list(state) + list(module.tensors()), "other names"
+    for name, tensor in copied.items():
+        assert tensor.dtype == weights[name].dtype and torch.equal(tensor, weights[name]), f"{name} differs"
+    for name, tensor in module.tensors().items():
+        assert torch.equal(weights[name], tensor), f"{name} differs"
+    print(f"{len(copied)} tensors in an offload folder that Python and we have written")
+
+    names, inputs = work / "names", torch.arange(8)[None]
+    with torch.no_grad():
+        expected = model(inputs).logits
+    names.write_text("\n".join(numbered(state)) + "\n")
+    model.save_pretrained(work / "weights")
+    subprocess.run([program, "disk", work / "weights", names, work / "ours_spill"], check=True)
+    disk_offload(model, work / "ours_spill", execution_device="cpu")
+    with torch.no_grad():
+        assert torch.equal(model(inputs).logits, expected), "the model differs on our folder"
+    print("a model of transformers runs on an offload folder of load_checkpoint_in_model")
+
+
 def main(work):
     subprocess.run([program, "save", work / "ours"], check=True)
     python_loads(work / "ours")
     transformers_models(work)
     distributed_checkpoints(work)
+    offload_folders(work)
     accelerator = Accelerator(cpu=True)
     for limit in ("10GB", "1KB"):
         for safe in (True, False):

@@ -4,6 +4,9 @@
 // tensors,
 //     which NAMES lists, and writes its state dict to OUT. A line of NAMES is a name, the number of
 //     the tensor (tied names have the same), the rank and the sizes.
+// interop_models offload FOLDER: adds the tensors of tests/reference/offload to an offload folder.
+// interop_models disk FOLDER NAMES OUT: the same model, with all of it in the offload folder OUT.
+// interop_models copy_offloaded FOLDER OUT: writes the tensors of an offload folder to OUT.
 #include <torch/torch.h>
 
 #include <filesystem>
@@ -16,6 +19,7 @@
 #include "accelerate/accelerator.h"
 #include "accelerate/checkpoint.h"
 #include "checkpoint/models.h"
+#include "checkpoint/offloaded.h"
 
 namespace {
 
@@ -51,7 +55,7 @@ void place(torch::nn::Module& root, const std::string& name, const torch::Tensor
   module->register_parameter(name.substr(begin), tensor, tensor.is_floating_point());
 }
 
-void load_and_write(const fs::path& folder, const fs::path& names, const fs::path& out) {
+std::shared_ptr<test::Leaf> model_of(const fs::path& names) {
   std::ifstream in(names);
   auto root = std::make_shared<test::Leaf>(test::Tied::Pairs{});
   std::map<std::int64_t, torch::Tensor> tensors;
@@ -65,8 +69,20 @@ void load_and_write(const fs::path& folder, const fs::path& names, const fs::pat
     if (is_new) tensor->second = torch::full(shape, -1.0);
     place(*root, name, tensor->second);
   }
+  return root;
+}
+
+void load_and_write(const fs::path& folder, const fs::path& names, const fs::path& out) {
+  const auto root = model_of(names);
   load_checkpoint_in_model(*root, folder, {.strict = true});
   torch_save(state_dict(*root), out);
+}
+
+void copy_offloaded(const fs::path& folder, const fs::path& out) {
+  const OffloadedWeightsLoader weights({.save_folder = folder});
+  StateDict state("Tensor");
+  for (const auto& name : weights.keys()) state.insert(name, weights.at(name));
+  torch_save(state, out);
 }
 
 }  // namespace
@@ -84,6 +100,22 @@ int main(int argc, char** argv) {
     load_and_write(words[1], words[2], words[3]);
     return 0;
   }
-  std::cerr << "usage: interop_models save FOLDER | copy FOLDER NAMES OUT\n";
+  if (words.size() == 2 && words[0] == "offload") {
+    offload_state_dict(words[1], test::offloaded_tensors());
+    return 0;
+  }
+  if (words.size() == 4 && words[0] == "disk") {
+    load_checkpoint_in_model(
+        *model_of(words[2]), words[1],
+        {.device_map = {{"", "disk"}}, .offload_folder = words[3], .offload_buffers = true});
+    return 0;
+  }
+  if (words.size() == 3 && words[0] == "copy_offloaded") {
+    copy_offloaded(words[1], words[2]);
+    return 0;
+  }
+  std::cerr
+      << "usage: interop_models save FOLDER | copy FOLDER NAMES OUT | disk FOLDER NAMES OUT | "
+         "offload FOLDER | copy_offloaded FOLDER OUT\n";
   return 2;
 }

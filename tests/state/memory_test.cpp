@@ -223,6 +223,7 @@ TEST(ConvertFileSizeToInt, ReadsBinaryAndDecimalUnits) {
   EXPECT_EQ(convert_file_size_to_int("5GB"), 5000000000);
   EXPECT_EQ(convert_file_size_to_int(7), 7);
   EXPECT_THROW((void)convert_file_size_to_int("five"), ArgumentError);
+  EXPECT_THROW((void)convert_file_size_to_int(-7), ArgumentError);
 }
 
 }  // namespace

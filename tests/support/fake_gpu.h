@@ -1,6 +1,7 @@
 // tests/support/fake_gpu.h - a GPU of any kind, for what is decided before it computes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -13,7 +14,7 @@
 namespace accelerate::test {
 
 /// While it lives, the library believes in one CUDA device of this compute capability.
-class FakeGpu final : public detail::state::AcceleratorBackend {
+class FakeGpu : public detail::state::AcceleratorBackend {
  public:
   explicit FakeGpu(detail::state::DeviceCapability capability) : capability_(capability) {
     detail::state::replace_accelerator_backend(this);
@@ -32,6 +33,10 @@ class FakeGpu final : public detail::state::AcceleratorBackend {
   void empty_cache() override {}
   void synchronize(int) override {}
   std::int64_t allocated_bytes(int) const override { return 0; }
+  bool pin_memory(void*, std::size_t) noexcept override { return false; }
+  void unpin_memory(void*) noexcept override {}
+  bool is_capturing() const override { return false; }
+  std::int64_t free_bytes(int) const override { return 1000; }
   bool context_exists() const override { return false; }
   c10::intrusive_ptr<c10d::Backend> make_nccl(
       const c10::intrusive_ptr<c10d::Store>&, const detail::state::ProcessGroupOptions&,

@@ -159,11 +159,6 @@ class ACCELERATE_API AcceleratorBase {
   /// Whether this process writes the model: the main one, or the first of each host with
   /// `save_on_each_node`.
   [[nodiscard]] bool should_save_model() const;
-  /// Whether the model is spread over several devices of this process.
-  template <class Model>
-  [[nodiscard]] bool verify_device_map(const Model&) const {
-    return false;
-  }
 
   [[nodiscard]] bool split_batches() const { return options().dataloader_config.split_batches; }
   [[nodiscard]] std::optional<bool> dispatch_batches() const {

@@ -101,6 +101,9 @@ std::shared_ptr<ModelCore> core_of(const Model& model) {
   }
 }
 
+/// A module in it has a device map with more than one entry.
+[[nodiscard]] ACCELERATE_API bool is_spread(const torch::nn::Module& module);
+
 /// Throws `StateError` for a prepared model that is empty, `ArgumentError` for an empty holder.
 template <class Model>
 std::shared_ptr<torch::nn::Module> module_of(const Model& model) {

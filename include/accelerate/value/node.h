@@ -118,11 +118,11 @@ concept ExampleLike = requires(T& example) {
   requires std::same_as<decltype(T::data), typename T::DataType>;
 };
 template <class T>
-concept Hooked = requires { tensor_tree_fields(std::type_identity<T>{}); };
+concept NamesItsFields = requires { tensor_tree_fields(std::type_identity<T>{}); };
 
 template <class T>
 constexpr auto fields() {
-  if constexpr (Hooked<T>) {
+  if constexpr (NamesItsFields<T>) {
     return tensor_tree_fields(std::type_identity<T>{});
   } else if constexpr (std::is_void_v<typename T::TargetType>) {
     return std::tuple{field("data", &T::data)};
@@ -137,7 +137,7 @@ constexpr Node node_of() {
     return Node::kLeaf;
   } else if constexpr (Dynamic<T>::kOpens) {
     return Node::kDynamic;
-  } else if constexpr (Hooked<T> || ExampleLike<T>) {
+  } else if constexpr (NamesItsFields<T> || ExampleLike<T>) {
     return Node::kRecord;
   } else if constexpr (Sequence<T>) {
     return Node::kSequence;

@@ -6,10 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <atomic>
-#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,6 +19,7 @@
 #include <vector>
 
 #include "accelerate/api.h"
+#include "accelerate/detail/modeling/module_of.h"
 #include "accelerate/kwargs.h"
 #include "accelerate/precision/autocast.h"
 #include "accelerate/state_dict.h"
@@ -106,25 +105,8 @@ class ACCELERATE_API ForwardScope {
   std::optional<AutocastScope> autocast_ = std::nullopt;
 };
 
-/// The module that a holder or a smart pointer leads to; null if it is empty.
-template <class Holder>
-struct ModuleOf;
-template <class Holder>
-  requires torch::detail::is_module_holder<Holder>::value
-struct ModuleOf<Holder> {
-  using type = typename Holder::ContainedType;
-  static std::shared_ptr<type> pointer(const Holder& holder) {
-    return holder.is_empty() ? nullptr : holder.ptr();
-  }
-};
-template <std::derived_from<torch::nn::Module> M>
-struct ModuleOf<std::shared_ptr<M>> {
-  using type = M;
-  static const std::shared_ptr<M>& pointer(const std::shared_ptr<M>& holder) { return holder; }
-};
-
-template <class T>
-concept ModelHolder = requires { typename ModuleOf<T>::type; };
+using modeling::ModelHolder;
+using modeling::ModuleOf;
 
 /// Collective if parameters are sharded. The state dict of a model that is prepared (`core` is not
 /// null) or not; `unwrap` takes wrappers and their prefixes off.

@@ -153,7 +153,7 @@ template <class T>
 auto batch_record() {
   if constexpr (NamesBatch<T>) {
     return decltype(collated_as(std::type_identity<T>{})){};
-  } else if constexpr (tree::detail::Hooked<T>) {
+  } else if constexpr (tree::detail::NamesItsFields<T>) {
     return std::type_identity<T>{};
   } else {
     return []<template <class, class> class E, class D, class G>(std::type_identity<E<D, G>>) {

@@ -1,8 +1,8 @@
-#include "checkpoint/torch_dtype.h"
+#include "modeling/torch_dtype.h"
 
 #include <torch/types.h>
 
-namespace accelerate::detail::checkpoint {
+namespace accelerate::detail::modeling {
 
 std::optional<at::ScalarType> dtype_of(std::string_view name) {
   for (int code = 0; code < static_cast<int>(at::ScalarType::Undefined); ++code) {
@@ -14,4 +14,4 @@ std::optional<at::ScalarType> dtype_of(std::string_view name) {
 
 std::string name_of(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
 
-}  // namespace accelerate::detail::checkpoint
+}  // namespace accelerate::detail::modeling

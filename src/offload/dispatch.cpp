@@ -1,0 +1,324 @@
+// cpu_offload, disk_offload, dispatch_model and load_checkpoint_and_dispatch: from a device map to
+// places for all tensors.
+#include "accelerate/big_modeling/dispatch.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <set>
+
+#include "accelerate/big_modeling/offloaded_tensors.h"
+#include "accelerate/checkpoint.h"
+#include "accelerate/errors.h"
+#include "accelerate/modeling.h"
+#include "checkpoint/offload.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "modeling/outline.h"
+#include "offload/file_ranges.h"
+#include "offload/lazy_params.h"
+#include "offload/placement.h"
+#include "offload/trigger.h"
+#include "state/accelerator_backend.h"
+
+namespace accelerate::detail::offload {
+namespace {
+
+using torch::nn::Module;
+
+constexpr std::array<std::string_view, 4> kComputedMaps{"auto", "balanced", "balanced_low_0",
+                                                        "sequential"};
+
+c10::Device torch_device(const MapDevice& device) {
+  return device.is_gpu() ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device.index()))
+                         : c10::Device(device.to_string());
+}
+
+void check_model(const ModulePtr& model) {
+  if (model == nullptr) throw ArgumentError("There is no model to dispatch: the holder is empty.");
+  for (const auto& parameter : model->parameters()) {
+    if (parameter.defined() && is_offloaded(parameter)) {
+      throw StateError(
+          "The weights of this model are offloaded already. Call remove_hooks() of what the first "
+          "call returned.");
+    }
+  }
+}
+
+c10::Device first_device(const Module& model) {
+  for (const auto& parameter : model.parameters()) {
+    if (parameter.defined() && !parameter.is_meta()) return parameter.device();
+  }
+  return c10::Device(c10::kCPU);
+}
+
+/// The tensors that the map puts on disk.
+StateDict on_disk(const StateDict& all, const DeviceMap& map) {
+  StateDict part;
+  for (const auto& item : all) {
+    const auto* device = find_in_device_map(map, item.key());
+    if (device != nullptr && device->is_disk()) part.insert(item.key(), item.value());
+  }
+  return part;
+}
+
+/// The part of `wanted` that the index must have: no buffers that stay resident, and of tied
+/// parameters one name.
+StateDict must_be_there(const Module& model, const StateDict& wanted, const OffloadIndex& index,
+                        bool offload_buffers) {
+  std::set<std::string> spared;
+  if (!offload_buffers) {
+    for (const auto& item : model.named_buffers()) spared.insert(item.key());
+  }
+  for (const auto& names : find_tied_parameters(model)) {
+    const auto is_there = [&](const std::string& name) { return index.contains(name); };
+    if (!std::ranges::any_of(names, is_there)) continue;
+    std::ranges::copy_if(names, std::inserter(spared, spared.end()), std::not_fn(is_there));
+  }
+  StateDict part;
+  for (const auto& item : wanted) {
+    if (!spared.contains(item.key())) part.insert(item.key(), item.value());
+  }
+  return part;
+}
+
+/// Writes the tensors that belong on disk into a folder without an index; returns where they are.
+FileRanges prepare_folder(const Module& model, const DeviceMap& map,
+                          const DispatchOptions& options) {
+  const auto wanted = on_disk(accelerate::state_dict(model), map);
+  if (wanted.is_empty()) return {};
+  if (!options.offload_dir && !options.offload_index) {
+    std::set<std::string> modules;
+    for (const auto& [name, device] : map) {
+      if (device.is_disk()) modules.insert(name.empty() ? "the whole model" : name);
+    }
+    throw ArgumentError(str("The device map puts ", join(modules),
+                            " on disk, and there is no folder for it. Set offload_dir (the "
+                            "offload_folder of load_checkpoint_and_dispatch)."));
+  }
+  const auto folder = options.offload_dir.value_or("");
+  if (options.offload_index) return file_ranges(*options.offload_index, folder);
+  if (!std::filesystem::exists(folder / "index.json")) {
+    StateDict values;
+    for (const auto& item : wanted) {
+      const auto* value = options.state_dict ? options.state_dict->find(item.key()) : nullptr;
+      values.insert(item.key(), value != nullptr ? *value : item.value());
+    }
+    offload_state_dict(folder, values);
+  }
+  const auto index = read_offload_index(folder);
+  if (!options.lazy.reuse) {
+    checkpoint::check_offloaded(must_be_there(model, wanted, index, options.offload_buffers), index,
+                                folder);
+  }
+  return file_ranges(index, folder);
+}
+
+Place place_in(const DeviceMap& map, const std::string& name, c10::Device main_device,
+               bool manage_on_cpu) {
+  const auto* device = find_in_device_map(map, name);
+  if (device == nullptr) throw ArgumentError(str("'", name, "' doesn't have any device set."));
+  if (device->is_disk()) return {Keep::kOnDisk, main_device};
+  // Weights in host memory that compute on the CPU need not move.
+  if (device->is_cpu() && (!main_device.is_cpu() || manage_on_cpu)) {
+    return {Keep::kInHostMemory, main_device};
+  }
+  return {Keep::kResident, torch_device(*device)};
+}
+
+CorePtr make_core(const ModulePtr& model, const DeviceMap& map, c10::Device main_device,
+                  const DispatchOptions& options) {
+  auto core = std::make_shared<DispatchedCore>(model, map, main_device);
+  core->send_options.skip_keys = options.skip_keys;
+  core->lazy = std::make_unique<LazyParams>(options.lazy);
+  std::set<std::string> gpus;
+  std::set<std::string> offloaded;
+  for (const auto& [name, device] : map) {
+    if (device.is_gpu()) gpus.insert(device.to_string());
+    if (device.is_disk() || (device.is_cpu() && !main_device.is_cpu())) {
+      offloaded.insert(device.to_string());
+    }
+  }
+  core->several_devices = gpus.size() > 1;
+  place_model(*model,
+              {.place_of =
+                   [&](const std::string& name) {
+                     return place_in(map, name, main_device, options.lazy.manage_on_cpu);
+                   },
+               .offload_buffers = options.offload_buffers,
+               .preload_module_classes = options.preload_module_classes,
+               .values = options.state_dict ? &*options.state_dict : nullptr,
+               .ranges = prepare_folder(*model, map, options),
+               .writable = options.lazy.writable,
+               .several_devices = core->several_devices,
+               .pinned = &core->lazy->pinned_budget()},
+              *core->lazy);
+  modeling::set_device_map(model, map);
+  if (!offloaded.empty()) {
+    info(str("Some parameters are offloaded to ", join(offloaded, " and "),
+             ": they come to the device when they are used."));
+  }
+  return core;
+}
+
+DeviceMap computed_map(const Module& model, const std::string& kind,
+                       const LoadDispatchOptions& options) {
+  if (std::ranges::find(kComputedMaps, kind) == kComputedMaps.end()) {
+    throw ArgumentError(
+        str("device_map is '", kind, "'. Give a map, or one of: ", join(kComputedMaps), "."));
+  }
+  std::optional<DtypeLike> dtype;
+  if (options.dtype) dtype = *options.dtype;
+  auto max_memory = options.max_memory;
+  if (kind != "sequential") {
+    max_memory =
+        get_balanced_memory(model, {.max_memory = max_memory,
+                                    .no_split_module_classes = options.no_split_module_classes,
+                                    .dtype = dtype,
+                                    .low_zero = kind == "balanced_low_0"});
+  }
+  return infer_auto_device_map(model, {.max_memory = max_memory,
+                                       .no_split_module_classes = options.no_split_module_classes,
+                                       .dtype = dtype,
+                                       .offload_buffers = options.offload_buffers});
+}
+
+}  // namespace
+
+// -- what a handle does ---------------------------------------------------------------------------
+
+DispatchedCore::DispatchedCore(ModulePtr model, DeviceMap map, c10::Device device)
+    : module(std::move(model)), device_map(std::move(map)), main_device(device) {}
+
+DispatchedCore::~DispatchedCore() = default;
+
+std::shared_ptr<void> DispatchedCore::enter_forward() const {
+  if (lazy) lazy->check_not_moved();
+  if (!several_devices) return nullptr;
+  return std::make_shared<OneDevicePerOperator>();
+}
+
+StateDict DispatchedCore::state_dict() const { return get_state_dict_offloaded_model(*module); }
+LazyStats DispatchedCore::stats() const { return lazy ? lazy->stats() : LazyStats{}; }
+void DispatchedCore::prefetch(std::int64_t depth) const {
+  if (lazy) lazy->prefetch(depth);
+}
+void DispatchedCore::offload_now() const {
+  if (lazy) lazy->offload_now();
+}
+void DispatchedCore::reset() const {
+  if (lazy) lazy->reset();
+}
+void DispatchedCore::remove_hooks() {
+  if (lazy) lazy->restore();
+  several_devices = false;
+  modeling::set_device_map(module, std::nullopt);
+}
+
+void DispatchedCore::refuse_to_move() const {
+  throw StateError(
+      "You can't move a model that has some modules offloaded to cpu or disk, or is spread over "
+      "devices. Call remove_hooks() first.");
+}
+
+// -- the functions --------------------------------------------------------------------------------
+
+CorePtr cpu_offload(const ModulePtr& model, const CpuOffloadOptions& options) {
+  check_model(model);
+  const auto device = with_index(options.execution_device.value_or(first_device(*model)));
+  return make_core(model, {{"", "cpu"}}, device,
+                   {.state_dict = options.state_dict,
+                    .offload_buffers = options.offload_buffers,
+                    .preload_module_classes = options.preload_module_classes,
+                    .lazy = options.lazy});
+}
+
+CorePtr disk_offload(const ModulePtr& model, const std::filesystem::path& offload_dir,
+                     const DiskOffloadOptions& options) {
+  check_model(model);
+  const auto device = with_index(options.execution_device.value_or(first_device(*model)));
+  return make_core(model, {{"", "disk"}}, device,
+                   {.offload_dir = offload_dir,
+                    .offload_buffers = options.offload_buffers,
+                    .preload_module_classes = options.preload_module_classes,
+                    .lazy = options.lazy});
+}
+
+CorePtr cpu_offload_with_hook(const ModulePtr& model, const CpuOffloadWithHookOptions& options) {
+  check_model(model);
+  const auto fallback = state::accelerator_backend() != nullptr ? c10::kCUDA : c10::kCPU;
+  const auto device = with_index(options.execution_device.value_or(c10::Device(fallback)));
+  auto lazy = options.lazy;
+  lazy.prefetch_depth = 0;
+  lazy.keep = std::numeric_limits<std::int32_t>::max();  // until offload() is called
+  auto core = std::make_shared<DispatchedCore>(model, DeviceMap{{"", "cpu"}}, device);
+  core->lazy = std::make_unique<LazyParams>(lazy);
+  if (options.prev_module_hook) {
+    core->lazy->before_fill([previous = *options.prev_module_hook] { previous.offload(); });
+  }
+  if (device.is_cpu() && !lazy.manage_on_cpu) return core;
+  std::vector<NamedTensor> tensors;
+  const auto state = accelerate::state_dict(*model);
+  for (const auto& item : state) tensors.push_back({item.key(), item.value()});
+  core->lazy->manage("", tensors, device, [&](const GroupPlan& plan) {
+    return make_host_store(
+        plan, [&](const std::string& name) { return state[name]; }, core->lazy->pinned_budget());
+  });
+  return core;
+}
+
+CorePtr dispatch_model(const ModulePtr& model, const DeviceMap& device_map,
+                       const DispatchOptions& options) {
+  check_model(model);
+  check_device_map(*model, device_map);
+  std::set<MapDevice> devices;
+  auto main_device = options.main_device;
+  for (const auto& [name, device] : device_map) {
+    devices.insert(device);
+    if (!main_device && !device.is_cpu() && !device.is_disk()) main_device = torch_device(device);
+  }
+  const auto computes_on = with_index(main_device.value_or(c10::Device(c10::kCPU)));
+  const auto& only = *devices.begin();
+  if (devices.size() == 1 && !only.is_disk() && !options.force_hooks &&
+      !options.lazy.manage_on_cpu) {
+    // No part of it is offloaded: it only has to move.
+    return make_core(model, device_map, torch_device(only), options);
+  }
+  return make_core(model, device_map, computes_on, options);
+}
+
+CorePtr load_checkpoint_and_dispatch(const ModulePtr& model,
+                                     const std::filesystem::path& checkpoint,
+                                     const LoadDispatchOptions& options) {
+  check_model(model);
+  std::optional<DeviceMap> map;
+  if (const auto* kind = std::get_if<std::string>(&options.device_map)) {
+    map = computed_map(*model, *kind, options);
+  } else if (const auto* given = std::get_if<DeviceMap>(&options.device_map)) {
+    map = *given;
+  }
+  const bool uses_disk =
+      map && std::ranges::any_of(*map, [](const auto& entry) { return entry.second.is_disk(); });
+  load_checkpoint_in_model(*model, checkpoint,
+                           {.device_map = map.value_or(DeviceMap()),
+                            .offload_folder = options.offload_folder,
+                            .dtype = options.dtype,
+                            .offload_state_dict = options.offload_state_dict.value_or(uses_disk),
+                            .offload_buffers = options.offload_buffers,
+                            .strict = options.strict,
+                            .broadcast_from_rank0 = options.broadcast_from_rank0});
+  if (!map) {
+    return std::make_shared<DispatchedCore>(model, DeviceMap(), first_device(*model));
+  }
+  return dispatch_model(model, *map,
+                        {.offload_dir = options.offload_folder,
+                         .offload_buffers = options.offload_buffers,
+                         .skip_keys = options.skip_keys,
+                         .preload_module_classes = options.preload_module_classes,
+                         .force_hooks = options.force_hooks,
+                         .lazy = options.lazy});
+}
+
+}  // namespace accelerate::detail::offload

@@ -1,0 +1,137 @@
+// src/offload/lazy_engine.h - the inside of `LazyParams`: groups, their states, who brings them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "offload/lazy_params.h"
+#include "offload/slot_ring.h"
+#include "offload/store.h"
+#include "offload/trigger.h"
+
+namespace accelerate::detail::offload {
+
+inline constexpr std::size_t kNoGroup = static_cast<std::size_t>(-1);
+
+enum class State : std::uint8_t { kReleased, kFilling, kFilled, kResident, kFailed };
+
+struct Alias {
+  std::string name;
+  c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+};
+
+struct Group;
+
+/// A storage of a group.
+struct Entry final : ManagedStorage {
+  void pin(Access access) override;
+  void unpin() noexcept override;
+  c10::Device device() const override { return storage->device(); }
+
+  [[nodiscard]] const std::string& name() const { return aliases.front().name; }
+  /// What an access to the bytes says while they are away.
+  [[nodiscard]] std::string absent() const;
+
+  std::shared_ptr<LazyEngine> engine;
+  Group* group = nullptr;
+  std::size_t index = 0;
+  c10::intrusive_ptr<c10::StorageImpl> storage;
+  c10::Device original = c10::kCPU;
+  std::vector<Alias> aliases;
+  bool dirty = false;
+};
+
+struct Group {
+  std::size_t index = 0;
+  GroupPlan plan;
+  std::unique_ptr<Store> store;
+  std::vector<std::shared_ptr<Entry>> entries;
+  State state = State::kReleased;
+  Slot* slot = nullptr;  // null where the store maps
+  int pins = 0;
+  bool dirty = false;
+  bool came_ahead = false;
+  std::uint64_t arrival = 0;  // when another group was in use before, counted in changes
+  std::exception_ptr failure;
+};
+
+/// Shared by the handle, by operators that are running and by the thread that reads files.
+struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
+  explicit LazyEngine(const LazyOptions& wanted);
+
+  // -- for operators
+  void pin(Entry& entry, Access access);
+  void unpin(Group& group);
+
+  // All below are called with the mutex held.
+  using Lock = std::unique_lock<std::mutex>;
+  void bring(Group& group, Lock& lock);
+  void start_fill(Group& group, Slot* slot);
+  [[nodiscard]] std::exception_ptr fill_slot(const Group& group);
+  void finish_fill(Group& group, std::exception_ptr failure);
+  void bind(Group& group);
+  void wait_until_filled(Group& group, Lock& lock);
+  void write_back(Group& group);
+  void release(Group& group);
+  void drop(Group& group) noexcept;
+  void arrive(Group& group);
+  void prefetch();
+  [[nodiscard]] std::size_t successor_of(std::size_t previous, std::size_t group) const;
+  [[nodiscard]] Slot* slot_for(Group& group);
+  [[nodiscard]] Slot* slot_ahead(std::span<const std::size_t> wanted);
+  [[nodiscard]] at::Tensor memory_of(const Entry& entry) const;
+  [[nodiscard]] at::Tensor host_bytes(Entry& entry);
+  void restore(Entry& entry);
+  /// For the largest group so far, within the budget.
+  void resize_ring();
+  void note_resident();
+
+  void serve();
+  [[nodiscard]] bool stop() noexcept;
+
+  LazyOptions options;
+  const std::int64_t timeout_seconds;
+  PinnedBudget budget;
+  std::function<void()> before_fill;
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::unique_ptr<Group>> groups;
+  std::vector<Group*> here;  // Filling, Filled and Resident ones
+  std::vector<std::pair<Alias, c10::intrusive_ptr<c10::StorageImpl>>> residents;
+  std::optional<SlotRing> ring;
+  std::size_t largest_bytes = 0;  // of a group that needs a slot
+  LazyStats stats;
+
+  std::size_t before = kNoGroup;  // the groups that were used last
+  std::size_t current = kNoGroup;
+  std::uint64_t arrivals = 0;
+  std::unordered_map<std::uint64_t, std::size_t> successors;  // by the last two groups
+
+  std::thread worker;  // fills from slow stores
+  std::deque<Group*> queue;
+  Group* being_filled = nullptr;
+  bool stopping = false;
+  bool is_late = false;  // a fill took longer than allowed
+};
+
+}  // namespace accelerate::detail::offload

@@ -1,0 +1,319 @@
+// Taking tensors over, and giving them back.
+#include "offload/lazy_params.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "accelerate/errors.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "offload/lazy_engine.h"
+#include "offload/released_storage.h"
+
+namespace accelerate::detail::offload {
+
+namespace {
+
+constexpr std::size_t kAlignment = 256;  // of storages in a slot: what CUDA's allocator gives
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+const c10::StorageImpl* storage_of(const c10::TensorImpl& tensor) {
+  return tensor.has_storage() ? tensor.unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+/// Others cannot be put into a storage of their own, and stay where they are.
+bool can_be_managed(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
+         !tensor.is_nested() && !tensor.is_quantized() && tensor.is_contiguous() &&
+         tensor.nbytes() > 0 && find_managed(tensor) == nullptr;
+}
+
+/// A tensor that is resident for good: only the arguments beside it are moved.
+class ResidentStorage final : public ManagedStorage {
+ public:
+  explicit ResidentStorage(c10::Device device) : device_(device) {}
+  void pin(Access) override {}
+  void unpin() noexcept override {}
+  c10::Device device() const override { return device_; }
+
+ private:
+  c10::Device device_;
+};
+
+void check_counts(std::int64_t prefetch_depth, std::int64_t keep) {
+  if (prefetch_depth >= 0 && keep >= 1) return;
+  throw ConfigError(str("LazyOptions has prefetch_depth = ", prefetch_depth, " and keep = ", keep,
+                        ": prefetch_depth must be 0 or more, keep 1 or more."));
+}
+
+/// The tensors of a group by storage, and where each of them will be.
+std::vector<std::shared_ptr<Entry>> plan_group(const std::vector<NamedTensor>& tensors,
+                                               GroupPlan& plan,
+                                               std::vector<std::vector<at::Tensor>>& by_entry) {
+  std::vector<std::shared_ptr<Entry>> entries;
+  std::unordered_map<const c10::StorageImpl*, std::size_t> known;
+  for (const auto& [name, tensor] : tensors) {
+    if (!can_be_managed(tensor)) continue;
+    const auto* storage = tensor.storage().unsafeGetStorageImpl();
+    const auto [found, is_new] = known.try_emplace(storage, entries.size());
+    if (is_new) {
+      auto entry = std::make_shared<Entry>();
+      entry->index = entries.size();
+      entry->original = tensor.device();
+      entries.push_back(std::move(entry));
+      plan.storages.push_back({plan.bytes, storage->nbytes(), {}});
+      plan.bytes = aligned(plan.bytes + storage->nbytes());
+      by_entry.emplace_back();
+    }
+    const auto offset = static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
+    plan.storages[found->second].tensors.push_back(
+        {name, offset, tensor.nbytes(), tensor.scalar_type()});
+    entries[found->second]->aliases.push_back(
+        {name, c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())});
+    by_entry[found->second].push_back(tensor);
+  }
+  return entries;
+}
+
+/// Keeps the storage, and with it all views, where the device stays the same.
+void take_over(Entry& entry, const std::vector<at::Tensor>& tensors, c10::Device device) {
+  const auto& first = tensors.front();
+  if (first.device() == device) {
+    entry.storage =
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(first.storage().unsafeGetStorageImpl());
+  } else {
+    entry.storage = make_empty_storage(first.storage().nbytes(), device);
+    for (const auto& tensor : tensors) rebind(tensor, entry.storage, entry.name());
+  }
+  forbid(*entry.storage, entry.absent());
+  for (const auto& tensor : tensors) mark(*tensor.unsafeGetTensorImpl());
+}
+
+/// The tensors that still are what `manage` got.
+std::vector<at::Tensor> living(const Entry& entry) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& alias : entry.aliases) {
+    auto tensor = alias.tensor.lock();
+    if (tensor && storage_of(*tensor) == entry.storage.get()) {
+      tensors.emplace_back(std::move(tensor));
+    }
+  }
+  return tensors;
+}
+
+}  // namespace
+
+void LazyEngine::restore(Entry& entry) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto tensors = living(entry);
+  const auto home = entry.original.is_meta() ? c10::Device(c10::kCPU) : entry.original;
+  // If the model is gone, its values are not needed.
+  const auto bytes = tensors.empty() ? at::Tensor() : host_bytes(entry).to(home);
+  if (bytes.defined() && home == entry.storage->device()) {
+    auto* source = bytes.storage().unsafeGetStorageImpl();
+    allow(*entry.storage, source->set_data_ptr(c10::DataPtr(nullptr, home)));
+  } else {
+    // Views that others hold must not see the slot, which other groups use.
+    forbid(*entry.storage, entry.absent());
+  }
+  for (const auto& tensor : tensors) {
+    if (home != entry.storage->device()) {
+      rebind(tensor,
+             c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+                 bytes.storage().unsafeGetStorageImpl()),
+             entry.name());
+    }
+    unmark(*tensor.unsafeGetTensorImpl());
+  }
+  forget_storage(*entry.storage);
+}
+
+at::Tensor LazyEngine::host_bytes(Entry& entry) {
+  write_back(*entry.group);
+  if (ring) ring->synchronize();
+  return entry.group->store->bytes(entry.index);
+}
+
+LazyParams::LazyParams(const LazyOptions& options)
+    : engine_(std::make_shared<LazyEngine>(options)) {
+  check_counts(options.prefetch_depth, options.keep);
+}
+
+LazyParams::~LazyParams() {
+  if (engine_ == nullptr) return;
+  try {
+    restore();
+  } catch (const std::exception& error) {
+    warn(str("Offloaded parameters could not be restored, and throw when they are used: ",
+             error.what()));
+  }
+  const bool ended = engine_->stop();
+  const LazyEngine::Lock lock(engine_->mutex);
+  for (const auto& group : engine_->groups) {
+    for (const auto& entry : group->entries) {
+      forget_storage(*entry->storage);
+      if (ended) entry->engine.reset();
+    }
+  }
+}
+
+void LazyParams::manage(const std::string& group, const std::vector<NamedTensor>& tensors,
+                        c10::Device device, const MakeStore& make_store) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  device = with_index(device);
+  auto managed = std::make_unique<Group>();
+  managed->plan.name = group;
+  std::vector<std::vector<at::Tensor>> by_entry;
+  managed->entries = plan_group(tensors, managed->plan, by_entry);
+  if (managed->entries.empty()) return;
+  managed->store = make_store(managed->plan);
+
+  auto& engine = *engine_;
+  const LazyEngine::Lock lock(engine.mutex);
+  if (!engine.ring) engine.ring.emplace(device);
+  if (engine.ring->device() != device) {
+    throw ArgumentError(str("The weights of '", group, "' shall compute on ", device.str(),
+                            ", those before on ", engine.ring->device().str(),
+                            ". Offloaded weights of one model compute on one device."));
+  }
+  managed->index = engine.groups.size();
+  for (std::size_t i = 0; i < managed->entries.size(); ++i) {
+    const auto& entry = managed->entries[i];
+    entry->engine = engine_;
+    entry->group = managed.get();
+    take_over(*entry, by_entry[i], device);
+    manage_storage(*entry->storage, entry);
+  }
+  if (!managed->store->is_mapped()) {
+    engine.largest_bytes = std::max(engine.largest_bytes, managed->plan.bytes);
+  }
+  engine.stats.managed_bytes += static_cast<std::int64_t>(managed->plan.bytes);
+  engine.groups.push_back(std::move(managed));
+  engine.resize_ring();
+}
+
+void LazyParams::manage_resident(const std::vector<NamedTensor>& tensors) {
+  const LazyEngine::Lock lock(engine_->mutex);
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor.has_storage() || tensor.layout() != at::kStrided) continue;
+    auto storage =
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(tensor.storage().unsafeGetStorageImpl());
+    mark(*tensor.unsafeGetTensorImpl());
+    manage_storage(*storage, std::make_shared<ResidentStorage>(tensor.device()));
+    engine_->residents.emplace_back(
+        Alias{name, c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())},
+        std::move(storage));
+  }
+}
+
+PinnedBudget& LazyParams::pinned_budget() { return engine_->budget; }
+
+void LazyParams::before_fill(std::function<void()> f) { engine_->before_fill = std::move(f); }
+
+void LazyParams::prefetch(std::int64_t depth) {
+  check_counts(depth, engine_->options.keep);
+  const LazyEngine::Lock lock(engine_->mutex);
+  engine_->options.prefetch_depth = depth;
+  engine_->resize_ring();
+}
+
+void LazyParams::offload_now() {
+  auto& engine = *engine_;
+  const LazyEngine::Lock lock(engine.mutex);
+  for (auto* group : std::vector(engine.here)) {
+    if (group->state != State::kFilling && group->pins == 0) engine.release(*group);
+  }
+  if (engine.ring) engine.ring->free_memory();
+  engine.note_resident();
+}
+
+void LazyParams::reset() {
+  const LazyEngine::Lock lock(engine_->mutex);
+  for (const auto& group : engine_->groups) {
+    if (group->state == State::kFailed) group->state = State::kReleased;
+  }
+}
+
+void LazyParams::restore() {
+  auto& engine = *engine_;
+  LazyEngine::Lock lock(engine.mutex);
+  while (!engine.groups.empty()) {
+    auto& group = *engine.groups.back();
+    if (group.state == State::kFilling) engine.wait_until_filled(group, lock);
+    for (const auto& entry : group.entries) engine.restore(*entry);
+    std::erase(engine.here, &group);
+    if (group.slot != nullptr) engine.ring->give_back(group.slot);
+    for (const auto& entry : group.entries) entry->engine.reset();
+    engine.groups.pop_back();
+  }
+  for (const auto& [alias, storage] : engine.residents) {
+    if (const auto tensor = alias.tensor.lock()) unmark(*tensor);
+    forget_storage(*storage);
+  }
+  engine.residents.clear();
+  engine.successors.clear();
+  engine.before = engine.current = kNoGroup;
+  if (engine.ring) engine.ring->free_memory();
+  engine.note_resident();
+  engine.stats.managed_bytes = 0;
+}
+
+void LazyParams::check_not_moved() const {
+  const LazyEngine::Lock lock(engine_->mutex);
+  const auto check = [](const Alias& alias, const c10::StorageImpl& storage) {
+    const auto tensor = alias.tensor.lock();
+    if (!tensor || storage_of(*tensor) == &storage) return;
+    throw StateError(str("The parameter '", alias.name,
+                         "' was moved or given other data while its model is dispatched. Do not "
+                         "call to() on such a model; call remove_hooks() first."));
+  };
+  for (const auto& group : engine_->groups) {
+    for (const auto& entry : group->entries) {
+      for (const auto& alias : entry->aliases) check(alias, *entry->storage);
+    }
+  }
+  for (const auto& [alias, storage] : engine_->residents) check(alias, *storage);
+}
+
+bool LazyParams::is_empty() const {
+  const LazyEngine::Lock lock(engine_->mutex);
+  return engine_->groups.empty();
+}
+
+LazyStats LazyParams::stats() const {
+  const LazyEngine::Lock lock(engine_->mutex);
+  return engine_->stats;
+}
+
+c10::Device with_index(c10::Device device) {
+  if (!device.is_cuda() || device.has_index()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+bool is_offloaded(const at::Tensor& tensor) {
+  return std::dynamic_pointer_cast<Entry>(find_managed(tensor)) != nullptr;
+}
+
+at::Tensor host_value(const at::Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto entry = std::dynamic_pointer_cast<Entry>(find_managed(tensor));
+  if (entry == nullptr) return tensor.detach().cpu();
+  const LazyEngine::Lock lock(entry->engine->mutex);
+  const auto bytes = entry->engine->host_bytes(*entry);
+  return at::empty({0}, tensor.scalar_type())
+      .set_(bytes.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+}
+
+at::ScalarType storage_dtype(const at::Tensor& tensor) {
+  const auto entry = std::dynamic_pointer_cast<Entry>(find_managed(tensor));
+  return entry == nullptr ? tensor.scalar_type()
+                          : entry->group->store->storage_dtype(tensor.scalar_type());
+}
+
+}  // namespace accelerate::detail::offload

@@ -1,0 +1,114 @@
+#include "accelerate/big_modeling/offloaded_tensors.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/log.h"
+#include "core/text.h"
+#include "modeling/tensors.h"
+#include "offload/lazy_params.h"
+#include "offload/trigger.h"
+
+namespace accelerate {
+namespace {
+
+using torch::nn::Module;
+namespace offload = detail::offload;
+
+std::vector<at::Tensor> own_tensors(const Module& module) {
+  auto tensors = module.parameters(/*recurse=*/false);
+  for (const auto& buffer : module.buffers(/*recurse=*/false)) tensors.push_back(buffer);
+  std::erase_if(tensors, [](const at::Tensor& tensor) { return !tensor.defined(); });
+  return tensors;
+}
+
+void replace(const at::Tensor& tensor, const at::Tensor& data) {
+  detail::modeling::replace_data(tensor, data, "a tensor of the aligned module");
+}
+
+}  // namespace
+
+bool is_offloaded(const at::Tensor& tensor) { return offload::is_offloaded(tensor); }
+
+c10::ScalarType storage_dtype(const at::Tensor& tensor) { return offload::storage_dtype(tensor); }
+
+bool has_offloaded_params(const Module& module) {
+  return std::ranges::any_of(own_tensors(module), offload::is_offloaded);
+}
+
+StateDict get_state_dict_offloaded_model(const Module& model) {
+  StateDict values;
+  std::vector<std::string> absent;
+  for (const auto& item : state_dict(model)) {
+    if (item.value().is_meta()) {
+      absent.push_back(item.key());
+    } else {
+      values.insert(item.key(), offload::host_value(item.value()));
+    }
+  }
+  if (!absent.empty()) {
+    detail::warn(detail::str("The state dict has no ", detail::join(absent),
+                             ": they are on the meta device and have no values."));
+  }
+  return values;
+}
+
+void get_state_dict_from_offload(Module& module, std::string_view module_name,
+                                 StateDict& state_dict, c10::Device device_to_put_offload) {
+  const auto dot = module_name.rfind('.');
+  const auto parent =
+      dot == module_name.npos ? std::string() : std::string(module_name.substr(0, dot + 1));
+  for (const auto& item : accelerate::state_dict(module)) {
+    auto value = offload::host_value(item.value()).to(device_to_put_offload);
+    const auto name = parent + item.key();
+    if (auto* known = state_dict.find(name)) {
+      *known = std::move(value);
+    } else {
+      state_dict.insert(name, std::move(value));
+    }
+  }
+}
+
+// -- a module in memory ---------------------------------------------------------------------------
+
+/// What to undo for one tensor.
+struct AlignedModule::Held {
+  at::Tensor tensor;
+  /// It is pinned.
+  std::shared_ptr<offload::ManagedStorage> pinned = nullptr;
+  /// It is offloaded and has other data meanwhile: this is what it had.
+  at::Tensor before = {};
+  /// It is an ordinary one that came from there.
+  std::optional<c10::Device> home = std::nullopt;
+};
+
+AlignedModule::AlignedModule(Module& module, std::optional<c10::Device> device) {
+  const at::NoGradGuard no_grad;
+  for (const auto& tensor : own_tensors(module)) {
+    const auto managed = offload::find_managed(tensor);
+    if (managed != nullptr && (!device || managed->device() == *device)) {
+      managed->pin(offload::Access::kRead);
+      held_.push_back({.tensor = tensor, .pinned = managed});
+    } else if (managed != nullptr) {
+      auto value = offload::host_value(tensor).to(*device);
+      held_.push_back({.tensor = tensor, .before = tensor.detach()});
+      replace(tensor, value);
+    } else if (device && tensor.device() != *device) {
+      held_.push_back({.tensor = tensor, .home = tensor.device()});
+      replace(tensor, tensor.detach().to(*device));
+    }
+  }
+}
+
+AlignedModule::~AlignedModule() {
+  const at::NoGradGuard no_grad;
+  for (const auto& held : held_) {
+    if (held.pinned) held.pinned->unpin();
+    if (held.before.defined()) replace(held.tensor, held.before);
+    if (held.home) replace(held.tensor, held.tensor.detach().to(*held.home));
+  }
+}
+
+}  // namespace accelerate

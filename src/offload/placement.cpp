@@ -1,0 +1,154 @@
+#include "offload/placement.h"
+
+#include <ATen/Functions.h>
+
+#include <unordered_map>
+#include <utility>
+
+#include "accelerate/errors.h"
+#include "core/text.h"
+#include "modeling/outline.h"
+#include "modeling/tensors.h"
+#include "offload/released_storage.h"
+
+namespace accelerate::detail::offload {
+namespace {
+
+using torch::nn::Module;
+
+std::string join_names(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+class Placer {
+ public:
+  Placer(Module& model, const PlacementOptions& options, LazyParams& engine)
+      : options_(options), engine_(engine) {
+    collect_ties(model);
+    walk("", model, nullptr);
+  }
+
+ private:
+  /// Tensors that share a storage, with all their names. They move together, to the place of the
+  /// first.
+  struct Tied {
+    std::vector<NamedTensor> tensors;
+    bool is_placed = false;
+  };
+  struct Item {
+    Tied* tied = nullptr;
+    Place place;
+  };
+
+  void collect_ties(Module& model) {
+    std::unordered_map<const c10::StorageImpl*, Tied*> by_storage;
+    const auto take = [&](const auto& tensors) {
+      for (const auto& item : tensors) {
+        const auto& tensor = item.value();
+        if (!tensor.defined()) continue;
+        Tied* tied = nullptr;
+        if (tensor.has_storage()) {
+          auto& known = by_storage[tensor.storage().unsafeGetStorageImpl()];
+          if (known == nullptr) known = ties_.emplace_back(std::make_unique<Tied>()).get();
+          tied = known;
+        } else {
+          tied = ties_.emplace_back(std::make_unique<Tied>()).get();
+        }
+        tied->tensors.push_back({item.key(), tensor});
+        by_name_.emplace(item.key(), std::make_pair(tensor, tied));
+      }
+    };
+    take(model.named_parameters());
+    take(model.named_buffers());
+  }
+
+  void walk(const std::string& name, Module& module, std::vector<Item>* block) {
+    std::vector<Item> own;
+    auto& items = block != nullptr ? *block : own;
+    const auto take = [&](const auto& tensors, bool offloadable) {
+      for (const auto& item : tensors) {
+        if (!item.value().defined()) continue;
+        const auto full = join_names(name, item.key());
+        auto place = options_.place_of(full);
+        if (!offloadable) place.keep = Keep::kResident;
+        items.push_back({by_name_.at(full).second, place});
+      }
+    };
+    take(module.named_parameters(/*recurse=*/false), true);
+    take(module.named_buffers(/*recurse=*/false), options_.offload_buffers);
+    const bool is_block =
+        block == nullptr && modeling::has_class(module, options_.preload_module_classes);
+    if (block == nullptr && !is_block) put(name, items);
+    for (const auto& child : module.named_children()) {
+      walk(join_names(name, child.key()), *child.value(),
+           block != nullptr || is_block ? &items : nullptr);
+    }
+    if (is_block) put(name, items);
+  }
+
+  void put(const std::string& name, const std::vector<Item>& items) {
+    for (const auto keep : {Keep::kInHostMemory, Keep::kOnDisk}) {
+      std::vector<NamedTensor> tensors;
+      auto device = c10::Device(c10::kCPU);
+      for (const auto& [tied, place] : items) {
+        if (place.keep != keep || std::exchange(tied->is_placed, true)) continue;
+        tensors.insert(tensors.end(), tied->tensors.begin(), tied->tensors.end());
+        device = place.device;
+      }
+      engine_.manage(name, tensors, device,
+                     [&](const GroupPlan& plan) { return make_store(plan, keep, device); });
+    }
+    for (const auto& [tied, place] : items) {
+      if (!std::exchange(tied->is_placed, true)) move(*tied, place.device);
+    }
+  }
+
+  std::unique_ptr<Store> make_store(const GroupPlan& plan, Keep keep, c10::Device device) {
+    if (keep == Keep::kOnDisk) {
+      return make_file_store(plan, options_.ranges,
+                             {.device = device, .writable = options_.writable});
+    }
+    return make_host_store(
+        plan,
+        [this](const std::string& name) {
+          const auto* value = options_.values != nullptr ? options_.values->find(name) : nullptr;
+          return value != nullptr ? *value : by_name_.at(name).first;
+        },
+        *options_.pinned);
+  }
+
+  void move(const Tied& tied, c10::Device device) {
+    const auto& [name, first] = tied.tensors.front();
+    if (first.is_meta()) {
+      throw StateError(str("'", name,
+                           "' has no value: it is on the meta device. Load a checkpoint first, or "
+                           "use load_checkpoint_and_dispatch."));
+    }
+    const at::NoGradGuard no_grad;
+    if (first.device() != device && tied.tensors.size() == 1) {
+      modeling::replace_data(first, first.detach().to(device), name);
+    } else if (first.device() != device) {
+      const auto size = static_cast<std::int64_t>(first.storage().nbytes());
+      const auto moved = at::empty({0}, first.options().dtype(at::kByte).requires_grad(false))
+                             .set_(first.storage(), 0, {size}, {1})
+                             .to(device);
+      const auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+          moved.storage().unsafeGetStorageImpl());
+      for (const auto& named : tied.tensors) rebind(named.tensor, storage, named.name);
+    }
+    if (options_.several_devices) engine_.manage_resident(tied.tensors);
+  }
+
+  const PlacementOptions& options_;
+  LazyParams& engine_;
+  std::vector<std::unique_ptr<Tied>> ties_;
+  std::unordered_map<std::string, std::pair<at::Tensor, Tied*>> by_name_;
+};
+
+}  // namespace
+
+void place_model(Module& model, const PlacementOptions& options, LazyParams& engine) {
+  Placer(model, options, engine);
+}
+
+}  // namespace accelerate::detail::offload

@@ -1,0 +1,43 @@
+// src/offload/released_storage.h - storages without bytes, and the mark on tensors that use them.
+//
+// The only file that reaches into LibTorch's private members. A released storage keeps its size, so
+// that operators which only make a view work as ever, and throws a text of ours on every access to
+// its bytes. (A null pointer alone is not enough: many kernels would read address 0.)
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/StorageImpl.h>
+
+#include <string>
+
+namespace accelerate::detail::offload {
+
+/// On managed tensors and views of them. No part of LibTorch uses it. It is above autograd and
+/// autocast, so that composite operators that look at raw pointers (cuDNN's RNNs) are seen too.
+inline constexpr auto kLazyKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+/// Enabled for a thread by a scope: every operator of the thread passes by.
+inline constexpr auto kModeKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+[[nodiscard]] inline bool is_marked(const at::Tensor& tensor) {
+  return tensor.key_set().has(kLazyKey);
+}
+/// Operators on the tensor, and on views that are made from now on, pass by the trigger. `set_data`
+/// takes the mark off.
+void mark(c10::TensorImpl& tensor);
+void unmark(c10::TensorImpl& tensor);
+
+/// Drops the bytes. From now on every access to them throws `message`.
+void forbid(c10::StorageImpl& storage, const std::string& message);
+/// Gives the storage bytes; accesses work again.
+void allow(c10::StorageImpl& storage, c10::DataPtr bytes);
+
+/// A storage on `device` that has no bytes yet: `forbid` or `allow` follows.
+[[nodiscard]] c10::intrusive_ptr<c10::StorageImpl> make_empty_storage(std::size_t bytes,
+                                                                      c10::Device device);
+/// Gives `tensor` another storage, with the sizes, strides and offset that it has; `name` is for
+/// messages. See `modeling::replace_data`.
+void rebind(const at::Tensor& tensor, const c10::intrusive_ptr<c10::StorageImpl>& storage,
+            const std::string& name);
+
+}  // namespace accelerate::detail::offload

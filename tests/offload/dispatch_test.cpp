@@ -1,0 +1,356 @@
+// Models in host memory, on disk and over devices, through the public functions.
+#include <accelerate/big_modeling.h>
+#include <accelerate/checkpoint.h>
+#include <accelerate/errors.h>
+#include <accelerate/modeling.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "offload/managed_model.h"
+#include "support/command.h"
+#include "support/has.h"
+#include "support/message_of.h"
+
+namespace accelerate {
+namespace {
+
+using test::has;
+using test::message_of;
+using test::seeded;
+using test::ThreeLayers;
+
+torch::Tensor input() {
+  torch::manual_seed(3);
+  return torch::randn({5, 6});
+}
+
+/// With a norm that has buffers, and a head that is tied to the first layer.
+struct TiedNetImpl : torch::nn::Module {
+  TiedNetImpl() {
+    embedding = register_module("embedding", torch::nn::Embedding(10, 8));
+    norm = register_module("norm", torch::nn::BatchNorm1d(8));
+    block = register_module("block", ThreeLayers());
+    head = register_module("head", torch::nn::Linear(4, 8));
+    out = register_module("out", torch::nn::Linear(torch::nn::LinearOptions(8, 10).bias(false)));
+    tie_parameters(*this, {"embedding.weight", "out.weight"});
+  }
+  torch::Tensor forward(const torch::Tensor& tokens) {
+    const auto x = norm->forward(embedding->forward(tokens));
+    return out->forward(head->forward(block->forward(x.slice(1, 0, 6))));
+  }
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  ThreeLayers block{nullptr};
+  torch::nn::Linear head{nullptr}, out{nullptr};
+};
+TORCH_MODULE(TiedNet);
+
+torch::Tensor tokens() { return torch::arange(10); }
+
+class Offload : public testing::Test {
+ protected:
+  static LazyOptions managed() { return {.manage_on_cpu = true}; }
+
+  test::Folder folder;
+  ThreeLayers resident = seeded<ThreeLayers>();
+  ThreeLayers net = seeded<ThreeLayers>();
+  TiedNet tied_resident = seeded<TiedNet>();
+  TiedNet tied = seeded<TiedNet>();
+};
+
+TEST_F(Offload, CpuOffloadOnTheCpuLeavesTheModelAsItIs) {
+  const auto model = cpu_offload(net);
+  EXPECT_FALSE(is_offloaded(net->first->weight));
+  EXPECT_NE(net->first->weight.data_ptr(), nullptr);
+  EXPECT_TRUE(model(input()).equal(resident->forward(input())));
+  EXPECT_EQ(model.stats().managed_bytes, 0);
+}
+
+TEST_F(Offload, CpuOffloadedTrainsAsTheResidentModel) {
+  const auto model = cpu_offload(tied, {.lazy = managed()});
+  EXPECT_TRUE(has_offloaded_params(*tied->head));
+  EXPECT_FALSE(is_offloaded(tied->norm->running_mean)) << "buffers stay by default";
+  torch::optim::AdamW ours(tied->parameters(), torch::optim::AdamWOptions(0.01));
+  torch::optim::AdamW theirs(tied_resident->parameters(), torch::optim::AdamWOptions(0.01));
+  for (int step = 0; step < 4; ++step) {
+    ours.zero_grad();
+    theirs.zero_grad();
+    const auto result = model(tokens());
+    const auto expected = tied_resident->forward(tokens());
+    EXPECT_TRUE(result.equal(expected)) << step;
+    result.pow(2).mean().backward();
+    expected.pow(2).mean().backward();
+    ours.step();
+    theirs.step();
+  }
+  const auto values = model.state_dict();
+  const auto expected = state_dict(*tied_resident);
+  ASSERT_EQ(values.size(), expected.size());
+  for (const auto& item : expected)
+    EXPECT_TRUE(values[item.key()].equal(item.value())) << item.key();
+  EXPECT_GT(model.stats().writebacks, 0);
+}
+
+TEST_F(Offload, RemoveHooksMakesAnOrdinaryModel) {
+  const auto model = cpu_offload(tied, {.offload_buffers = true, .lazy = managed()});
+  EXPECT_TRUE(is_offloaded(tied->norm->running_mean));
+  model(tokens());
+  model.offload_now();  // statistics that the forward has changed are kept
+  tied_resident->forward(tokens());
+  model.remove_hooks();
+  EXPECT_FALSE(has_offloaded_params(*tied->norm));
+  EXPECT_NE(tied->head->weight.data_ptr(), nullptr);
+  EXPECT_TRUE(tied->norm->running_mean.equal(tied_resident->norm->running_mean));
+  EXPECT_TRUE(tied->embedding->weight.is_same(tied->out->weight)) << "still tied";
+  EXPECT_TRUE(tied->forward(tokens()).equal(tied_resident->forward(tokens())));
+}
+
+TEST_F(Offload, PreloadedClassesAreOneGroup) {
+  const auto by_layer = cpu_offload(tied, {.lazy = managed()});
+  by_layer(tokens());
+  const auto fills = by_layer.stats().fills;
+  auto other = seeded<TiedNet>();
+  const auto by_block =
+      cpu_offload(other, {.preload_module_classes = {"ThreeLayers"}, .lazy = managed()});
+  EXPECT_TRUE(by_block(tokens()).equal(by_layer(tokens())));
+  EXPECT_LT(by_block.stats().fills, fills + 1);
+}
+
+TEST_F(Offload, CpuOffloadWithHookStaysUntilItIsOffloaded) {
+  auto [first, first_hook] = cpu_offload_with_hook(net, {.lazy = managed()});
+  auto second_net = seeded<ThreeLayers>();
+  auto [second, second_hook] =
+      cpu_offload_with_hook(second_net, {.prev_module_hook = first_hook, .lazy = managed()});
+  EXPECT_TRUE(first->forward(input()).equal(resident->forward(input())));
+  first->forward(input());
+  EXPECT_EQ(first_hook.stats().fills, 1) << "the whole model at once, and it stays";
+  EXPECT_NE(first->third->weight.data_ptr(), nullptr);
+  second->forward(input());
+  EXPECT_THROW((void)first->third->weight.data_ptr(), c10::Error) << "the next one sent it away";
+  EXPECT_EQ(second_hook.stats().fills, 1);
+  second_hook.offload();
+  EXPECT_THROW((void)second->third->weight.data_ptr(), c10::Error);
+  second_hook.remove();
+  EXPECT_NE(second->third->weight.data_ptr(), nullptr);
+}
+
+TEST_F(Offload, DiskOffloadWritesAFolderAndReadsItAgain) {
+  const auto target = folder.path() / "spill";
+  {
+    const auto model = disk_offload(tied, target);
+    EXPECT_TRUE(is_offloaded(tied->head->weight));
+    EXPECT_TRUE(std::filesystem::exists(target / "head.weight.dat"));
+    EXPECT_TRUE(model(tokens()).equal(tied_resident->forward(tokens())));
+    EXPECT_TRUE(model.state_dict()["out.weight"].equal(tied_resident->out->weight));
+    EXPECT_THROW(
+        {
+          const torch::NoGradGuard no_grad;
+          tied->head->bias.zero_();
+        },
+        StateError);
+  }
+  // The folder is there: a model without weights takes them from it.
+  auto empty = init_empty_weights([] { return TiedNet(); });
+  const auto model = disk_offload(empty, target, {.execution_device = torch::kCPU});
+  tied_resident = seeded<TiedNet>();
+  EXPECT_TRUE(model(tokens()).equal(tied_resident->forward(tokens())));
+}
+
+TEST_F(Offload, AFolderOfAnotherModelIsRefused) {
+  const auto target = folder.path() / "spill";
+  {
+    const auto model = disk_offload(net, target);
+  }
+  EXPECT_THROW((void)disk_offload(tied, target), CheckpointError);
+  EXPECT_TRUE(tied->forward(tokens()).equal(tied_resident->forward(tokens()))) << "not changed";
+}
+
+TEST_F(Offload, DispatchMixesPlaces) {
+  const DeviceMap map{
+      {"embedding", "cpu"}, {"norm", "cpu"}, {"block", "disk"}, {"head", "cpu"}, {"out", "cpu"}};
+  const auto model =
+      dispatch_model(tied, map, {.offload_dir = folder.path() / "spill", .lazy = managed()});
+  EXPECT_EQ(model.hf_device_map(), map);
+  EXPECT_EQ(hf_device_map(*tied), map);
+  EXPECT_TRUE(model(tokens()).equal(tied_resident->forward(tokens())));
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "spill" / "block.first.weight.dat"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "spill" / "head.weight.dat"));
+  model.remove_hooks();
+  EXPECT_FALSE(hf_device_map(*tied).has_value());
+  EXPECT_TRUE(tied->forward(tokens()).equal(tied_resident->forward(tokens())));
+}
+
+TEST_F(Offload, WeightsStayInTheSafetensorsFilesOfAnIndex) {
+  save_model(state_dict(*resident), folder.path());
+  const auto file = folder.path() / "model.safetensors";
+  OffloadIndex index;
+  for (const auto& item : state_dict(*resident)) {
+    index.set(item.key(), {.safetensors_file = file, .weight_name = item.key()});
+  }
+  auto empty = init_empty_weights([] { return ThreeLayers(); });
+  const auto model = dispatch_model(empty, {{"", "disk"}}, {.offload_index = index});
+  EXPECT_TRUE(model(input()).equal(resident->forward(input())));
+  EXPECT_TRUE(model.state_dict()["third.bias"].equal(resident->third->bias));
+
+  index.set("first.bias", {.safetensors_file = file, .weight_name = "absent"});
+  auto other = init_empty_weights([] { return ThreeLayers(); });
+  EXPECT_TRUE(has(message_of<CheckpointError>([&] {
+                    (void)dispatch_model(other, {{"", "disk"}}, {.offload_index = index});
+                  }),
+                  "which has no tensor of that name"));
+}
+
+TEST_F(Offload, ASingleDeviceOnlyMoves) {
+  const auto model = dispatch_model(net, {{"", "cpu"}});
+  EXPECT_FALSE(is_offloaded(net->first->weight));
+  EXPECT_TRUE(model(input()).equal(resident->forward(input())));
+}
+
+TEST_F(Offload, MapsThatDoNotFitAreRefused) {
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] { (void)dispatch_model(net, {{"first", "cpu"}}); }),
+                  "second"));
+  const auto message = message_of<ArgumentError>([&] {
+    (void)dispatch_model(net, {{"first", "cpu"}, {"second", "disk"}, {"third", "disk"}});
+  });
+  EXPECT_TRUE(has(message, "second, third on disk"));
+  EXPECT_TRUE(has(message, "offload_dir"));
+  EXPECT_TRUE(net->forward(input()).equal(resident->forward(input())));
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] {
+                    (void)load_checkpoint_and_dispatch(net, folder.path(), {.device_map = "best"});
+                  }),
+                  "auto, balanced, balanced_low_0, sequential"));
+  EXPECT_THROW((void)cpu_offload(ThreeLayers(nullptr)), ArgumentError);
+}
+
+TEST_F(Offload, AModelWithoutValuesIsRefused) {
+  auto empty = init_empty_weights([] { return ThreeLayers(); });
+  EXPECT_TRUE(has(message_of<StateError>([&] { (void)cpu_offload(empty, {.lazy = managed()}); }),
+                  "'first.weight' has no value: it is on the meta device"));
+  EXPECT_TRUE(has(message_of<StateError>([&] { (void)dispatch_model(empty, {{"", "cpu"}}); }),
+                  "'first.weight' has no value: it is on the meta device"));
+  const auto model = cpu_offload(empty, {.state_dict = state_dict(*resident), .lazy = managed()});
+  EXPECT_TRUE(model(input()).equal(resident->forward(input())));
+}
+
+TEST_F(Offload, ADispatchedModelDoesNotMove) {
+  const auto model = cpu_offload(net, {.lazy = managed()});
+  EXPECT_TRUE(has(message_of<StateError>([&] { model.to(torch::kCPU); }),
+                  "You can't move a model that has some modules offloaded"));
+  net->to(torch::kDouble);
+  EXPECT_TRUE(has(message_of<StateError>([&] { (void)model(input()); }), "was moved"));
+  EXPECT_THROW((void)cpu_offload(seeded<ThreeLayers>(), {.lazy = {.keep = 0}}), ConfigError);
+}
+
+TEST_F(Offload, ASecondOffloadIsRefused) {
+  const auto model = cpu_offload(net, {.lazy = managed()});
+  EXPECT_TRUE(has(message_of<StateError>([&] { (void)disk_offload(net, folder.path()); }),
+                  "offloaded already"));
+}
+
+TEST_F(Offload, ACheckpointIsLoadedAndDispatched) {
+  const auto checkpoint = folder.path() / "checkpoint";
+  save_model(state_dict(*tied_resident), checkpoint);
+  const auto expected = tied_resident->forward(tokens());
+  for (const auto& choice :
+       {DeviceMapChoice(DeviceMap{{"", "disk"}}), DeviceMapChoice(DeviceMap{{"", "cpu"}}),
+        DeviceMapChoice("auto"), DeviceMapChoice("sequential"), DeviceMapChoice()}) {
+    auto empty = init_empty_weights([] { return TiedNet(); });
+    const auto model = load_checkpoint_and_dispatch(
+        empty, checkpoint, {.device_map = choice, .offload_folder = folder.path() / "spill"});
+    EXPECT_TRUE(model(tokens()).equal(expected)) << choice.index();
+  }
+}
+
+TEST_F(Offload, ALoadedModelIsSplitOverMemoryAndDiskByItsBudget) {
+  const auto checkpoint = folder.path() / "checkpoint";
+  save_model(state_dict(*tied_resident), checkpoint);
+  auto empty = init_empty_weights([] { return TiedNet(); });
+  const auto model = load_checkpoint_and_dispatch(empty, checkpoint,
+                                                  {.device_map = "auto",
+                                                   .max_memory = MaxMemory{{"cpu", 1200}},
+                                                   .offload_folder = folder.path() / "spill"});
+  bool disk = false;
+  for (const auto& [name, device] : model.hf_device_map()) disk = disk || device.is_disk();
+  EXPECT_TRUE(disk);
+  EXPECT_TRUE(model(tokens()).equal(tied_resident->forward(tokens())));
+}
+
+TEST_F(Offload, AlignedModulesAreInMemory) {
+  const auto model = cpu_offload(net, {.lazy = managed()});
+  {
+    const auto aligned = align_module_device(*net->second);
+    EXPECT_EQ(net->second->weight.data_ptr<float>()[0],
+              resident->second->weight.data_ptr<float>()[0]);
+    model(input());
+    EXPECT_NE(net->second->weight.data_ptr(), nullptr) << "no forward takes it away";
+    EXPECT_THROW((void)net->first->weight.data_ptr(), c10::Error);
+  }
+  model.offload_now();
+  EXPECT_THROW((void)net->second->weight.data_ptr(), c10::Error);
+  {
+    const auto aligned = align_module_device(*net->second, torch::Device(torch::kMeta));
+    EXPECT_TRUE(net->second->weight.is_meta());
+  }
+  EXPECT_TRUE(model(input()).equal(resident->forward(input())));
+}
+
+TEST_F(Offload, StateDictsReadTheStores) {
+  const auto model = disk_offload(net, folder.path() / "spill");
+  const auto fills = model.stats().fills;
+  const auto values = get_state_dict_offloaded_model(*net);
+  for (const auto& item : state_dict(*resident)) {
+    EXPECT_TRUE(values[item.key()].equal(item.value())) << item.key();
+  }
+  StateDict some;
+  get_state_dict_from_offload(*net->second, "second.weight", some);
+  EXPECT_TRUE(some["second.bias"].equal(resident->second->bias));
+  EXPECT_EQ(model.stats().fills, fills) << "nothing was brought";
+}
+
+TEST_F(Offload, HandlesRestoreTheModelAtTheirEnd) {
+  {
+    const auto model = disk_offload(net, folder.path() / "spill");
+    const auto copy = model;
+    EXPECT_TRUE(is_offloaded(net->first->weight));
+  }
+  EXPECT_FALSE(is_offloaded(net->first->weight));
+  EXPECT_TRUE(net->forward(input()).equal(resident->forward(input())));
+  const Dispatched<ThreeLayers> none;
+  EXPECT_THROW((void)none(input()), StateError);
+}
+
+// -- fewer bits -----------------------------------------------------------------------------------
+
+TEST_F(Offload, LayerwiseCastingRoundsOnceAndComputesInTheOtherDtype) {
+  for (const auto& parameter : tied_resident->block->parameters()) {
+    parameter.set_data(parameter.detach().to(torch::kFloat8_e4m3fn).to(torch::kFloat));
+  }
+  for (const auto& parameter : tied_resident->head->parameters()) {
+    parameter.set_data(parameter.detach().to(torch::kFloat8_e4m3fn).to(torch::kFloat));
+  }
+  auto casting = attach_layerwise_casting_hooks(*tied, torch::kFloat8_e4m3fn, torch::kFloat,
+                                                {.skip_modules_pattern = {"^out$"}});
+  EXPECT_EQ(casting.layers(),
+            (std::vector<std::string>{"block.first", "block.second", "block.third", "head"}));
+  EXPECT_EQ(storage_dtype(tied->head->weight), torch::kFloat8_e4m3fn);
+  EXPECT_EQ(tied->head->weight.scalar_type(), torch::kFloat);
+  EXPECT_EQ(storage_dtype(tied->embedding->weight), torch::kFloat);
+  EXPECT_TRUE(tied->forward(tokens()).equal(tied_resident->forward(tokens())));
+  casting.remove();
+  EXPECT_NE(tied->head->weight.data_ptr(), nullptr);
+  EXPECT_TRUE(tied->forward(tokens()).equal(tied_resident->forward(tokens())));
+}
+
+TEST_F(Offload, LayerwiseCastingSkipsClassesWithAllBelow) {
+  const auto casting = attach_layerwise_casting_hooks(*tied, torch::kBFloat16, torch::kFloat,
+                                                      {.skip_modules_classes = {"ThreeLayers"}});
+  EXPECT_EQ(casting.layers(), (std::vector<std::string>{"head", "out"}));
+}
+
+}  // namespace
+}  // namespace accelerate
