@@ -72,7 +72,7 @@ class CudaBackend final : public state::AcceleratorBackend {
   }
 
   bool pin_memory(void* address, std::size_t bytes) noexcept override {
-    if (cudaHostRegister(address, bytes, cudaHostRegisterDefault) == cudaSuccess) return true;
+    if (cudaHostRegister(address, bytes, cudaHostRegisterPortable) == cudaSuccess) return true;
     (void)cudaGetLastError();  // else the next call of LibTorch would report it
     return false;
   }

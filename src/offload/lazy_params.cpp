@@ -246,6 +246,7 @@ void LazyParams::restore() {
   while (!engine.groups.empty()) {
     auto& group = *engine.groups.back();
     if (group.state == State::kFilling) engine.wait_until_filled(group, lock);
+    engine.ring->synchronize();  // a copy ahead may still read the memory of the store
     for (const auto& entry : group.entries) engine.restore(*entry);
     std::erase(engine.here, &group);
     if (group.slot != nullptr) engine.ring->give_back(group.slot);

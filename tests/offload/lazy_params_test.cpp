@@ -281,6 +281,7 @@ TEST_F(LazyWeights, AFailedFillInBackwardReachesTheCaller) {
   engine->offload_now();
   fails = true;
   EXPECT_TRUE(has(message_of<CheckpointError>([&] { loss.backward(); }), "'w.dat' is gone"));
+  engine.reset();
 }
 
 TEST_F(LazyWeights, ASlowFillEndsWithTheTimeLimitAndIsThereLater) {
@@ -299,24 +300,26 @@ TEST_F(LazyWeights, ASlowFillEndsWithTheTimeLimitAndIsThereLater) {
   EXPECT_TRUE(has(message, "ACCELERATE_OFFLOAD_TIMEOUT"));
   hangs = false;
   EXPECT_TRUE(net->forward(input()).equal(resident->forward(input())));
+  engine.reset();
 }
 
 TEST_F(LazyWeights, SlowStoresAreReadAheadByAThreadOfTheEngine) {
   engine.emplace(LazyOptions{});
   const auto caller = std::this_thread::get_id();
-  std::atomic<int> elsewhere = 0;
+  std::atomic<int> by_caller = 0;
   manage_by_module(*engine, *net,
                    watched(
                        *net,
                        [&](const std::string&) {
-                         if (std::this_thread::get_id() != caller) ++elsewhere;
+                         if (std::this_thread::get_id() == caller) ++by_caller;
                        },
                        /*slow=*/true));
   for (int i = 0; i < 3; ++i) {
     EXPECT_TRUE(net->forward(input()).equal(resident->forward(input())));
   }
-  EXPECT_EQ(elsewhere, engine->stats().fills);
+  EXPECT_EQ(by_caller, 0);
   EXPECT_GT(engine->stats().prefetch_hits, 0);
+  engine.reset();  // its thread may still read ahead
 }
 
 TEST_F(LazyWeights, SeveralThreadsRunOneModel) {

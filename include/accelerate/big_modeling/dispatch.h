@@ -136,8 +136,9 @@ cpu_offload_with_hook(const ModulePtr& model, const CpuOffloadWithHookOptions& o
 [[nodiscard]] ACCELERATE_API CorePtr dispatch_model(const ModulePtr& model,
                                                     const DeviceMap& device_map,
                                                     const DispatchOptions& options);
-[[nodiscard]] ACCELERATE_API CorePtr load_checkpoint_and_dispatch(
-    ModulePtr model, const std::filesystem::path& checkpoint, const LoadDispatchOptions& options);
+[[nodiscard]] ACCELERATE_API CorePtr
+load_checkpoint_and_dispatch(const ModulePtr& model, const std::filesystem::path& checkpoint,
+                             const LoadDispatchOptions& options);
 
 }  // namespace detail::offload
 
