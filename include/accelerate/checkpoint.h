@@ -140,6 +140,8 @@ struct LoadCheckpointOptions {
   KeyMapping key_mapping = {};
   /// Ours, a word of transformers: leave tensors of another shape out instead of throwing.
   bool ignore_mismatched_sizes = false;
+  /// Ours: a progress bar of the bytes. Unset: ACCELERATE_PROGRESS, else none.
+  std::optional<bool> progress = std::nullopt;
 };
 
 struct MismatchedKey {

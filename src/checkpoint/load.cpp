@@ -10,9 +10,11 @@
 #include <unordered_set>
 
 #include "accelerate/checkpoint.h"
+#include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
 #include "accelerate/operations/objects.h"
+#include "accelerate/progress.h"
 #include "accelerate/value/from_value.h"
 #include "accelerate/value/to_value.h"
 #include "checkpoint/checkpoint_file.h"
@@ -242,12 +244,27 @@ class TemporaryFolder {
   fs::path path_;
 };
 
+/// Shows how many of `total` bytes have been loaded, if the options ask for it.
+ProgressBar progress_bar(std::int64_t total, const LoadCheckpointOptions& options) {
+  return ProgressBar(
+      {.disable = !options.progress.value_or(parse_flag_from_env("ACCELERATE_PROGRESS")),
+       .desc = "Loading weights",
+       .total = total,
+       .unit = "B",
+       .unit_scale = true,
+       .unit_divisor = 1024});
+}
+
 void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& plan,
               const TensorSources& sources, const LoadCheckpointOptions& options) {
   // All placements first: nothing has changed if one cannot be had.
   const Placements placements(model, options);
   std::vector<Placement> places;
-  for (const auto& [name, recipe] : plan.copies) places.push_back(placements.of(name, own[name]));
+  std::int64_t bytes = 0;
+  for (const auto& [name, recipe] : plan.copies) {
+    places.push_back(placements.of(name, own[name]));
+    bytes += own[name].numel() * static_cast<std::int64_t>(c10::elementSize(places.back().dtype));
+  }
 
   using Store = Placement::Store;
   const auto goes_to = [&](Store store) {
@@ -260,6 +277,7 @@ void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& pl
   OffloadIndex spilled_index;
 
   // Files next: a full disk leaves the model as it is.
+  auto bar = progress_bar(bytes, options);
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < places.size(); ++i) {
     const auto& [name, recipe] = plan.copies[i];
@@ -270,6 +288,7 @@ void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& pl
     } else {
       offload_weight(value, name, spilled->path(), &spilled_index);
     }
+    bar.update(static_cast<std::int64_t>(value.nbytes()));
   }
   if (offloaded) offloaded->finish();
 
@@ -278,6 +297,7 @@ void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& pl
     if (places[i].store == Store::kResident) {
       allocate(own[name], places[i], name);
       sources.make_into(*recipe, own[name].detach());
+      bar.update(static_cast<std::int64_t>(own[name].nbytes()));
     } else {
       allocate(own[name], {.device = c10::kMeta, .dtype = places[i].dtype}, name);
     }
