@@ -75,13 +75,18 @@ class DecoderConfigFile {
   accelerate::Value entries_;
 };
 
-/// How the model of a folder is built, and what the names in its files become.
-struct DecoderRecipe {
-  std::function<std::shared_ptr<Decoder>()> make;
+/// The model that a folder describes.
+struct DecoderFolder {
+  DecoderConfig config = {};
+  /// Builds it.
+  std::function<std::shared_ptr<Decoder>()> make = {};
+  /// From the names in the files to those of the model.
   accelerate::KeyMapping key_mapping = {};
+  torch::ScalarType dtype = torch::kFloat;
+  std::filesystem::path path = {};
 };
 
-inline DecoderRecipe gpt2_recipe(const DecoderConfigFile& file) {
+inline DecoderFolder gpt2_folder(const DecoderConfigFile& file) {
   file.expect<std::string>("activation_function", "gelu_new");
   file.expect("scale_attn_weights", true);
   file.expect("scale_attn_by_inverse_layer_idx", false);
@@ -115,7 +120,7 @@ inline DecoderRecipe gpt2_recipe(const DecoderConfigFile& file) {
       .replace(R"(^ln_f\.)", "norm.")
       .replace(R"(^wte\.)", "tokens.")
       .replace(R"(^wpe\.)", "positions.");
-  return {[config] { return std::make_shared<Gpt2>(config); }, mapping};
+  return {config, [config] { return std::make_shared<Gpt2>(config); }, mapping};
 }
 
 /// Newer files have all about rotary positions in `rope_parameters`, older ones in two entries.
@@ -123,9 +128,10 @@ inline std::pair<double, std::optional<RopeScaling>> read_rope(const DecoderConf
   const bool is_new = file.has("rope_parameters");
   const auto rope = file.section(is_new ? "rope_parameters" : "rope_scaling");
   const auto theta = (is_new ? rope : file).get<double>("rope_theta", 10000.0);
-  const auto type = rope.get<std::string>("rope_type", rope.get<std::string>("type", "default"));
+  const std::string name = rope.has("rope_type") ? "rope_type" : "type";
+  const auto type = rope.get<std::string>(name, "default");
   if (type == "default") return {theta, std::nullopt};
-  if (type != "llama3") rope.refuse("rope_type", "This program only knows 'default' and 'llama3'.");
+  if (type != "llama3") rope.refuse(name, "This program only knows 'default' and 'llama3'.");
   return {theta, RopeScaling{.factor = rope.get<double>("factor"),
                              .low_freq_factor = rope.get<double>("low_freq_factor"),
                              .high_freq_factor = rope.get<double>("high_freq_factor"),
@@ -133,7 +139,7 @@ inline std::pair<double, std::optional<RopeScaling>> read_rope(const DecoderConf
                                  rope.get<double>("original_max_position_embeddings")}};
 }
 
-inline DecoderRecipe llama_recipe(const DecoderConfigFile& file) {
+inline DecoderFolder llama_folder(const DecoderConfigFile& file) {
   file.expect<std::string>("hidden_act", "silu");
   const auto width = file.size("hidden_size");
   const auto heads = file.size("num_attention_heads");
@@ -141,19 +147,18 @@ inline DecoderRecipe llama_recipe(const DecoderConfigFile& file) {
   if (heads % shared_heads != 0) {
     file.refuse("num_key_value_heads", "It does not divide num_attention_heads.");
   }
-  const DecoderConfig config{
-      .vocab_size = file.size("vocab_size"),
-      .max_position_embeddings = file.size("max_position_embeddings", 2048),
-      .hidden_size = width,
-      .intermediate_size = file.size("intermediate_size"),
-      .num_hidden_layers = file.size("num_hidden_layers"),
-      .num_attention_heads = heads,
-      .num_key_value_heads = shared_heads,
-      .head_dim = file.size("head_dim", width / heads),
-      .norm_eps = file.get<double>("rms_norm_eps", 1e-6),
-      .attention_bias = file.get<bool>("attention_bias", false),
-      .mlp_bias = file.get<bool>("mlp_bias", false),
-      .tie_word_embeddings = file.get<bool>("tie_word_embeddings", false)};
+  const DecoderConfig config{.vocab_size = file.size("vocab_size"),
+                             .max_position_embeddings = file.size("max_position_embeddings", 2048),
+                             .hidden_size = width,
+                             .intermediate_size = file.size("intermediate_size"),
+                             .num_hidden_layers = file.size("num_hidden_layers"),
+                             .num_attention_heads = heads,
+                             .num_key_value_heads = shared_heads,
+                             .head_dim = file.size("head_dim", width / heads),
+                             .norm_eps = file.get<double>("rms_norm_eps", 1e-6),
+                             .attention_bias = file.get<bool>("attention_bias", false),
+                             .mlp_bias = file.get<bool>("mlp_bias", false),
+                             .tie_word_embeddings = file.get<bool>("tie_word_embeddings", false)};
   accelerate::KeyMapping mapping;
   mapping.strip_prefix("model.")
       .drop(R"(.*\.rotary_emb\.inv_freq)")  // in old files
@@ -167,7 +172,8 @@ inline DecoderRecipe llama_recipe(const DecoderConfigFile& file) {
       .replace(R"(\.post_attention_layernorm\.)", ".norm2.")
       .replace(R"(^embed_tokens\.)", "tokens.");
   const auto [theta, scaling] = read_rope(file);
-  return {[config, theta = theta, scaling = scaling] {
+  return {config,
+          [config, theta = theta, scaling = scaling] {
             return std::make_shared<Llama>(config, theta, scaling);
           },
           mapping};
@@ -182,37 +188,41 @@ inline torch::ScalarType read_dtype(const DecoderConfigFile& file) {
   file.refuse(name, "Choose one of: float32, float16, bfloat16.");
 }
 
-using DispatchedDecoder = accelerate::Dispatched<std::shared_ptr<Decoder>>;
-
-/// Builds the model that `folder` describes without memory, and loads its weights to where the
-/// options want them. What only the folder knows is set here: dtype, names, blocks.
-///
-/// Throws `ConfigError` for a folder that cannot be used; else as `load_checkpoint_and_dispatch`.
-inline DispatchedDecoder load_decoder(const std::filesystem::path& folder,
-                                      accelerate::LoadDispatchOptions options) {
-  if (!std::filesystem::exists(folder / "config.json")) {
-    throw accelerate::ConfigError("'" + folder.string() +
+/// Reads config.json. Throws `ConfigError` for a folder that this program cannot use.
+inline DecoderFolder read_decoder_folder(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path / "config.json")) {
+    throw accelerate::ConfigError("'" + path.string() +
                                   "' is no folder with a config.json. Give the folder of a model "
                                   "as save_pretrained writes it.");
   }
-  const DecoderConfigFile file(folder / "config.json");
+  const DecoderConfigFile file(path / "config.json");
   const auto type = file.get<std::string>("model_type");
   if (type != "gpt2" && type != "llama") {
     file.refuse("model_type", "This program knows gpt2 and llama.");
   }
-  auto recipe = type == "gpt2" ? gpt2_recipe(file) : llama_recipe(file);
-  auto& mapping = recipe.key_mapping.replace(R"(^lm_head\.)", "head.");
-  const auto decoder = accelerate::init_empty_weights(recipe.make);
+  auto folder = type == "gpt2" ? gpt2_folder(file) : llama_folder(file);
+  folder.path = path;
+  folder.dtype = read_dtype(file);
+  folder.key_mapping.replace(R"(^lm_head\.)", "head.");
   // Some files have the weights of a tied head a second time.
-  if (decoder->config().tie_word_embeddings) mapping.drop(R"(head\.weight)");
+  if (folder.config.tie_word_embeddings) folder.key_mapping.drop(R"(head\.weight)");
+  return folder;
+}
 
+using DispatchedDecoder = accelerate::Dispatched<std::shared_ptr<Decoder>>;
+
+/// Builds the model without memory, and loads its weights to where the options want them. What only
+/// the folder knows is set here: dtype, names, blocks. Throws as `load_checkpoint_and_dispatch`.
+inline DispatchedDecoder load_decoder(const DecoderFolder& folder,
+                                      accelerate::LoadDispatchOptions options) {
+  const auto decoder = accelerate::init_empty_weights(folder.make);
   decoder->eval();
-  options.key_mapping = mapping;
-  options.dtype = read_dtype(file);
+  options.key_mapping = folder.key_mapping;
+  options.dtype = folder.dtype;
   options.strict = true;
   options.no_split_module_classes = kDecoderBlocks;
   options.preload_module_classes = kDecoderBlocks;
-  return accelerate::load_checkpoint_and_dispatch(decoder, folder, options);
+  return accelerate::load_checkpoint_and_dispatch(decoder, folder.path, options);
 }
 
 }  // namespace examples

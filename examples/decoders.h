@@ -57,7 +57,8 @@ class KvCache {
     auto& [all_keys, all_values] = entries_.at(layer);
     const auto time = keys.size(2);
     if (!all_keys.defined()) {
-      all_keys = torch::empty({keys.size(0), keys.size(1), capacity_, keys.size(3)}, keys.options());
+      all_keys =
+          torch::empty({keys.size(0), keys.size(1), capacity_, keys.size(3)}, keys.options());
       all_values = torch::empty_like(all_keys);
     }
     all_keys.narrow(2, length_, time).copy_(keys);
@@ -89,8 +90,7 @@ class AttentionImpl : public torch::nn::Module {
       : head_dim_(config.head_dim), layer_(layer) {
     const auto linear = [&](const char* name, std::int64_t in, std::int64_t out) {
       return register_module(
-          name,
-          torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(config.attention_bias)));
+          name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(config.attention_bias)));
     };
     const auto width = config.num_attention_heads * head_dim_;
     const auto shared_width = config.num_key_value_heads * head_dim_;
@@ -144,7 +144,8 @@ class Decoder : public torch::nn::Module {
 
  protected:
   explicit Decoder(const DecoderConfig& config) : config_(config) {
-    tokens_ = register_module("tokens", torch::nn::Embedding(config.vocab_size, config.hidden_size));
+    tokens_ =
+        register_module("tokens", torch::nn::Embedding(config.vocab_size, config.hidden_size));
   }
   /// After the other modules, so that planners meet it last.
   void add_head() {
@@ -173,7 +174,8 @@ class Gpt2BlockImpl : public torch::nn::Module {
     attention_ = register_module("attention", Attention(config, layer));
     norm2_ = register_module("norm2", torch::nn::LayerNorm(norm));
     up_ = register_module("up", torch::nn::Linear(config.hidden_size, config.intermediate_size));
-    down_ = register_module("down", torch::nn::Linear(config.intermediate_size, config.hidden_size));
+    down_ =
+        register_module("down", torch::nn::Linear(config.intermediate_size, config.hidden_size));
   }
 
   torch::Tensor forward(torch::Tensor x, KvCache& cache) {
@@ -206,8 +208,8 @@ class Gpt2 : public Decoder {
   torch::Tensor forward(const torch::Tensor& ids, KvCache* cache,
                         std::int64_t logits_to_keep) override {
     const auto time = ids.size(1);
-    auto x = tokens_(ids) + positions_(torch::arange(cache->length(), cache->length() + time,
-                                                     ids.options()));
+    auto x = tokens_(ids) +
+             positions_(torch::arange(cache->length(), cache->length() + time, ids.options()));
     for (const auto& block : *blocks_) x = block->as<Gpt2Block>()->forward(x, *cache);
     cache->advance(time);
     return scores(norm_(x), logits_to_keep);
@@ -275,10 +277,11 @@ inline torch::Tensor rotary_frequencies(std::int64_t head_dim, double theta,
   const auto frequencies = 1.0 / torch::pow(theta, exponents);
   if (!scaling) return frequencies;
   // Long waves are stretched, short ones kept, and those between them mixed.
-  const auto turns = scaling->original_max_position_embeddings * frequencies / (2 * std::numbers::pi);
-  const auto kept = ((turns - scaling->low_freq_factor) /
-                     (scaling->high_freq_factor - scaling->low_freq_factor))
-                        .clamp(0, 1);
+  const auto turns =
+      scaling->original_max_position_embeddings * frequencies / (2 * std::numbers::pi);
+  const auto kept =
+      ((turns - scaling->low_freq_factor) / (scaling->high_freq_factor - scaling->low_freq_factor))
+          .clamp(0, 1);
   return frequencies * (kept + (1 - kept) / scaling->factor);
 }
 
@@ -293,8 +296,8 @@ class Llama : public Decoder {
       blocks_->push_back(LlamaBlock(config, static_cast<std::size_t>(i)));
     }
     norm_ = register_module("norm", RmsNorm(config.hidden_size, config.norm_eps));
-    frequencies_ = register_buffer(
-        "frequencies", rotary_frequencies(config.head_dim, rope_theta, rope_scaling));
+    frequencies_ = register_buffer("frequencies",
+                                   rotary_frequencies(config.head_dim, rope_theta, rope_scaling));
     accelerate::mark_non_persistent(*this, "frequencies");  // no file has it
     add_head();
   }

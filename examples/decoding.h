@@ -34,8 +34,8 @@ inline void check_prompt(const DecoderConfig& config, const std::vector<std::int
   const auto wanted = static_cast<std::int64_t>(prompt.size()) + tokens;
   if (wanted > config.max_position_embeddings) {
     throw accelerate::ConfigError(
-        "The prompt of " + std::to_string(prompt.size()) + " tokens and " +
-        std::to_string(tokens) + " more do not fit: the context of this model has " +
+        "The prompt of " + std::to_string(prompt.size()) + " tokens and " + std::to_string(tokens) +
+        " more do not fit: the context of this model has " +
         std::to_string(config.max_position_embeddings) + " tokens. Shorten one of them.");
   }
 }
@@ -47,8 +47,8 @@ inline std::int64_t choose(const torch::Tensor& scores, const DecodingOptions& o
   const auto [likely, ids] =
       (scores.to(torch::kFloat) / options.temperature).softmax(0).sort(0, /*descending=*/true);
   const auto before = likely.cumsum(0) - likely;  // the first one always stays
-  const auto drawn =
-      likely.masked_fill(before >= options.top_p, 0).multinomial(1, /*replacement=*/false, generator);
+  const auto drawn = likely.masked_fill(before >= options.top_p, 0)
+                         .multinomial(1, /*replacement=*/false, generator);
   return ids[drawn.item<std::int64_t>()].item<std::int64_t>();
 }
 

@@ -9,12 +9,13 @@
 //
 // With --model tests/reference/decoders/llama --prompt_ids 1,2,3 --device_map cpu --tokens 8:
 //
-// Last line: "result: 8 tokens, N tokens per second, 0 MiB moved"
+// Last line: "result: 8 tokens, N tokens per second, 0.0 MiB moved"
 #include <accelerate/accelerate.h>
 
 #include <charconv>
 #include <chrono>
 #include <cstdint>
+#include <iomanip>
 #include <iostream>
 #include <string>
 #include <string_view>
@@ -85,8 +86,9 @@ accelerate::MaxMemory read_max_memory(const std::string& text) {
   for (const auto& part : split(text)) {
     const auto equals = part.find('=');
     if (equals == part.npos) {
-      throw accelerate::ConfigError("--max_memory has '" + part +
-                                    "', which is no budget. Give them like this: 0=20GiB,cpu=60GiB");
+      throw accelerate::ConfigError(
+          "--max_memory has '" + part +
+          "', which is no budget. Give them like this: 0=20GiB,cpu=60GiB");
     }
     budget.set(part.substr(0, equals), part.substr(equals + 1));
   }
@@ -106,12 +108,14 @@ accelerate::LoadDispatchOptions placement(const Options& options) {
   return placement;
 }
 
-std::int64_t in_mib(std::int64_t bytes) { return bytes >> 20; }
+double in_mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 void run(const Options& options) {
   using Clock = std::chrono::steady_clock;
+  const auto folder = examples::read_decoder_folder(options.model);
   const auto prompt = read_ids(options.prompt_ids);
-  const auto model = examples::load_decoder(options.model, placement(options));
+  check_prompt(folder.config, prompt, options.decoding.tokens);  // loading may take a while
+  const auto model = examples::load_decoder(folder, placement(options));
   for (const auto& [name, device] : model.hf_device_map()) {
     std::cout << (name.empty() ? "all" : name) << ": " << device << '\n';
   }
@@ -123,8 +127,9 @@ void run(const Options& options) {
   std::cout << "ids:";
   for (const auto id : written) std::cout << ' ' << id;
   const auto stats = model.stats();
-  std::cout << "\nweights: " << stats.fills << " groups were brought, " << stats.prefetch_hits
-            << " of them ahead; at most " << in_mib(stats.peak_resident_bytes) << " MiB at once"
+  std::cout << std::fixed << std::setprecision(1) << "\nweights: " << stats.fills
+            << " groups were brought, " << stats.prefetch_hits << " of them ahead; at most "
+            << in_mib(stats.peak_resident_bytes) << " MiB at once"
             << "\nresult: " << written.size() << " tokens, "
             << static_cast<double>(written.size()) / seconds.count() << " tokens per second, "
             << in_mib(stats.bytes_read) << " MiB moved\n";
