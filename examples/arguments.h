@@ -11,6 +11,7 @@
 #include <initializer_list>
 #include <iostream>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -18,8 +19,8 @@
 
 namespace examples {
 
-/// A flag and the variable that its value goes to: whole numbers from `least` on, text, or one of
-/// the library's enumerations.
+/// A flag and the variable that its value goes to: numbers from `least` on, text, or one of the
+/// library's enumerations.
 class Flag {
  public:
   template <class T>
@@ -39,11 +40,16 @@ class Flag {
  private:
   void read(std::string_view text, std::string& target) const { target = text; }
   void read(std::string_view text, std::int64_t& target) const {
+    read_number(text, target, "a whole number");
+  }
+  void read(std::string_view text, double& target) const { read_number(text, target, "a number"); }
+  template <class T>
+  void read_number(std::string_view text, T& target, const std::string& kind) const {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), target);
-    if (error != std::errc() || end != text.data() + text.size() || target < least_) {
-      throw accelerate::ConfigError(name_ + " is '" + std::string(text) +
-                                    "', which is not a whole number from " +
-                                    std::to_string(least_) + " on.");
+    const bool is_one = error == std::errc() && end == text.data() + text.size();
+    if (!is_one || !(target >= static_cast<T>(least_))) {
+      throw accelerate::ConfigError(name_ + " is '" + std::string(text) + "', which is not " +
+                                    kind + " from " + std::to_string(least_) + " on.");
     }
   }
   template <class E>
@@ -54,6 +60,11 @@ class Flag {
 
   static std::string describe(const std::string& value) { return value; }
   static std::string describe(std::int64_t value) { return std::to_string(value); }
+  static std::string describe(double value) {
+    std::ostringstream text;
+    text << value;
+    return text.str();
+  }
   template <class E>
   static std::string describe(const std::optional<E>& value) {
     return value ? std::string(accelerate::to_string(*value)) : "";

@@ -37,4 +37,5 @@
 #include "accelerate/tracking.h"
 #include "accelerate/tree.h"
 #include "accelerate/value.h"
+#include "accelerate/value/json.h"
 #include "accelerate/version.h"

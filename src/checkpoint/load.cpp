@@ -248,7 +248,11 @@ void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& pl
   // All placements first: nothing has changed if one cannot be had.
   const Placements placements(model, options);
   std::vector<Placement> places;
-  for (const auto& [name, recipe] : plan.copies) places.push_back(placements.of(name, own[name]));
+  std::int64_t bytes = 0;
+  for (const auto& [name, recipe] : plan.copies) {
+    places.push_back(placements.of(name, own[name]));
+    bytes += own[name].numel() * static_cast<std::int64_t>(c10::elementSize(places.back().dtype));
+  }
 
   using Store = Placement::Store;
   const auto goes_to = [&](Store store) {
@@ -260,11 +264,6 @@ void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& pl
   if (goes_to(Store::kSpilled)) spilled.emplace();
   OffloadIndex spilled_index;
 
-  std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    bytes += own[plan.copies[i].first].numel() *
-             static_cast<std::int64_t>(c10::elementSize(places[i].dtype));
-  }
   detail::ByteBar bar("loading", bytes, options.progress);
   const auto done = [&](std::int64_t more) { bar.add(more); };
 

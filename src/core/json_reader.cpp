@@ -5,7 +5,9 @@
 #include <limits>
 
 #include "accelerate/errors.h"
+#include "accelerate/value/json.h"
 #include "core/config_text.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/python_text.h"
 #include "core/text.h"
@@ -219,3 +221,11 @@ std::optional<Value::Dict> json_object(std::string_view line) {
 }
 
 }  // namespace accelerate::detail::inline core
+
+namespace accelerate {
+
+Value read_json_file(const std::filesystem::path& path) {
+  return detail::json_loads(detail::read_whole_file(path), path.string());
+}
+
+}  // namespace accelerate

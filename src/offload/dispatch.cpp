@@ -308,7 +308,9 @@ CorePtr load_checkpoint_and_dispatch(const ModulePtr& model,
                             .offload_state_dict = options.offload_state_dict.value_or(uses_disk),
                             .offload_buffers = options.offload_buffers,
                             .strict = options.strict,
-                            .broadcast_from_rank0 = options.broadcast_from_rank0});
+                            .broadcast_from_rank0 = options.broadcast_from_rank0,
+                            .key_mapping = options.key_mapping,
+                            .progress = options.progress});
   if (!map) {
     return std::make_shared<DispatchedCore>(model, DeviceMap(), first_device(*model));
   }

@@ -6,11 +6,13 @@
 #include <vector>
 
 #include "accelerate/checkpoint.h"
+#include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/safetensors.h"
 #include "checkpoint/models.h"
 #include "core/captured_log.h"
 #include "support/command.h"
+#include "support/has.h"
 #include "support/message_of.h"
 #include "support/reference_path.h"
 
@@ -19,6 +21,7 @@ namespace {
 
 using test::filled;
 using test::Folder;
+using test::has;
 using test::message_of;
 using test::reference_path;
 using Names = std::vector<std::string>;
@@ -333,6 +336,31 @@ TEST_F(LoadCheckpointTest, EnforcesTheFormatInTheMetadata) {
                   " does not contain the valid metadata. Make sure you save your model with the "
                   "`save_pretrained` method.");
   }
+}
+
+TEST_F(LoadCheckpointTest, ShowsItsProgressIfThatIsWanted) {
+  test::Small net;
+  const auto shown = [&](const LoadCheckpointOptions& options) {
+    testing::internal::CaptureStderr();
+    load_checkpoint_in_model(net, reference_path("models/small_10GB_safetensors"), options);
+    return testing::internal::GetCapturedStderr();
+  };
+  const auto bytes = std::to_string([&] {
+    std::size_t sum = 0;
+    for (const auto& item : state_dict(net)) sum += item.value().nbytes();
+    return sum;
+  }());
+  const auto whole = "Loading weights: 100%";
+  EXPECT_EQ(shown({}), "");
+  EXPECT_TRUE(has(shown({.progress = true}), whole));
+  EXPECT_TRUE(has(shown({.progress = true}), bytes + "/" + bytes));
+  EXPECT_TRUE(has(shown({.device_map = {{"linear1", "disk"}, {"", "cpu"}},
+                         .offload_folder = path_ / "spill",
+                         .progress = true}),
+                  bytes + "/" + bytes));
+  const auto patched = patch_environment({{"ACCELERATE_PROGRESS", "1"}});
+  EXPECT_TRUE(has(shown({}), whole));
+  EXPECT_EQ(shown({.progress = false}), "");
 }
 
 TEST_F(LoadCheckpointTest, RefusesArchivesThatHoldNoStateDict) {

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "accelerate/errors.h"
+#include "accelerate/value/json.h"
 #include "reference.h"
+#include "support/reference_path.h"
 
 namespace accelerate::detail::inline core {
 namespace {
@@ -48,6 +50,19 @@ TEST(Json, NamesSourceLineAndColumnOfWhatIsWrong) {
             "a.json, line 2, column 1: the integer does not fit into 64 bits.");
   EXPECT_EQ(problem("\"\\ud800\""),
             "a.json, line 1, column 2: half a surrogate pair is no character.");
+}
+
+TEST(Json, ReadsFiles) {
+  const auto config = read_json_file(test::reference_path("decoders/llama/config.json"));
+  EXPECT_EQ(config.at("model_type").as_string(), "llama");
+  const auto missing = test::reference_path("decoders/none.json");
+  const auto message = message_of<ConfigError>([&] { (void)read_json_file(missing); });
+  EXPECT_NE(message.find(missing.string()), std::string::npos) << message;
+  const auto no_json = test::reference_path("decoders/write_reference.py");
+  EXPECT_NE(message_of<ConfigError>([&] {
+              (void)read_json_file(no_json);
+            }).find(no_json.string() + ", line 1, column "),
+            std::string::npos);
 }
 
 TEST(Json, StopsAtNestsThatAreTooDeep) {

@@ -11,6 +11,7 @@ namespace {
 
 struct Options {
   std::int64_t batch_size = 16, seed = 42;
+  double rate = 0.5;
   std::string text;
   std::optional<accelerate::PrecisionType> mixed_precision = std::nullopt;
 };
@@ -23,6 +24,7 @@ Options parse(std::vector<std::string> arguments) {
   examples::read_arguments(static_cast<int>(argv.size()), argv.data(),
                            {{"--batch_size", options.batch_size},
                             {"--seed", options.seed, /*least=*/0},
+                            {"--rate", options.rate, /*least=*/0},
                             {"--text", options.text},
                             {"--mixed_precision", options.mixed_precision}});
   return options;
@@ -45,6 +47,7 @@ TEST(Arguments, GoToTheirVariables) {
   EXPECT_EQ(options.text, "a b");
   EXPECT_EQ(options.mixed_precision, accelerate::PrecisionType::kBf16);
   EXPECT_EQ(parse({}).batch_size, 16);
+  EXPECT_EQ(parse({"--rate", "0.25"}).rate, 0.25);
 }
 
 TEST(Arguments, ThatAreTooSmallOrNoNumberAreRefused) {
@@ -54,12 +57,16 @@ TEST(Arguments, ThatAreTooSmallOrNoNumberAreRefused) {
   for (const auto* text : {"", "x", "1.5", "2x", "99999999999999999999"}) {
     EXPECT_NE(refusal_of({"--batch_size", text}), "taken") << text;
   }
+  EXPECT_EQ(refusal_of({"--rate", "-0.5"}), "--rate is '-0.5', which is not a number from 0 on.");
+  for (const auto* text : {"", "x", "1.5x", "nan"}) {
+    EXPECT_NE(refusal_of({"--rate", text}), "taken") << text;
+  }
 }
 
 TEST(Arguments, ThatAreUnknownOrWithoutAValueAreRefused) {
   EXPECT_EQ(refusal_of({"--batch", "2"}),
-            "'--batch' is not a flag of this program. Choose from: --batch_size, --seed, --text, "
-            "--mixed_precision.");
+            "'--batch' is not a flag of this program. Choose from: --batch_size, --seed, --rate, "
+            "--text, --mixed_precision.");
   EXPECT_EQ(refusal_of({"--seed"}), "--seed needs a value behind it.");
 }
 

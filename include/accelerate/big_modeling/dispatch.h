@@ -30,6 +30,7 @@
 #include "accelerate/api.h"
 #include "accelerate/big_modeling/dispatched.h"
 #include "accelerate/big_modeling/lazy_options.h"
+#include "accelerate/checkpoint/key_mapping.h"
 #include "accelerate/checkpoint/offload_index.h"
 #include "accelerate/modeling/device_map.h"
 #include "accelerate/state_dict.h"
@@ -94,6 +95,10 @@ struct LoadDispatchOptions {
   bool force_hooks = false;
   bool strict = false;
   bool broadcast_from_rank0 = false;
+  /// Ours: from the names of the checkpoint to those of the model.
+  KeyMapping key_mapping = {};
+  /// Ours: a progress bar of the bytes that are loaded. Unset: ACCELERATE_PROGRESS, else none.
+  std::optional<bool> progress = std::nullopt;
   LazyOptions lazy = {};
 };
 
