@@ -41,7 +41,7 @@ bool refers_to_a_file(const Value& value) {
                                [](const auto& entry) { return refers_to_a_file(entry.value()); });
   }
   if (const auto* dict = formats::leaf_as<formats::PickleDict>(value)) {
-    return refers_to_a_file(dict->entries());
+    return refers_to_a_file(dict->entries);
   }
   if (const auto* call = formats::leaf_as<PickleCall>(value)) {
     return refers_to_a_file(Value(call->args)) || refers_to_a_file(call->kwargs) ||

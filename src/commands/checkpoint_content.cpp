@@ -78,7 +78,7 @@ class ArchiveWalk {
     } else if (const auto* call = leaf_as<formats::PickleCall>(value)) {
       visit_call(*call, name);
     } else if (const auto* dict = leaf_as<formats::PickleDict>(value)) {
-      visit_entries(dict->entries(), name);
+      visit_entries(dict->entries, name);
     } else if (const auto* array = leaf_as<formats::PickleArray>(value)) {
       const auto sum = xxh3(std::as_bytes(std::span(array->bytes)));
       add(str(array->repr(), " with XXH3 ", formats::xxh3_text(sum)), name);

@@ -1,6 +1,4 @@
-// src/commands/layout_builder.h - layouts of models from their config.json, one function per model.
-//
-// Names, sizes and defaults are those of the classes of Transformers.
+// src/commands/layout_builder.h - what layouts of models are made from, and with.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <initializer_list>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "accelerate/errors.h"
 #include "commands/model_layout.h"
@@ -62,18 +61,24 @@ class Settings {
   const std::string& source_;
 };
 
+/// Collects the tensors of a model. Paths may end in a list of modules of one size, as a shell has
+/// them: "attn.{q_proj,k_proj}".
 class Builder {
  public:
   using Sizes = std::initializer_list<std::int64_t>;
 
   void tensor(const std::string& name, Sizes sizes) { add(name, sizes, 4); }
-  void linear(const std::string& path, std::int64_t in, std::int64_t out, bool bias = true) {
-    tensor(path + ".weight", {in, out});
-    if (bias) tensor(path + ".bias", {out});
+  void linear(const std::string& paths, std::int64_t in, std::int64_t out, bool bias = true) {
+    for (const auto& path : expanded(paths)) {
+      tensor(path + ".weight", {in, out});
+      if (bias) tensor(path + ".bias", {out});
+    }
   }
-  void norm(const std::string& path, std::int64_t size, bool bias = true) {
-    tensor(path + ".weight", {size});
-    if (bias) tensor(path + ".bias", {size});
+  void norm(const std::string& paths, std::int64_t size, bool bias = true) {
+    for (const auto& path : expanded(paths)) {
+      tensor(path + ".weight", {size});
+      if (bias) tensor(path + ".bias", {size});
+    }
   }
   void embedding(const std::string& path, std::int64_t count, std::int64_t size) {
     tensor(path + ".weight", {count, size});
@@ -82,20 +87,33 @@ class Builder {
     add(name, sizes, element_bytes);
     layout_.tensors.back().trainable = false;
   }
-  void position_ids(std::int64_t positions) { buffer("embeddings.position_ids", {positions}, 8); }
-  void token_type_ids(std::int64_t positions) {
-    buffer("embeddings.token_type_ids", {positions}, 8);
-  }
-  void rotary(std::int64_t rotated) {
+  /// Those of a rotary embedding that turns a part of each head.
+  void rotary(std::int64_t head, double factor) {
+    const auto rotated = static_cast<std::int64_t>(static_cast<double>(head) * factor);
     buffer("rotary_emb.inv_freq", {rotated / 2});
     buffer("rotary_emb.original_inv_freq", {rotated / 2});
   }
+  /// Calls `add_layer` with the path of each layer: "h.0." to "h.11.".
+  template <class AddLayer>
+  void layers(const std::string& path, std::int64_t count, const AddLayer& add_layer) {
+    for (std::int64_t i = 0; i < count; ++i) add_layer(str(path, ".", i, "."));
+  }
 
-  void no_split(const std::string& pattern) { layout_.no_split.push_back(pattern); }
-  void shape(const TransformerShape& shape) { layout_.shape = shape; }
-  ModelLayout take() { return std::move(layout_); }
+  ModelLayout take(const TransformerShape& shape, std::vector<std::string> no_split) {
+    layout_.shape = shape;
+    layout_.no_split = std::move(no_split);
+    return std::move(layout_);
+  }
 
  private:
+  static std::vector<std::string> expanded(const std::string& paths) {
+    const auto brace = paths.find('{');
+    if (brace == paths.npos) return {paths};
+    auto names = split(paths.substr(brace + 1, paths.size() - brace - 2), ',');
+    for (auto& name : names) name.insert(0, paths, 0, brace);
+    return names;
+  }
+
   void add(const std::string& name, Sizes sizes, std::int64_t element_bytes) {
     std::int64_t elements = 1;
     bool fits = true;
@@ -108,27 +126,5 @@ class Builder {
 
   ModelLayout layout_;
 };
-
-void layout_albert(Builder& b, const Settings& c);
-void layout_bart(Builder& b, const Settings& c);
-void layout_bert(Builder& b, const Settings& c);
-void layout_bloom(Builder& b, const Settings& c);
-void layout_distilbert(Builder& b, const Settings& c);
-void layout_electra(Builder& b, const Settings& c);
-void layout_gemma(Builder& b, const Settings& c);
-void layout_gpt2(Builder& b, const Settings& c);
-void layout_gpt_neox(Builder& b, const Settings& c);
-void layout_gptj(Builder& b, const Settings& c);
-void layout_llama(Builder& b, const Settings& c);
-void layout_mistral(Builder& b, const Settings& c);
-void layout_mixtral(Builder& b, const Settings& c);
-void layout_opt(Builder& b, const Settings& c);
-void layout_phi(Builder& b, const Settings& c);
-void layout_phi3(Builder& b, const Settings& c);
-void layout_qwen2(Builder& b, const Settings& c);
-void layout_qwen3(Builder& b, const Settings& c);
-void layout_roberta(Builder& b, const Settings& c);
-void layout_t5(Builder& b, const Settings& c);
-void layout_vit(Builder& b, const Settings& c);
 
 }  // namespace accelerate::detail::commands

@@ -80,9 +80,8 @@ constexpr auto kNumberTypes = std::to_array<NumberType>({
 }  // namespace
 
 std::string_view torch_name(std::string_view dtype) {
-  const auto* const found =
-      std::ranges::find(formats::kTorchDtypes, dtype, &formats::TorchDtype::safetensors);
-  return found != formats::kTorchDtypes.end() ? found->name : dtype;
+  const auto* const found = formats::find_dtype_by(&formats::TorchDtype::safetensors, dtype);
+  return found != nullptr ? found->name : dtype;
 }
 
 const NumberType* find_number_type(std::string_view dtype) {

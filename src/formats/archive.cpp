@@ -4,7 +4,6 @@
 
 #include "core/python_text.h"
 #include "core/text.h"
-#include "formats/format_error.h"
 #include "formats/legacy_archive.h"
 #include "formats/pickle.h"
 
@@ -14,29 +13,25 @@ namespace {
 constexpr std::string_view kSaveAgain =
     ". Load it in Python and save its weights again with torch.save, or as safetensors";
 
-[[noreturn]] void refuse(const ByteSource& source, std::uint64_t offset, std::string_view reason) {
-  throw format_error(source.name(), source.origin() + offset, reason);
-}
-
 /// Throws an error that says what kind of file it is instead of an archive.
 [[noreturn]] void refuse_file(const ByteSource& source) {
   constexpr std::uint64_t kTarMagicAt = 257;
   const auto begin = source.read(0, std::min<std::uint64_t>(source.size(), 512));
   const std::string_view head = begin;
-  if (head.empty()) refuse(source, 0, "the file is empty");
+  if (head.empty()) source.refuse(0, "the file is empty");
   if (head.size() > kTarMagicAt + 5 && head.substr(kTarMagicAt, 5) == "ustar") {
-    refuse(source, 0,
-           str("the file is a tar archive of torch.save before version 0.1.10", kSaveAgain));
+    source.refuse(0,
+                  str("the file is a tar archive of torch.save before version 0.1.10", kSaveAgain));
   }
   if (head[0] == '\x80') {
-    refuse(source, 0, str("the file is a bare pickle and no archive of torch.save", kSaveAgain));
+    source.refuse(0, str("the file is a bare pickle and no archive of torch.save", kSaveAgain));
   }
   if (head.size() > 8 && head[8] == '{') {
-    refuse(source, 0,
-           "the file looks like safetensors. Open it with accelerate::safetensors::File, "
-           "or give it the ending .safetensors");
+    source.refuse(0,
+                  "the file looks like safetensors. Open it with accelerate::safetensors::File, "
+                  "or give it the ending .safetensors");
   }
-  refuse(source, 0, "the file is no archive of torch.save: it does not begin as a zip file");
+  source.refuse(0, "the file is no archive of torch.save: it does not begin as a zip file");
 }
 
 }  // namespace
@@ -55,32 +50,31 @@ ArchiveReader::ArchiveReader(const ByteSource& source) : source_(source) {
 void ArchiveReader::read_archive() {
   const auto& source = source_;
   directory_ = read_zip(source);
-  if (directory_.entries().empty()) refuse(source, 0, "the archive has no entries");
+  if (directory_.entries().empty()) source.refuse(0, "the archive has no entries");
   const auto& first = directory_.entries().front().name;
   folder_ = first.substr(0, first.find('/') + 1);
   if (find("constants.pkl") != nullptr) {
-    refuse(source, 0,
-           "the archive is a TorchScript program, not data. Load it with "
-           "torch::jit::load, or save its state_dict() with torch.save");
+    source.refuse(0,
+                  "the archive is a TorchScript program, not data. Load it with "
+                  "torch::jit::load, or save its state_dict() with torch.save");
   }
   if (const auto* order = find("byteorder")) {
     const auto text = source.read(order->offset, std::min<std::uint64_t>(order->size, 16));
     if (text != "little") {
-      refuse(source, order->offset,
-             str("the byte order of the archive is ", python_repr(std::string_view(text)),
-                 "; only 'little' is read"));
+      source.refuse(order->offset,
+                    str("the byte order of the archive is ", python_repr(std::string_view(text)),
+                        "; only 'little' is read"));
     }
   }
   const auto* pickle = find("data.pkl");
   if (pickle == nullptr) {
-    refuse(source, 0,
-           str("the zip archive has no entry '", folder_,
-               "data.pkl', so it was not written by torch.save"));
+    source.refuse(0, str("the zip archive has no entry '", folder_,
+                         "data.pkl', so it was not written by torch.save"));
   }
   PickleSource from{.name = source.name(), .origin = source.origin() + pickle->offset};
   if (pickle->size > from.max_bytes) {
-    refuse(source, pickle->offset,
-           str("the pickle has ", pickle->size, " bytes; at most ", from.max_bytes, " are read"));
+    source.refuse(pickle->offset, str("the pickle has ", pickle->size, " bytes; at most ",
+                                      from.max_bytes, " are read"));
   }
   value_ = pickle_loads(source.read(pickle->offset, pickle->size), from);
 }
@@ -92,14 +86,13 @@ const ZipEntry* ArchiveReader::find(std::string_view name) const {
 const ZipEntry& ArchiveReader::entry(const PickleStorage& storage) const {
   const auto* found = find("data/" + storage.key);
   if (found == nullptr) {
-    refuse(source_, 0,
-           str("the archive has no entry for the storage ",
-               python_repr(std::string_view(storage.key))));
+    source_.refuse(0, str("the archive has no entry for the storage ",
+                          python_repr(std::string_view(storage.key))));
   }
   if (found->size != storage.bytes) {
-    refuse(source_, found->offset,
-           str("the storage ", python_repr(std::string_view(storage.key)), " has ", found->size,
-               " bytes; its tensors need ", storage.bytes));
+    source_.refuse(found->offset,
+                   str("the storage ", python_repr(std::string_view(storage.key)), " has ",
+                       found->size, " bytes; its tensors need ", storage.bytes));
   }
   return *found;
 }

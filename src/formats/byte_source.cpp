@@ -2,12 +2,18 @@
 
 #include <cstring>
 
+#include "formats/format_error.h"
+
 namespace accelerate::detail::formats {
 
 std::string ByteSource::read(std::uint64_t offset, std::uint64_t size) const {
   std::string bytes(size, '\0');
   read(offset, bytes);
   return bytes;
+}
+
+void ByteSource::refuse(std::uint64_t offset, std::string_view reason) const {
+  throw format_error(name(), origin() + offset, reason);
 }
 
 FileBytes::FileBytes(const std::filesystem::path& path)

@@ -28,6 +28,8 @@ class ByteSource {
 
   /// `size` bytes from `offset` on, as above.
   [[nodiscard]] std::string read(std::uint64_t offset, std::uint64_t size) const;
+  /// Throws the `FormatError` for what is at an offset.
+  [[noreturn]] void refuse(std::uint64_t offset, std::string_view reason) const;
 };
 
 /// A file of a checkpoint. Reading never touches its mapping: a file that shrinks meanwhile is an

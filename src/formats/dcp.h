@@ -51,6 +51,9 @@ struct DcpEntry {
   [[nodiscard]] std::uint64_t bytes() const;
 };
 
+/// In elements, of a tensor without gaps.
+[[nodiscard]] std::vector<std::int64_t> dense_strides(const std::vector<std::int64_t>& sizes);
+
 /// Reads the bytes of a `.metadata` file called `name`. Throws `FormatError` for what is no such
 /// pickle, for tensors that their chunks do not cover exactly, and for places that overlap or are
 /// in other folders.

@@ -92,7 +92,7 @@ class MetadataReader {
       if (!dict(data).empty()) refuse("the places have no index");
       return;
     }
-    for (const auto& [key, value] : pairs->entries()) {
+    for (const auto& [key, value] : pairs->entries) {
       const auto& index = state_of(key, "MetadataIndex");
       const auto* offset = index.get("offset");
       std::optional<Numbers> offsets;
@@ -175,10 +175,7 @@ class MetadataReader {
     const auto* call = call_of(properties, str(kModule, "TensorProperties"));
     const bool has_state =
         call != nullptr && call->state.is_tuple() && !call->state.items().empty();
-    const auto* global = has_state ? leaf_as<PickleGlobal>(call->state.items()[0]) : nullptr;
-    const auto* found = global != nullptr && global->module() == "torch"
-                            ? find_torch_dtype(global->name())
-                            : nullptr;
+    const auto* found = has_state ? dtype_of(call->state.items()[0]) : nullptr;
     if (found == nullptr) refuse(str("the dtype of '", name, "' is not one of Torch"));
     return found;
   }

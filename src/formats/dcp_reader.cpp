@@ -16,64 +16,41 @@ namespace fs = std::filesystem;
 constexpr std::size_t kMaxOpenFiles = 64;
 
 [[noreturn]] void refuse(const ByteSource& source, const DcpEntry& entry, std::string_view reason) {
-  throw format_error(source.name(), source.origin(), str("'", entry.name, "': ", reason));
+  source.refuse(0, str("'", entry.name, "': ", reason));
 }
 
-std::vector<std::int64_t> dense_strides(const std::vector<std::int64_t>& sizes) {
-  std::vector<std::int64_t> strides(sizes.size());
-  std::int64_t stride = 1;
-  for (std::size_t i = sizes.size(); i > 0; --i) {
-    strides[i - 1] = stride;
-    stride *= sizes[i - 1];
-  }
-  return strides;
-}
-
-/// Copies a box from one strided block of elements to another, in runs of the last dimension.
-class BoxCopy {
- public:
-  BoxCopy(std::string_view from, std::string& to, std::int64_t item)
-      : from_(from), to_(to), item_(item) {}
-
-  void copy(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& from_strides,
-            std::int64_t from_at, const std::vector<std::int64_t>& to_strides, std::int64_t to_at) {
-    sizes_ = &sizes;
-    from_strides_ = &from_strides;
-    to_strides_ = &to_strides;
-    // Dimensions that are dense on both sides make one run.
-    run_ = 1;
-    dimensions_ = sizes.size();
-    while (dimensions_ > 0 && from_strides[dimensions_ - 1] == run_ &&
-           to_strides[dimensions_ - 1] == run_) {
-      run_ *= sizes[--dimensions_];
-    }
-    copy_from(0, from_at, to_at);
-  }
-
- private:
-  void copy_from(std::size_t dimension, std::int64_t from, std::int64_t to) {
-    if (dimension == dimensions_) {
-      std::memcpy(to_.data() + to * item_, from_.data() + from * item_,
-                  static_cast<std::size_t>(run_ * item_));
-      return;
-    }
-    for (std::int64_t i = 0; i < (*sizes_)[dimension]; ++i) {
-      copy_from(dimension + 1, from + i * (*from_strides_)[dimension],
-                to + i * (*to_strides_)[dimension]);
-    }
-  }
-
-  std::string_view from_;
-  std::string& to_;
-  std::int64_t item_;
-  const std::vector<std::int64_t>* sizes_ = nullptr;
-  const std::vector<std::int64_t>* from_strides_ = nullptr;
-  const std::vector<std::int64_t>* to_strides_ = nullptr;
-  std::int64_t run_ = 1;
-  std::size_t dimensions_ = 0;
+/// A box of elements in a block of them.
+struct Box {
+  const std::vector<std::int64_t>& strides;
+  std::int64_t at;  ///< of the first element
 };
 
-/// "However, potential model and optimizer checkpoint directories exist.", in Python's words.
+/// Copies a box from one block to another, in runs of the last dimensions.
+void copy_box(std::string_view from_bytes, const Box& from, std::string& to_bytes, const Box& to,
+              std::span<const std::int64_t> sizes, std::int64_t item) {
+  // Dimensions that are dense on both sides make one run.
+  std::int64_t run = 1;
+  std::size_t dimensions = sizes.size();
+  while (dimensions > 0 && from.strides[dimensions - 1] == run &&
+         to.strides[dimensions - 1] == run) {
+    run *= sizes[--dimensions];
+  }
+  const auto copy = [&](const auto& self, std::size_t dimension, std::int64_t source,
+                        std::int64_t target) -> void {
+    if (dimension == dimensions) {
+      std::memcpy(to_bytes.data() + target * item, from_bytes.data() + source * item,
+                  static_cast<std::size_t>(run * item));
+      return;
+    }
+    for (std::int64_t i = 0; i < sizes[dimension]; ++i) {
+      self(self, dimension + 1, source + i * from.strides[dimension],
+           target + i * to.strides[dimension]);
+    }
+  };
+  copy(copy, 0, from.at, to.at);
+}
+
+/// Which folders inside may be meant, in Python's words.
 std::string hint(const fs::path& folder) {
   const auto model = folder / "pytorch_model_fsdp_0";
   const auto optimizer = folder / "optimizer_0";
@@ -85,16 +62,12 @@ std::string hint(const fs::path& folder) {
         "either ",
         model.string(), " or ", optimizer.string(), " instead.");
   }
-  if (has_model) {
-    return str(" However, a potential model checkpoint directory exists. Please try passing in ",
-               model.string(), " instead.");
+  if (!has_model && !has_optimizer) {
+    return " It is a folder that FSDP saves with SHARDED_STATE_DICT.";
   }
-  if (has_optimizer) {
-    return str(
-        " However, a potential optimizer checkpoint directory exists. Please try passing in ",
-        optimizer.string(), " instead.");
-  }
-  return " It is a folder that FSDP saves with SHARDED_STATE_DICT.";
+  return str(" However, a potential ", has_model ? "model" : "optimizer",
+             " checkpoint directory exists. Please try passing in ",
+             (has_model ? model : optimizer).string(), " instead.");
 }
 
 /// True if all paths begin with the same key and go on behind it.
@@ -105,6 +78,16 @@ bool has_one_root(const std::vector<DcpEntry>& entries) {
 }
 
 }  // namespace
+
+std::vector<std::int64_t> dense_strides(const std::vector<std::int64_t>& sizes) {
+  std::vector<std::int64_t> strides(sizes.size());
+  std::int64_t stride = 1;
+  for (std::size_t i = sizes.size(); i > 0; --i) {
+    strides[i - 1] = stride;
+    stride *= std::max<std::int64_t>(sizes[i - 1], 1);
+  }
+  return strides;
+}
 
 DcpReader::DcpReader(fs::path folder) : folder_(std::move(folder)) {
   const auto path = folder_ / ".metadata";
@@ -157,8 +140,8 @@ std::string DcpReader::read_tensor(const DcpEntry& entry) {
     const auto& stored = archive.entry(*tensor->storage);
     std::int64_t at = 0;
     for (std::size_t i = 0; i < strides.size(); ++i) at += strides[i] * chunk.offsets[i];
-    BoxCopy(source.read(stored.offset, stored.size), bytes, entry.dtype->bytes)
-        .copy(chunk.sizes, tensor->strides, tensor->offset, strides, at);
+    copy_box(source.read(stored.offset, stored.size), {tensor->strides, tensor->offset}, bytes,
+             {strides, at}, chunk.sizes, entry.dtype->bytes);
   }
   return bytes;
 }

@@ -2,12 +2,21 @@
 
 #include <algorithm>
 
+#include "core/config_text.h"
 #include "core/text.h"
 
 namespace accelerate::detail::formats {
 
 FormatError format_error(std::string_view source, std::uint64_t offset, std::string_view reason) {
   return FormatError(str("'", source, "', byte ", offset, ": ", reason, "."), source);
+}
+
+Value json_content(std::string_view text, const std::filesystem::path& source) {
+  try {
+    return json_loads_unique(text, str("'", source.string(), "'"));
+  } catch (const ConfigError& error) {
+    throw FormatError(error.what(), source);
+  }
 }
 
 std::string_view problem_with_inner_path(std::string_view name) {

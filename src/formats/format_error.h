@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string_view>
 
 #include "accelerate/errors.h"
+#include "accelerate/value.h"
 
 namespace accelerate::detail::formats {
 
@@ -12,6 +14,9 @@ namespace accelerate::detail::formats {
 /// from the start of the file. `reason` has no full stop, remedies may follow it as sentences.
 [[nodiscard]] FormatError format_error(std::string_view source, std::uint64_t offset,
                                        std::string_view reason);
+
+/// The JSON in `text`, in which no object has a key twice. Throws `FormatError` with `source`.
+[[nodiscard]] Value json_content(std::string_view text, const std::filesystem::path& source);
 
 /// What is wrong with the name of a file that a file in the same folder gives; "" if it is inside
 /// that folder. Refused are absolute names, empty parts, "." and "..", backslashes, control

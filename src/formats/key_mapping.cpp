@@ -135,33 +135,6 @@ KeyMapping& KeyMapping::add(std::shared_ptr<const detail::formats::KeyRule> rule
   return *this;
 }
 
-KeyMapping& KeyMapping::strip_prefix(std::string prefix) {
-  return add(detail::formats::strip_prefix_rule(std::move(prefix)));
-}
-KeyMapping& KeyMapping::add_prefix(std::string prefix) {
-  return add(detail::formats::add_prefix_rule(std::move(prefix)));
-}
-KeyMapping& KeyMapping::rename(std::string from, std::string to) {
-  return add(detail::formats::rename_rule(std::move(from), std::move(to)));
-}
-KeyMapping& KeyMapping::replace(std::string_view pattern, std::string_view replacement) {
-  return add(detail::formats::replace_rule(pattern, replacement));
-}
-KeyMapping& KeyMapping::transpose(std::string_view pattern, std::int64_t dim0, std::int64_t dim1) {
-  return add(detail::formats::transpose_rule(pattern, dim0, dim1));
-}
-KeyMapping& KeyMapping::split(std::string_view pattern, const std::vector<std::string>& into,
-                              const SplitTensorOptions& options) {
-  return add(detail::formats::split_rule(pattern, into, options));
-}
-KeyMapping& KeyMapping::join(const std::vector<std::string>& patterns, std::string_view into,
-                             std::int64_t dim) {
-  return add(detail::formats::join_rule(patterns, into, dim));
-}
-KeyMapping& KeyMapping::drop(std::string_view pattern) {
-  return add(detail::formats::drop_rule(pattern));
-}
-
 KeyMapping KeyMapping::from_file(const std::filesystem::path& path) {
   const auto text = detail::read_whole_file(path, kMaxRulesFile);
   const auto source = str("'", path.string(), "'");
@@ -242,8 +215,8 @@ MappedTensors map_keys(const KeyMapping& mapping, const std::vector<std::string>
   MappedTensors result;
   for (const auto& rule : mapping._rules()) {
     const auto matched = rule->apply(table);
-    result.report.rules.push_back({.rule = rule->describe(), .matched = matched});
-    check_table(table, result.report.rules.back().rule);
+    result.report.rules.push_back({.rule = rule->description, .matched = matched});
+    check_table(table, rule->description);
   }
   std::unordered_map<std::string_view, const KeyEntry*> seen;
   for (const auto& entry : table.entries) {

@@ -1,10 +1,10 @@
-// src/formats/key_rules.h - the rules of a key mapping.
+// src/formats/key_rules.h - what a rule of a key mapping works on.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "formats/key_mapping.h"
@@ -33,29 +33,12 @@ struct KeyTable {
 
 class KeyRule {
  public:
-  KeyRule() = default;
-  virtual ~KeyRule();
-  KeyRule(const KeyRule&) = delete;
-  KeyRule& operator=(const KeyRule&) = delete;
-
   /// As a report shows it.
-  [[nodiscard]] virtual std::string describe() const = 0;
+  std::string description;
   /// Changes the table. Returns the number of names that it matched.
-  virtual std::int64_t apply(KeyTable& table) const = 0;
+  std::function<std::int64_t(KeyTable&)> apply;
 };
 
 using RulePointer = std::shared_ptr<const KeyRule>;
-
-[[nodiscard]] RulePointer strip_prefix_rule(std::string prefix);
-[[nodiscard]] RulePointer add_prefix_rule(std::string prefix);
-[[nodiscard]] RulePointer rename_rule(std::string from, std::string to);
-[[nodiscard]] RulePointer replace_rule(std::string_view pattern, std::string_view replacement);
-[[nodiscard]] RulePointer transpose_rule(std::string_view pattern, std::int64_t dim0,
-                                         std::int64_t dim1);
-[[nodiscard]] RulePointer split_rule(std::string_view pattern, const std::vector<std::string>& into,
-                                     const SplitTensorOptions& options);
-[[nodiscard]] RulePointer join_rule(const std::vector<std::string>& patterns, std::string_view into,
-                                    std::int64_t dim);
-[[nodiscard]] RulePointer drop_rule(std::string_view pattern);
 
 }  // namespace accelerate::detail::formats

@@ -5,7 +5,6 @@
 
 #include "core/python_text.h"
 #include "core/text.h"
-#include "formats/format_error.h"
 #include "formats/little_endian.h"
 #include "formats/pickle.h"
 #include "formats/pickle_value.h"
@@ -17,10 +16,6 @@ namespace {
 // facts of the machine, the value, and the keys of the storages.
 constexpr std::string_view kMagic("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15);
 constexpr std::int64_t kVersion = 1001;
-
-[[noreturn]] void refuse(const ByteSource& source, std::uint64_t offset, std::string_view reason) {
-  throw format_error(source.name(), source.origin() + offset, reason);
-}
 
 using Storages = std::map<std::string, const PickleStorage*, std::less<>>;
 
@@ -65,16 +60,16 @@ LegacyArchive read_legacy_archive(const ByteSource& source) {
   Pickles pickles(source);
   (void)pickles.next();
   if (pickles.next() != Value(kVersion)) {
-    refuse(source, kMagic.size(), str("the version of the format is not ", kVersion));
+    source.refuse(kMagic.size(), str("the version of the format is not ", kVersion));
   }
   const Value machine = pickles.next();
   const auto* little = machine.is_dict() ? machine.as_dict().get("little_endian") : nullptr;
   if (little == nullptr || *little != Value(true)) {
-    refuse(source, pickles.position(), "the file was not written on a little-endian machine");
+    source.refuse(pickles.position(), "the file was not written on a little-endian machine");
   }
   LegacyArchive archive{.value = pickles.next(), .storages = {}};
   const Value keys = pickles.next();
-  if (!keys.is_list()) refuse(source, pickles.position(), "the keys of the storages are no list");
+  if (!keys.is_list()) source.refuse(pickles.position(), "the keys of the storages are no list");
 
   Storages storages;
   collect(archive.value, storages);
@@ -82,19 +77,18 @@ LegacyArchive read_legacy_archive(const ByteSource& source) {
   for (const auto& key : keys.as_list()) {
     const auto found = key.is_string() ? storages.find(key.as_string()) : storages.end();
     if (found == storages.end()) {
-      refuse(source, at,
-             str("the storage ", key.repr(), " belongs to no tensor, so that its size is unknown"));
+      source.refuse(at, str("the storage ", key.repr(),
+                            " belongs to no tensor, so that its size is unknown"));
     }
     const auto bytes = found->second->bytes;
     if (source.size() - at < 8 || source.size() - at - 8 < bytes) {
-      refuse(source, at, str("the storage ", key.repr(), " reaches beyond the end of the file"));
+      source.refuse(at, str("the storage ", key.repr(), " reaches beyond the end of the file"));
     }
     // The number of elements precedes them; the pickle has it, too.
     const auto count = read_little<std::uint64_t>(source.read(at, 8), 0);
     if (count != found->second->elements()) {
-      refuse(source, at,
-             str("the storage ", key.repr(), " has ", count, " elements; its tensors need ",
-                 found->second->elements()));
+      source.refuse(at, str("the storage ", key.repr(), " has ", count,
+                            " elements; its tensors need ", found->second->elements()));
     }
     archive.storages.push_back(
         {.name = "data/" + key.as_string(), .offset = at + 8, .size = bytes, .crc = 0});
@@ -102,7 +96,7 @@ LegacyArchive read_legacy_archive(const ByteSource& source) {
     storages.erase(found);
   }
   if (at != source.size()) {
-    refuse(source, at, str(source.size() - at, " bytes follow the last storage"));
+    source.refuse(at, str(source.size() - at, " bytes follow the last storage"));
   }
   return archive;
 }

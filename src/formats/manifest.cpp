@@ -9,7 +9,6 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/value.h"
-#include "core/config_text.h"
 #include "core/folders.h"
 #include "core/json.h"
 #include "core/numbers.h"
@@ -162,12 +161,7 @@ std::string write_manifest(const Manifest& manifest) {
 }
 
 Manifest parse_manifest(std::string_view json, const fs::path& path) {
-  Value value;
-  try {
-    value = json_loads_unique(json, str("'", path.string(), "'"));
-  } catch (const ConfigError& error) {
-    throw FormatError(error.what(), path);
-  }
+  const Value value = json_content(json, path);
   const Fields fields(value, "the manifest", path);
   check_format(fields, path);
   Manifest manifest{.accelerate_version = fields.text("accelerate_version"),

@@ -117,12 +117,7 @@ Value described_tensor(const DcpEntry& entry, std::size_t key) {
   tensor->storage = std::move(storage);
   tensor->dtype = entry.dtype->name;
   tensor->sizes = entry.sizes;
-  tensor->strides.resize(entry.sizes.size());
-  std::int64_t stride = 1;
-  for (std::size_t i = entry.sizes.size(); i > 0; --i) {
-    tensor->strides[i - 1] = stride;
-    stride *= std::max<std::int64_t>(entry.sizes[i - 1], 1);
-  }
+  tensor->strides = dense_strides(entry.sizes);
   return Value(Value::Leaf(std::move(tensor)));
 }
 

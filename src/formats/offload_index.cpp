@@ -2,7 +2,6 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/value.h"
-#include "core/config_text.h"
 #include "core/json.h"
 #include "core/python_text.h"
 #include "core/text.h"
@@ -63,12 +62,7 @@ OffloadIndex parse_offload_index(std::string_view text, std::string_view source)
   if (text.size() > kMaxIndexBytes) {
     refuse(str("it has ", text.size(), " bytes, and ", kMaxIndexBytes, " are the limit"));
   }
-  Value content;
-  try {
-    content = json_loads_unique(text, str("'", source, "'"));
-  } catch (const ConfigError& error) {
-    throw FormatError(error.what(), std::string(source));
-  }
+  const Value content = json_content(text, source);
   if (!content.is_dict()) refuse(str("it is of kind ", content.kind_name(), " and no object"));
   OffloadIndex index;
   for (const auto& [key, value] : content.as_dict()) {

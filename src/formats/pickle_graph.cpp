@@ -1,6 +1,7 @@
 #include "formats/pickle_graph.h"
 
 #include <algorithm>
+#include <array>
 #include <span>
 
 #include "core/python_text.h"
@@ -29,27 +30,83 @@ class Machine {
   }
 
   PickleGraph run() {
+    static const auto actions = actions_by_opcode();
     while (graph_.root == kNoNode) {
       opcode_at_ = at_;
-      const auto opcode = static_cast<Opcode>(take(1)[0]);
-      if (!constant(opcode) && !text(opcode) && !container(opcode) && !memo(opcode) &&
-          !object(opcode)) {
-        refuse(str("the opcode ", opcode_text(opcode), " is not one that is read"));
+      const auto opcode = number<std::uint8_t>();
+      const auto action = actions.at(opcode);
+      if (action == nullptr) {
+        std::string hex;
+        append_hex(hex, opcode, 2);
+        refuse(str("the opcode 0x", hex, " is not one that is read"));
       }
+      action(*this);
     }
     graph_.end = at_;
     return std::move(graph_);
   }
 
  private:
-  [[noreturn]] void refuse(std::string_view reason) const {
-    throw format_error(source_.name, source_.origin + opcode_at_, "pickle: " + std::string(reason));
+  using Action = void (*)(Machine&);
+
+  static std::array<Action, 256> actions_by_opcode() {
+    std::array<Action, 256> actions{};
+    const auto on = [&](Opcode opcode, Action action) {
+      actions.at(static_cast<std::size_t>(opcode)) = action;
+    };
+    on(Opcode::kNone, [](Machine& m) { m.push(kNone); });
+    on(Opcode::kNewTrue, [](Machine& m) { m.push(kTrue); });
+    on(Opcode::kNewFalse, [](Machine& m) { m.push(kFalse); });
+    on(Opcode::kBinInt1, [](Machine& m) { m.push_int(m.number<std::uint8_t>()); });
+    on(Opcode::kBinInt2, [](Machine& m) { m.push_int(m.number<std::uint16_t>()); });
+    on(Opcode::kBinInt, [](Machine& m) { m.push_int(m.number<std::int32_t>()); });
+    on(Opcode::kLong1, [](Machine& m) { m.push_long(m.number<std::uint8_t>()); });
+    on(Opcode::kLong4, [](Machine& m) { m.push_long(m.number<std::uint32_t>()); });
+    on(Opcode::kBinFloat, [](Machine& m) { m.push_float(); });
+    on(Opcode::kBinUnicode, [](Machine& m) { m.push_text(m.number<std::uint32_t>()); });
+    on(Opcode::kShortBinUnicode, [](Machine& m) { m.push_text(m.number<std::uint8_t>()); });
+    on(Opcode::kBinUnicode8, [](Machine& m) { m.push_text(m.number<std::uint64_t>()); });
+    on(Opcode::kShortBinString, [](Machine& m) { m.push_text(m.number<std::uint8_t>()); });
+    on(Opcode::kBinBytes, [](Machine& m) { m.push_bytes(m.number<std::uint32_t>()); });
+    on(Opcode::kShortBinBytes, [](Machine& m) { m.push_bytes(m.number<std::uint8_t>()); });
+    on(Opcode::kBinBytes8, [](Machine& m) { m.push_bytes(m.number<std::uint64_t>()); });
+    on(Opcode::kByteArray8, [](Machine& m) { m.push_bytes(m.number<std::uint64_t>()); });
+    on(Opcode::kEmptyDict, [](Machine& m) { m.push_new(NodeKind::kDict); });
+    on(Opcode::kEmptyList, [](Machine& m) { m.push_new(NodeKind::kList); });
+    on(Opcode::kEmptyTuple, [](Machine& m) { m.push(kEmptyTuple); });
+    on(Opcode::kEmptySet, [](Machine& m) { m.push_new(NodeKind::kSet); });
+    on(Opcode::kMark, [](Machine& m) { m.marks_.push_back(m.stack_.size()); });
+    on(Opcode::kTuple, [](Machine& m) { m.push_fixed(NodeKind::kTuple, m.pop_mark()); });
+    on(Opcode::kTuple1, [](Machine& m) { m.push_fixed(NodeKind::kTuple, m.pop_last(1)); });
+    on(Opcode::kTuple2, [](Machine& m) { m.push_fixed(NodeKind::kTuple, m.pop_last(2)); });
+    on(Opcode::kTuple3, [](Machine& m) { m.push_fixed(NodeKind::kTuple, m.pop_last(3)); });
+    on(Opcode::kFrozenSet, [](Machine& m) { m.push_fixed(NodeKind::kFrozenSet, m.pop_mark()); });
+    on(Opcode::kAppend, [](Machine& m) { m.append(m.pop_last(1)); });
+    on(Opcode::kAppends, [](Machine& m) { m.append(m.pop_mark()); });
+    on(Opcode::kAddItems, [](Machine& m) { m.add_to_set(m.pop_mark()); });
+    on(Opcode::kSetItem, [](Machine& m) { m.insert(m.pop_last(2)); });
+    on(Opcode::kSetItems, [](Machine& m) { m.insert(m.pop_mark()); });
+    on(Opcode::kBinPut, [](Machine& m) { m.put(m.number<std::uint8_t>()); });
+    on(Opcode::kLongBinPut, [](Machine& m) { m.put(m.number<std::uint32_t>()); });
+    on(Opcode::kMemoize, [](Machine& m) { m.put(m.memoized_); });
+    on(Opcode::kBinGet, [](Machine& m) { m.push(m.get(m.number<std::uint8_t>())); });
+    on(Opcode::kLongBinGet, [](Machine& m) { m.push(m.get(m.number<std::uint32_t>())); });
+    on(Opcode::kProto, [](Machine& m) { m.check_protocol(m.number<std::uint8_t>()); });
+    on(Opcode::kFrame, [](Machine& m) { m.check_frame(m.number<std::uint64_t>()); });
+    on(Opcode::kGlobal, [](Machine& m) { m.push_global(); });
+    on(Opcode::kStackGlobal, [](Machine& m) { m.push_stack_global(); });
+    on(Opcode::kReduce, [](Machine& m) { m.push_call(kNoNode); });
+    on(Opcode::kNewObj, [](Machine& m) { m.push_call(kNoNode); });
+    on(Opcode::kNewObjEx, [](Machine& m) { m.push_call(m.pop()); });
+    on(Opcode::kBuild, [](Machine& m) { m.build(); });
+    on(Opcode::kBinPersId,
+       [](Machine& m) { m.push_new(NodeKind::kPersistent, m.opcode_at_, m.pop()); });
+    on(Opcode::kStop, [](Machine& m) { m.stop(); });
+    return actions;
   }
 
-  static std::string opcode_text(Opcode opcode) {
-    std::string hex;
-    append_hex(hex, static_cast<std::uint8_t>(opcode), 2);
-    return "0x" + hex;
+  [[noreturn]] void refuse(std::string_view reason) const {
+    throw format_error(source_.name, source_.origin + opcode_at_, "pickle: " + std::string(reason));
   }
 
   std::string_view take(std::uint64_t size) {
@@ -81,21 +138,24 @@ class Machine {
 
   /// Objects above the last mark belong to the opcode that ends it, no opcode reaches below it.
   [[nodiscard]] std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
-  NodeId pop() {
-    if (stack_.size() <= floor()) refuse("an opcode takes more objects than there are");
-    const auto node = stack_.back();
-    stack_.pop_back();
-    return node;
-  }
   NodeId top() const {
     if (stack_.size() <= floor()) refuse("an opcode takes more objects than there are");
     return stack_.back();
   }
+  NodeId pop() {
+    const auto node = top();
+    stack_.pop_back();
+    return node;
+  }
+  std::vector<NodeId> pop_last(std::size_t count) {
+    if (stack_.size() - floor() < count) refuse("an opcode takes more objects than there are");
+    std::vector<NodeId> nodes(stack_.end() - static_cast<std::ptrdiff_t>(count), stack_.end());
+    stack_.resize(stack_.size() - count);
+    return nodes;
+  }
   std::vector<NodeId> pop_mark() {
     if (marks_.empty()) refuse("an opcode needs a mark and there is none");
-    std::vector<NodeId> nodes(stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back()),
-                              stack_.end());
-    stack_.resize(marks_.back());
+    auto nodes = pop_last(stack_.size() - marks_.back());
     marks_.pop_back();
     return nodes;
   }
@@ -116,31 +176,7 @@ class Machine {
     return graph_.lists[node(id).bits];
   }
 
-  bool constant(Opcode opcode) {
-    switch (opcode) {
-      case Opcode::kNone:
-        return push(kNone), true;
-      case Opcode::kNewTrue:
-        return push(kTrue), true;
-      case Opcode::kNewFalse:
-        return push(kFalse), true;
-      case Opcode::kBinInt1:
-        return push_int(number<std::uint8_t>()), true;
-      case Opcode::kBinInt2:
-        return push_int(number<std::uint16_t>()), true;
-      case Opcode::kBinInt:
-        return push_int(number<std::int32_t>()), true;
-      case Opcode::kLong1:
-        return push_long(number<std::uint8_t>()), true;
-      case Opcode::kLong4:
-        return push_long(number<std::uint32_t>()), true;
-      case Opcode::kBinFloat:
-        return push_new(NodeKind::kDouble, __builtin_bswap64(number<std::uint64_t>())), true;
-      default:
-        return false;
-    }
-  }
-
+  void push_float() { push_new(NodeKind::kDouble, __builtin_bswap64(number<std::uint64_t>())); }
   void push_int(std::int64_t value) { push_new(NodeKind::kInt, static_cast<std::uint64_t>(value)); }
 
   void push_long(std::uint64_t size) {
@@ -157,28 +193,6 @@ class Machine {
     push_new(NodeKind::kInt, value);
   }
 
-  bool text(Opcode opcode) {
-    switch (opcode) {
-      case Opcode::kBinUnicode:
-        return push_text(number<std::uint32_t>()), true;
-      case Opcode::kShortBinUnicode:
-        return push_text(number<std::uint8_t>()), true;
-      case Opcode::kBinUnicode8:
-        return push_text(number<std::uint64_t>()), true;
-      case Opcode::kShortBinString:
-        return push_text(number<std::uint8_t>()), true;
-      case Opcode::kBinBytes:
-        return push_bytes(number<std::uint32_t>()), true;
-      case Opcode::kShortBinBytes:
-        return push_bytes(number<std::uint8_t>()), true;
-      case Opcode::kBinBytes8:
-      case Opcode::kByteArray8:
-        return push_bytes(number<std::uint64_t>()), true;
-      default:
-        return false;
-    }
-  }
-
   void push_text(std::uint64_t size) {
     const auto start = at_;
     if (!is_utf8(take(size))) refuse("a text is not UTF-8");
@@ -190,108 +204,36 @@ class Machine {
     push_new(NodeKind::kBytes, start, static_cast<std::uint32_t>(size));
   }
 
-  bool container(Opcode opcode) {
-    switch (opcode) {
-      case Opcode::kEmptyDict:
-        return push_new(NodeKind::kDict), true;
-      case Opcode::kEmptyList:
-        return push_new(NodeKind::kList), true;
-      case Opcode::kEmptyTuple:
-        return push(kEmptyTuple), true;
-      case Opcode::kEmptySet:
-        return push_new(NodeKind::kSet), true;
-      case Opcode::kMark:
-        return marks_.push_back(stack_.size()), true;
-      case Opcode::kTuple:
-        return push_fixed(NodeKind::kTuple, pop_mark()), true;
-      case Opcode::kTuple1:
-        return push_tuple(1), true;
-      case Opcode::kTuple2:
-        return push_tuple(2), true;
-      case Opcode::kTuple3:
-        return push_tuple(3), true;
-      case Opcode::kFrozenSet:
-        return push_fixed(NodeKind::kFrozenSet, pop_mark()), true;
-      case Opcode::kAppend: {
-        const NodeId item = pop();
-        return append(top(), {&item, 1}), true;
-      }
-      case Opcode::kAppends: {
-        const auto items = pop_mark();
-        return append(top(), items), true;
-      }
-      case Opcode::kAddItems: {
-        const auto items = pop_mark();
-        if (node(top()).kind != NodeKind::kSet) refuse("items are added to what is no set");
-        return extend(list_of(top()), items), true;
-      }
-      case Opcode::kSetItem: {
-        const NodeId value = pop();
-        const NodeId key = pop();
-        const NodeId pair[] = {key, value};
-        return insert(top(), pair), true;
-      }
-      case Opcode::kSetItems: {
-        const auto entries = pop_mark();
-        if (entries.size() % 2 != 0) refuse("a key has no value");
-        return insert(top(), entries), true;
-      }
-      default:
-        return false;
-    }
-  }
-
-  void push_tuple(std::size_t size) {
-    if (stack_.size() - floor() < size) refuse("an opcode takes more objects than there are");
-    const std::vector<NodeId> items(stack_.end() - static_cast<std::ptrdiff_t>(size), stack_.end());
-    stack_.resize(stack_.size() - size);
-    push_fixed(NodeKind::kTuple, items);
-  }
-
   static void extend(std::vector<NodeId>& items, std::span<const NodeId> more) {
     items.insert(items.end(), more.begin(), more.end());
   }
-  void append(NodeId to, std::span<const NodeId> items) {
+  void append(const std::vector<NodeId>& items) {
+    const NodeId to = top();
     if (node(to).kind == NodeKind::kCall) return extend(call(to).items, items);
     if (node(to).kind != NodeKind::kList) refuse("items are appended to what is no list");
     extend(list_of(to), items);
   }
-  void insert(NodeId to, std::span<const NodeId> entries) {
+  void add_to_set(const std::vector<NodeId>& items) {
+    if (node(top()).kind != NodeKind::kSet) refuse("items are added to what is no set");
+    extend(list_of(top()), items);
+  }
+  void insert(const std::vector<NodeId>& entries) {
+    if (entries.size() % 2 != 0) refuse("a key has no value");
+    const NodeId to = top();
     if (node(to).kind == NodeKind::kCall) return extend(call(to).entries, entries);
     if (node(to).kind != NodeKind::kDict) refuse("entries are set in what is no dict");
     extend(list_of(to), entries);
-  }
-
-  bool memo(Opcode opcode) {
-    switch (opcode) {
-      case Opcode::kBinPut:
-        return put(number<std::uint8_t>()), true;
-      case Opcode::kLongBinPut:
-        return put(number<std::uint32_t>()), true;
-      case Opcode::kMemoize:
-        return put(memoized_), true;
-      case Opcode::kBinGet:
-        return push(get(number<std::uint8_t>())), true;
-      case Opcode::kLongBinGet:
-        return push(get(number<std::uint32_t>())), true;
-      case Opcode::kProto:
-        check_protocol(number<std::uint8_t>());
-        return true;
-      case Opcode::kFrame:
-        // Frames only help to read ahead.
-        if (number<std::uint64_t>() > graph_.input.size() - at_) {
-          refuse("a frame is longer than the pickle");
-        }
-        return true;
-      default:
-        return false;
-    }
   }
 
   void check_protocol(int protocol) {
     if (opcode_at_ != 0 || protocol < 2 || protocol > 5) {
       refuse(str("protocol ", protocol, " is not one of 2 to 5 at the start of a pickle"));
     }
+  }
+
+  /// Frames only help to read ahead.
+  void check_frame(std::uint64_t size) {
+    if (size > graph_.input.size() - at_) refuse("a frame is longer than the pickle");
   }
 
   void put(std::uint32_t index) {
@@ -309,48 +251,20 @@ class Machine {
     return memo_[index];
   }
 
-  bool object(Opcode opcode) {
-    switch (opcode) {
-      case Opcode::kGlobal: {
-        const auto module = line();
-        return push_global(module, line()), true;
-      }
-      case Opcode::kStackGlobal: {
-        const auto name = pop_name();
-        return push_global(pop_name(), name), true;
-      }
-      case Opcode::kReduce:
-      case Opcode::kNewObj: {
-        const NodeId args = pop();
-        return push_call(pop(), args, kNoNode), true;
-      }
-      case Opcode::kNewObjEx: {
-        const NodeId kwargs = pop();
-        const NodeId args = pop();
-        if (node(kwargs).kind != NodeKind::kDict) refuse("keyword arguments are no dict");
-        return push_call(pop(), args, kwargs), true;
-      }
-      case Opcode::kBuild:
-        return build(), true;
-      case Opcode::kBinPersId: {
-        const NodeId id = pop();
-        return push_new(NodeKind::kPersistent, opcode_at_, id), true;
-      }
-      case Opcode::kStop:
-        graph_.root = pop();
-        if (!stack_.empty() || !marks_.empty()) refuse("it ends with objects left over");
-        return true;
-      default:
-        return false;
-    }
-  }
-
   std::string_view pop_name() {
     const auto& name = node(pop());
     if (name.kind != NodeKind::kText) refuse("a name is no text");
     return graph_.input.substr(name.bits, name.size);
   }
 
+  void push_global() {
+    const auto module = line();
+    push_global(module, line());
+  }
+  void push_stack_global() {
+    const auto name = pop_name();
+    push_global(pop_name(), name);
+  }
   void push_global(std::string_view module, std::string_view name) {
     if (module.empty() || name.empty() || module.size() + name.size() > kMaxGlobalName ||
         !is_utf8(module) || !is_utf8(name)) {
@@ -361,7 +275,12 @@ class Machine {
     push_new(NodeKind::kGlobal, graph_.globals.size() - 1);
   }
 
-  void push_call(NodeId function, NodeId args, NodeId kwargs) {
+  void push_call(NodeId kwargs) {
+    const NodeId args = pop();
+    if (kwargs != kNoNode && node(kwargs).kind != NodeKind::kDict) {
+      refuse("keyword arguments are no dict");
+    }
+    const NodeId function = pop();
     if (node(function).kind != NodeKind::kGlobal) refuse("what is called has no name");
     if (node(args).kind != NodeKind::kTuple) refuse("the arguments of a call are no tuple");
     graph_.calls.push_back(
@@ -375,6 +294,11 @@ class Machine {
     auto& object = call(top());
     if (object.state != kNoNode) refuse("the state of an object is set twice");
     object.state = state;
+  }
+
+  void stop() {
+    graph_.root = pop();
+    if (!stack_.empty() || !marks_.empty()) refuse("it ends with objects left over");
   }
 
   const PickleSource& source_;

@@ -47,47 +47,25 @@ std::optional<Value> encoded_bytes(const PickleCall& call) {
   return Value::bytes(*std::move(bytes));
 }
 
-bool is_key(const Value& value) { return value.is_string() || value.is_int() || value.is_bool(); }
-
-ValueKey to_key(const Value& value) {
-  if (value.is_string()) return ValueKey(value.as_string());
-  if (value.is_int()) return ValueKey(value.as_int());
-  return ValueKey(value.as_bool());
-}
-
 /// An ordered or default dict: its entries; its other attributes, as `_metadata` of modules, are
 /// left out.
 std::optional<Value> plain_dict(const PickleCall& call, const RefuseCall& refuse) {
-  Value::Dict dict;
-  const auto insert = [&](const Value& key, const Value& value) {
-    const auto made = to_key(key);
-    if (dict.contains(made)) fail(refuse, str("a dict has the key ", made.repr(), " twice"));
-    dict.set(made, value);
-  };
+  PickleCall::Entries entries;
   const bool pairs = call.name == "OrderedDict" && call.args.size() == 1 && call.args[0].is_list();
   if (pairs) {
     // As Python 2 wrote it: a list of pairs.
     for (const auto& pair : call.args[0].as_list()) {
       const bool sequence = pair.is_list() || pair.is_tuple();
-      if (!sequence || pair.items().size() != 2 || !is_key(pair.items()[0])) return std::nullopt;
-      insert(pair.items()[0], pair.items()[1]);
+      if (!sequence || pair.items().size() != 2) return std::nullopt;
+      entries.emplace_back(pair.items()[0], pair.items()[1]);
     }
   }
-  for (const auto& [key, value] : call.entries) {
-    if (!is_key(key)) return std::nullopt;
-    insert(key, value);
-  }
-  return Value(std::move(dict));
+  entries.insert(entries.end(), call.entries.begin(), call.entries.end());
+  if (!has_plain_keys(entries)) return std::nullopt;
+  return Value(to_dict(std::move(entries), refuse));
 }
 
 // Tensors
-
-/// The dtype of a global such as torch.float32, or null.
-const TorchDtype* dtype_of(const Value& value) {
-  const auto* global = leaf_as<PickleGlobal>(value);
-  if (global == nullptr || global->module() != "torch") return nullptr;
-  return find_torch_dtype(global->name());
-}
 
 std::optional<std::vector<std::int64_t>> integers(const Value& value) {
   if (!value.is_tuple() && !value.is_list()) return std::nullopt;
@@ -190,25 +168,7 @@ const TorchDtype* numpy_dtype(const Value& value) {
     if (state.size() < 2 || !state[1].is_string()) return nullptr;
     if (state[1].as_string() == ">") return nullptr;
   }
-  static constexpr auto kNames =
-      std::to_array<std::pair<std::string_view, std::string_view>>({{"b1", "bool"},
-                                                                    {"u1", "uint8"},
-                                                                    {"u2", "uint16"},
-                                                                    {"u4", "uint32"},
-                                                                    {"u8", "uint64"},
-                                                                    {"i1", "int8"},
-                                                                    {"i2", "int16"},
-                                                                    {"i4", "int32"},
-                                                                    {"i8", "int64"},
-                                                                    {"f2", "float16"},
-                                                                    {"f4", "float32"},
-                                                                    {"f8", "float64"},
-                                                                    {"c8", "complex64"},
-                                                                    {"c16", "complex128"}});
-  for (const auto& [numpy, torch] : kNames) {
-    if (call->args[0].as_string() == numpy) return find_torch_dtype(torch);
-  }
-  return nullptr;
+  return find_dtype_by(&TorchDtype::numpy, call->args[0].as_string());
 }
 
 /// _reconstruct(ndarray, (0,), b'b') with the state (1, shape, dtype, fortran order, bytes).
@@ -279,15 +239,33 @@ std::optional<Value> resolve_tensor(const PickleCall& call, const RefuseCall& re
 std::optional<Value> resolve_typed(const PickleCall& call, const RefuseCall& refuse) {
   if (call.args.size() != 4 || !call.args[2].is_tuple()) return std::nullopt;
   const auto* function = leaf_as<PickleGlobal>(call.args[0]);
-  if (function == nullptr || function->module() != "torch._utils") return std::nullopt;
+  if (function == nullptr || function->module != "torch._utils") return std::nullopt;
   PickleCall inner;
-  inner.module = function->module();
-  inner.name = function->name();
+  inner.module = function->module;
+  inner.name = function->name;
   inner.args = call.args[2].as_tuple();
   return resolve_tensor(inner, refuse);
 }
 
 }  // namespace
+
+bool has_plain_keys(const PickleCall::Entries& entries) {
+  return std::ranges::all_of(entries, [](const auto& entry) {
+    return entry.first.is_string() || entry.first.is_int() || entry.first.is_bool();
+  });
+}
+
+Value::Dict to_dict(PickleCall::Entries entries, const RefuseCall& refuse) {
+  Value::Dict dict;
+  for (auto& [key, value] : entries) {
+    const ValueKey made = key.is_string() ? ValueKey(key.as_string())
+                          : key.is_int()  ? ValueKey(key.as_int())
+                                          : ValueKey(key.as_bool());
+    if (dict.contains(made)) fail(refuse, str("a dict has the key ", made.repr(), " twice"));
+    dict.set(made, std::move(value));
+  }
+  return dict;
+}
 
 std::optional<Value> resolve_call(const PickleCall& call, const RefuseCall& refuse) {
   if (call.module == "torch._utils") return resolve_tensor(call, refuse);
@@ -328,7 +306,8 @@ Value resolve_persistent_id(const Value& id, const RefuseCall& refuse) {
                      kMaxStorageName, " are read"));
   }
   const bool untyped = type->full_name() == "torch.storage.UntypedStorage";
-  const auto* dtype = type->module() == "torch" ? find_storage_dtype(type->name()) : nullptr;
+  const auto* dtype =
+      type->module == "torch" ? find_dtype_by(&TorchDtype::storage, type->name) : nullptr;
   if (!untyped && dtype == nullptr) {
     fail(refuse, str("a storage is of class ", type->full_name(), ", which is not read"));
   }

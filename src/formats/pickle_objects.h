@@ -19,4 +19,9 @@ using RefuseCall = std::function<void(std::string_view reason)>;
 /// The storage of a persistent id. Other ids are refused.
 [[nodiscard]] Value resolve_persistent_id(const Value& id, const RefuseCall& refuse);
 
+/// True if a `Value::Dict` can have all keys: texts, integers and bools.
+[[nodiscard]] bool has_plain_keys(const PickleCall::Entries& entries);
+/// The dict of entries with such keys. A key that is there twice is refused.
+[[nodiscard]] Value::Dict to_dict(PickleCall::Entries entries, const RefuseCall& refuse);
+
 }  // namespace accelerate::detail::formats

@@ -1,5 +1,4 @@
 // From the graph of a pickle to values.
-#include <algorithm>
 #include <bit>
 #include <tuple>
 #include <unordered_map>
@@ -135,26 +134,9 @@ class TreeBuilder {
 
   Value dict(std::span<const NodeId> ids, int depth) {
     auto pairs = entries(ids, depth);
-    const auto is_key = [](const auto& pair) {
-      return pair.first.is_string() || pair.first.is_int() || pair.first.is_bool();
-    };
-    if (!std::ranges::all_of(pairs, is_key)) {
-      return Value(std::make_shared<PickleDict>(std::move(pairs)));
-    }
-    Value::Dict result;
-    for (auto& [key, value] : pairs) insert(result, key, std::move(value));
-    return Value(std::move(result));
-  }
-
-  void insert(Value::Dict& dict, const Value& key, Value value) {
-    const auto set = [&](const ValueKeyView& view) {
-      if (dict.contains(view))
-        refuse(graph_.end, str("a dict has the key ", view.repr(), " twice"));
-      dict.set(view, std::move(value));
-    };
-    if (key.is_string()) return set(key.as_string());
-    if (key.is_int()) return set(key.as_int());
-    set(key.as_bool());
+    if (!has_plain_keys(pairs)) return Value(std::make_shared<PickleDict>(std::move(pairs)));
+    return Value(
+        to_dict(std::move(pairs), [&](std::string_view reason) { refuse(graph_.end, reason); }));
   }
 
   Value called(NodeId id, int depth) {

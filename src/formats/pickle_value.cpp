@@ -2,7 +2,6 @@
 
 #include "core/python_text.h"
 #include "core/text.h"
-#include "formats/torch_dtypes.h"
 
 namespace accelerate::detail::formats {
 namespace {
@@ -16,18 +15,6 @@ std::string entries_repr(const PickleCall::Entries& entries) {
 
 }  // namespace
 
-bool PickleGlobal::equals(const ValueLeaf& other) const {
-  const auto* global = dynamic_cast<const PickleGlobal*>(&other);
-  return global != nullptr && global->module_ == module_ && global->name_ == name_;
-}
-
-bool PickleCall::equals(const ValueLeaf& other) const {
-  const auto* call = dynamic_cast<const PickleCall*>(&other);
-  return call != nullptr && call->module == module && call->name == name && call->args == args &&
-         call->kwargs == kwargs && call->state == state && call->items == items &&
-         call->entries == entries;
-}
-
 std::string PickleCall::repr() const {
   std::vector<std::string> texts;
   texts.reserve(args.size());
@@ -40,20 +27,10 @@ std::string PickleCall::repr() const {
   return text;
 }
 
-bool PickleDict::equals(const ValueLeaf& other) const {
-  const auto* dict = dynamic_cast<const PickleDict*>(&other);
-  return dict != nullptr && dict->entries_ == entries_;
-}
-
-std::string PickleDict::repr() const { return entries_repr(entries_); }
-
-bool PickleInt::equals(const ValueLeaf& other) const {
-  const auto* number = dynamic_cast<const PickleInt*>(&other);
-  return number != nullptr && number->bytes_ == bytes_;
-}
+std::string PickleDict::repr() const { return entries_repr(entries); }
 
 std::string PickleInt::repr() const {
-  return str("int.from_bytes(", python_bytes_repr(bytes_), ", 'little', signed=True)");
+  return str("int.from_bytes(", python_bytes_repr(bytes), ", 'little', signed=True)");
 }
 
 std::uint64_t PickleStorage::elements() const {
@@ -61,21 +38,8 @@ std::uint64_t PickleStorage::elements() const {
   return known == nullptr ? bytes : bytes / static_cast<std::uint64_t>(known->bytes);
 }
 
-bool PickleStorage::equals(const ValueLeaf& other) const {
-  const auto* storage = dynamic_cast<const PickleStorage*>(&other);
-  return storage != nullptr && storage->key == key && storage->dtype == dtype &&
-         storage->bytes == bytes;
-}
-
 std::string PickleStorage::repr() const {
   return str("storage(key=", python_repr(std::string_view(key)), ", bytes=", bytes, ")");
-}
-
-bool PickleTensor::equals(const ValueLeaf& other) const {
-  const auto* tensor = dynamic_cast<const PickleTensor*>(&other);
-  return tensor != nullptr && tensor->storage->equals(*storage) && tensor->dtype == dtype &&
-         tensor->offset == offset && tensor->sizes == sizes && tensor->strides == strides &&
-         tensor->requires_grad == requires_grad && tensor->is_parameter == is_parameter;
 }
 
 std::string PickleTensor::repr() const {
@@ -83,15 +47,14 @@ std::string PickleTensor::repr() const {
              dtype, ")");
 }
 
-bool PickleArray::equals(const ValueLeaf& other) const {
-  const auto* array = dynamic_cast<const PickleArray*>(&other);
-  return array != nullptr && array->dtype == dtype && array->sizes == sizes &&
-         array->bytes == bytes;
-}
-
 std::string PickleArray::repr() const {
   return str("array(..., size=(", join(sizes), sizes.size() == 1 ? ",)" : ")", ", dtype=", dtype,
              ")");
+}
+
+const TorchDtype* dtype_of(const Value& value) {
+  const auto* global = leaf_as<PickleGlobal>(value);
+  return global != nullptr && global->module == "torch" ? find_torch_dtype(global->name) : nullptr;
 }
 
 const PickleCall* call_of(const Value& value, std::string_view function) {

@@ -7,36 +7,45 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "accelerate/value.h"
+#include "formats/torch_dtypes.h"
 
 namespace accelerate::detail::formats {
 
+/// What is not the leaf of a tensor in memory. Two of one class are equal if their `identity` is.
+template <class T>
+class PickleLeaf : public ValueLeaf {
+ public:
+  [[nodiscard]] bool equals(const ValueLeaf& other) const final {
+    const auto* same = dynamic_cast<const T*>(&other);
+    return same != nullptr && same->identity() == static_cast<const T*>(this)->identity();
+  }
+};
+
 /// A class or function of Python, by name.
-class PickleGlobal final : public ValueLeaf {
+class PickleGlobal final : public PickleLeaf<PickleGlobal> {
  public:
   PickleGlobal(std::string module, std::string name)
-      : module_(std::move(module)), name_(std::move(name)) {}
+      : module(std::move(module)), name(std::move(name)) {}
 
-  [[nodiscard]] const std::string& module() const { return module_; }
-  [[nodiscard]] const std::string& name() const { return name_; }
+  std::string module;
+  std::string name;
+
   /// "torch.float32".
-  [[nodiscard]] std::string full_name() const { return module_ + "." + name_; }
+  [[nodiscard]] std::string full_name() const { return module + "." + name; }
 
+  [[nodiscard]] auto identity() const { return std::tie(module, name); }
   [[nodiscard]] std::string_view kind_name() const override { return "Python name"; }
-  [[nodiscard]] bool equals(const ValueLeaf& other) const override;
   [[nodiscard]] std::string repr() const override { return full_name(); }
-
- private:
-  std::string module_;
-  std::string name_;
 };
 
 /// An object of Python: the function or class that makes it, with its arguments, and what is set,
 /// appended and inserted afterwards.
-class PickleCall final : public ValueLeaf {
+class PickleCall final : public PickleLeaf<PickleCall> {
  public:
   using Entries = std::vector<std::pair<Value, Value>>;
 
@@ -51,43 +60,39 @@ class PickleCall final : public ValueLeaf {
   /// "collections.deque".
   [[nodiscard]] std::string function() const { return module + "." + name; }
 
+  [[nodiscard]] auto identity() const {
+    return std::tie(module, name, args, kwargs, state, items, entries);
+  }
   [[nodiscard]] std::string_view kind_name() const override { return "Python object"; }
-  [[nodiscard]] bool equals(const ValueLeaf& other) const override;
   [[nodiscard]] std::string repr() const override;
 };
 
 /// A dict with keys that a `Value::Dict` does not have: tuples, floats, objects.
-class PickleDict final : public ValueLeaf {
+class PickleDict final : public PickleLeaf<PickleDict> {
  public:
-  explicit PickleDict(PickleCall::Entries entries) : entries_(std::move(entries)) {}
+  explicit PickleDict(PickleCall::Entries entries) : entries(std::move(entries)) {}
 
-  [[nodiscard]] const PickleCall::Entries& entries() const { return entries_; }
+  PickleCall::Entries entries;
 
+  [[nodiscard]] auto identity() const { return std::tie(entries); }
   [[nodiscard]] std::string_view kind_name() const override { return "dict with object keys"; }
-  [[nodiscard]] bool equals(const ValueLeaf& other) const override;
   [[nodiscard]] std::string repr() const override;
-
- private:
-  PickleCall::Entries entries_;
 };
 
 /// An integer of more than 64 bits: its two's complement, the low byte first.
-class PickleInt final : public ValueLeaf {
+class PickleInt final : public PickleLeaf<PickleInt> {
  public:
-  explicit PickleInt(std::string bytes) : bytes_(std::move(bytes)) {}
+  explicit PickleInt(std::string bytes) : bytes(std::move(bytes)) {}
 
-  [[nodiscard]] const std::string& bytes() const { return bytes_; }
+  std::string bytes;
 
+  [[nodiscard]] auto identity() const { return std::tie(bytes); }
   [[nodiscard]] std::string_view kind_name() const override { return "integer of over 64 bits"; }
-  [[nodiscard]] bool equals(const ValueLeaf& other) const override;
   [[nodiscard]] std::string repr() const override;
-
- private:
-  std::string bytes_;
 };
 
 /// A storage of a torch archive, which is an entry of its own there.
-class PickleStorage final : public ValueLeaf {
+class PickleStorage final : public PickleLeaf<PickleStorage> {
  public:
   std::string key;       // the entry is data/<key>
   std::string dtype;     // "float32"; empty for untyped storages
@@ -97,14 +102,14 @@ class PickleStorage final : public ValueLeaf {
   /// Of its dtype; bytes if it is untyped.
   [[nodiscard]] std::uint64_t elements() const;
 
+  [[nodiscard]] auto identity() const { return std::tie(key, dtype, bytes); }
   [[nodiscard]] std::string_view kind_name() const override { return "storage"; }
-  [[nodiscard]] bool equals(const ValueLeaf& other) const override;
   [[nodiscard]] std::string repr() const override;
 };
 
 /// A strided tensor of a torch archive. `offset` and `strides` count elements; that the tensor lies
 /// within its storage has been checked.
-class PickleTensor final : public ValueLeaf {
+class PickleTensor final : public PickleLeaf<PickleTensor> {
  public:
   std::shared_ptr<const PickleStorage> storage;
   std::string dtype;  // "float32"
@@ -114,20 +119,23 @@ class PickleTensor final : public ValueLeaf {
   bool requires_grad = false;
   bool is_parameter = false;
 
+  [[nodiscard]] auto identity() const {
+    return std::tuple_cat(storage->identity(),
+                          std::tie(dtype, offset, sizes, strides, requires_grad, is_parameter));
+  }
   [[nodiscard]] std::string_view kind_name() const override { return "stored tensor"; }
-  [[nodiscard]] bool equals(const ValueLeaf& other) const override;
   [[nodiscard]] std::string repr() const override;
 };
 
 /// An array of numpy, in C order and little endian.
-class PickleArray final : public ValueLeaf {
+class PickleArray final : public PickleLeaf<PickleArray> {
  public:
   std::string dtype;  // Torch's name, "uint32"
   std::vector<std::int64_t> sizes;
   std::string bytes;
 
+  [[nodiscard]] auto identity() const { return std::tie(dtype, sizes, bytes); }
   [[nodiscard]] std::string_view kind_name() const override { return "numpy array"; }
-  [[nodiscard]] bool equals(const ValueLeaf& other) const override;
   [[nodiscard]] std::string repr() const override;
 };
 
@@ -136,6 +144,9 @@ template <class T>
 [[nodiscard]] const T* leaf_as(const Value& value) {
   return dynamic_cast<const T*>(value.leaf());
 }
+
+/// The dtype of a global such as torch.float32, or null.
+[[nodiscard]] const TorchDtype* dtype_of(const Value& value);
 
 /// The call of `value` if it calls `function`, else null.
 [[nodiscard]] const PickleCall* call_of(const Value& value, std::string_view function);

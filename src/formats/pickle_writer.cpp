@@ -179,14 +179,14 @@ class Writer {
       return persistent_id(*storage);
     }
     if (const auto* global_leaf = dynamic_cast<const PickleGlobal*>(&leaf)) {
-      return global(global_leaf->module(), global_leaf->name());
+      return global(global_leaf->module, global_leaf->name);
     }
     if (const auto* number = dynamic_cast<const PickleInt*>(&leaf)) {
-      return long_integer(number->bytes());
+      return long_integer(number->bytes);
     }
     if (const auto* dict = dynamic_cast<const PickleDict*>(&leaf)) {
       opcode(Opcode::kEmptyDict);
-      return set_items(dict->entries(), depth);
+      return set_items(dict->entries, depth);
     }
     const auto* object = dynamic_cast<const PickleCall*>(&leaf);
     if (object == nullptr || !object->kwargs.is_none()) {

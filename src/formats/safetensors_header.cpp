@@ -9,6 +9,8 @@
 #include "core/json.h"
 #include "core/python_text.h"
 #include "core/text.h"
+#include "formats/little_endian.h"
+#include "formats/utf8.h"
 
 namespace accelerate::detail::formats {
 namespace {
@@ -28,14 +30,9 @@ constexpr std::array<DtypeFacts, kDtypeCount> kDtypes{{
 
 // A file that Python cannot open is of no use.
 void check_utf8(std::string_view what, std::string_view text) {
-  for (std::size_t at = 0; at < text.size();) {
-    const auto point = next_code_point(text, at);
-    if (!point.valid) {
-      throw ArgumentError(str("The ", what, " ", python_repr(text),
-                              " is not UTF-8, which a safetensors file needs."));
-    }
-    at += point.length;
-  }
+  if (is_utf8(text)) return;
+  throw ArgumentError(
+      str("The ", what, " ", python_repr(text), " is not UTF-8, which a safetensors file needs."));
 }
 
 void check_name(std::string_view what, std::string_view text) {
@@ -163,8 +160,7 @@ SafetensorsHeader plan_safetensors(std::vector<TensorEntry> tensors,
 }
 
 std::string safetensors_header_bytes(const SafetensorsHeader& header) {
-  std::string out(8, '\0');
-  out += '{';
+  std::string out = "{";
   if (!header.metadata.empty()) append_metadata(out, header.metadata);
   for (const auto& tensor : header.tensors) {
     if (out.back() != '{') out += ',';
@@ -172,14 +168,15 @@ std::string safetensors_header_bytes(const SafetensorsHeader& header) {
   }
   out += '}';
   out.resize((out.size() + 7) / 8 * 8, ' ');
-  const std::uint64_t length = out.size() - 8;
+  const std::uint64_t length = out.size();
   if (length > kLongestHeader) {
     throw ArgumentError(str("The names and metadata of ", header.tensors.size(),
                             " tensors need a header of ", length, " bytes; safetensors allows ",
                             kLongestHeader, ". Write several files."));
   }
-  for (std::size_t i = 0; i < 8; ++i) out[i] = static_cast<char>(length >> (8 * i) & 0xFF);
-  return out;
+  std::string prefix;
+  append_little(prefix, length);
+  return prefix + out;
 }
 
 }  // namespace accelerate::detail::formats

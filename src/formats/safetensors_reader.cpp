@@ -12,6 +12,7 @@
 #include "core/python_text.h"
 #include "core/text.h"
 #include "formats/format_error.h"
+#include "formats/little_endian.h"
 #include "formats/mapped_file.h"
 #include "formats/safetensors_header.h"
 
@@ -179,29 +180,26 @@ class HeaderReader {
   void read_tensor(std::string name, std::size_t where) {
     TensorEntry tensor{.name = std::move(name),
                        .name_offset = static_cast<std::int64_t>(kPrefix + where)};
-    std::array<bool, 3> seen{};
-    const auto once = [&](int field, std::string_view name, std::size_t at) {
-      if (std::exchange(seen.at(static_cast<std::size_t>(field)), true)) {
-        fail(at, str("'", name, "' is there a second time"));
-      }
+    struct Field {
+      std::string_view name;
+      void (HeaderReader::*read)(TensorEntry&);
     };
+    static constexpr std::array<Field, 3> kFields{{{"dtype", &HeaderReader::read_dtype},
+                                                   {"shape", &HeaderReader::read_shape},
+                                                   {"data_offsets", &HeaderReader::read_offsets}}};
+    std::array<bool, kFields.size()> seen{};
     read_object("the fields of a tensor", [&](const std::string& field, std::size_t at) {
-      if (field == "dtype") {
-        once(0, field, at);
-        read_dtype(tensor);
-      } else if (field == "shape") {
-        once(1, field, at);
-        read_shape(tensor);
-      } else if (field == "data_offsets") {
-        once(2, field, at);
-        read_offsets(tensor);
-      } else {
+      const auto* const found = std::ranges::find(kFields, field, &Field::name);
+      if (found == kFields.end()) {
         fail(at, str("tensor ", shown(tensor.name), " has the unknown field ", shown(field)));
       }
+      const auto index = static_cast<std::size_t>(found - kFields.begin());
+      if (std::exchange(seen.at(index), true))
+        fail(at, str("'", field, "' is there a second time"));
+      (this->*found->read)(tensor);
     });
-    constexpr std::array<std::string_view, 3> kFields{"dtype", "shape", "data_offsets"};
     for (std::size_t i = 0; i < seen.size(); ++i) {
-      if (!seen.at(i)) fail(tensor, str("has no field '", kFields.at(i), "'"));
+      if (!seen.at(i)) fail(tensor, str("has no field '", kFields.at(i).name, "'"));
     }
     check_size(tensor);
     header_.tensors.push_back(std::move(tensor));
@@ -312,10 +310,7 @@ std::int64_t header_length(std::string_view prefix, std::int64_t file_size,
                            " bytes; a safetensors file begins with 8 that tell the length of its "
                            "header"));
   }
-  std::uint64_t length = 0;
-  for (std::size_t i = kPrefix; i-- > 0;) {
-    length = length << 8 | static_cast<unsigned char>(prefix[i]);
-  }
+  const auto length = read_little<std::uint64_t>(prefix, 0);
   if (length > kLongestHeader) {
     throw format_error(source, 0,
                        str("the header would have ", length, " bytes, more than the ",

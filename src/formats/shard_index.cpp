@@ -4,7 +4,6 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/value.h"
-#include "core/config_text.h"
 #include "core/json.h"
 #include "core/python_text.h"
 #include "core/text.h"
@@ -20,12 +19,7 @@ ShardIndex read_shard_index(std::string_view text, std::string_view source) {
   if (text.size() > kMaxIndexBytes) {
     refuse(str("it has ", text.size(), " bytes, and ", kMaxIndexBytes, " are the limit"));
   }
-  Value index;
-  try {
-    index = json_loads_unique(text, str("'", source, "'"));
-  } catch (const ConfigError& error) {
-    throw FormatError(error.what(), std::string(source));
-  }
+  const Value index = json_content(text, source);
   if (!index.is_dict()) refuse(str("it is of kind ", index.kind_name(), " and no object"));
   const Value* map = index.as_dict().get("weight_map");
   if (map == nullptr) map = &index;

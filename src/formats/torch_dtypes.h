@@ -12,25 +12,26 @@ struct TorchDtype {
   std::int64_t bytes = 0;        // of an element
   std::string_view storage;      // "FloatStorage"; empty for dtypes of untyped storages
   std::string_view safetensors;  // "F32"; empty if that format does not have it
+  std::string_view numpy = {};   // "f4", likewise
 };
 
 inline constexpr auto kTorchDtypes = std::to_array<TorchDtype>({
-    {"float64", 8, "DoubleStorage", "F64"},
-    {"float32", 4, "FloatStorage", "F32"},
-    {"float16", 2, "HalfStorage", "F16"},
+    {"float64", 8, "DoubleStorage", "F64", "f8"},
+    {"float32", 4, "FloatStorage", "F32", "f4"},
+    {"float16", 2, "HalfStorage", "F16", "f2"},
     {"bfloat16", 2, "BFloat16Storage", "BF16"},
-    {"int64", 8, "LongStorage", "I64"},
-    {"int32", 4, "IntStorage", "I32"},
-    {"int16", 2, "ShortStorage", "I16"},
-    {"int8", 1, "CharStorage", "I8"},
-    {"uint8", 1, "ByteStorage", "U8"},
-    {"bool", 1, "BoolStorage", "BOOL"},
-    {"complex128", 16, "ComplexDoubleStorage", ""},
-    {"complex64", 8, "ComplexFloatStorage", "C64"},
+    {"int64", 8, "LongStorage", "I64", "i8"},
+    {"int32", 4, "IntStorage", "I32", "i4"},
+    {"int16", 2, "ShortStorage", "I16", "i2"},
+    {"int8", 1, "CharStorage", "I8", "i1"},
+    {"uint8", 1, "ByteStorage", "U8", "u1"},
+    {"bool", 1, "BoolStorage", "BOOL", "b1"},
+    {"complex128", 16, "ComplexDoubleStorage", "", "c16"},
+    {"complex64", 8, "ComplexFloatStorage", "C64", "c8"},
     {"complex32", 4, "", ""},
-    {"uint16", 2, "", "U16"},
-    {"uint32", 4, "", "U32"},
-    {"uint64", 8, "", "U64"},
+    {"uint16", 2, "", "U16", "u2"},
+    {"uint32", 4, "", "U32", "u4"},
+    {"uint64", 8, "", "U64", "u8"},
     {"float8_e4m3fn", 1, "", "F8_E4M3"},
     {"float8_e5m2", 1, "", "F8_E5M2"},
     {"float8_e4m3fnuz", 1, "", "F8_E4M3FNUZ"},
@@ -44,20 +45,16 @@ inline constexpr auto kTorchDtypes = std::to_array<TorchDtype>({
     {"bits16", 2, "", ""},
 });
 
-/// The dtype of this name, or null.
-[[nodiscard]] constexpr const TorchDtype* find_torch_dtype(std::string_view name) {
+/// The dtype with this name in a column of the table, or null.
+[[nodiscard]] constexpr const TorchDtype* find_dtype_by(std::string_view TorchDtype::* column,
+                                                        std::string_view name) {
   for (const auto& dtype : kTorchDtypes) {
-    if (dtype.name == name) return &dtype;
+    if (!name.empty() && dtype.*column == name) return &dtype;
   }
   return nullptr;
 }
-
-/// The dtype of a storage class such as "FloatStorage", or null.
-[[nodiscard]] constexpr const TorchDtype* find_storage_dtype(std::string_view storage) {
-  for (const auto& dtype : kTorchDtypes) {
-    if (!dtype.storage.empty() && dtype.storage == storage) return &dtype;
-  }
-  return nullptr;
+[[nodiscard]] constexpr const TorchDtype* find_torch_dtype(std::string_view name) {
+  return find_dtype_by(&TorchDtype::name, name);
 }
 
 }  // namespace accelerate::detail::formats

@@ -5,7 +5,6 @@
 #include "core/python_text.h"
 #include "core/text.h"
 #include "formats/crc32.h"
-#include "formats/format_error.h"
 #include "formats/little_endian.h"
 #include "formats/utf8.h"
 #include "formats/zip.h"
@@ -16,10 +15,6 @@ namespace {
 
 constexpr std::uint64_t kMaxEntries = 1'000'000;
 constexpr std::size_t kMaxName = 4096;
-
-[[noreturn]] void refuse(const ByteSource& source, std::uint64_t offset, std::string_view reason) {
-  throw format_error(source.name(), source.origin() + offset, reason);
-}
 
 /// Where the directory is and how many entries it has.
 struct End {
@@ -36,15 +31,15 @@ std::optional<End> read_end64(const ByteSource& source, std::uint64_t end_at) {
   if (read_little<std::uint32_t>(locator, 0) != zip::kLocatorSignature) return std::nullopt;
   const auto at = read_little<std::uint64_t>(locator, 8);
   if (locator_at < zip::kEnd64Size || at != locator_at - zip::kEnd64Size) {
-    refuse(source, locator_at, "the zip64 locator does not point to the record before it");
+    source.refuse(locator_at, "the zip64 locator does not point to the record before it");
   }
   const auto record = source.read(at, zip::kEnd64Size);
   if (read_little<std::uint32_t>(record, 0) != zip::kEnd64Signature) {
-    refuse(source, at, "the zip64 end record has no signature");
+    source.refuse(at, "the zip64 end record has no signature");
   }
   const auto count = read_little<std::uint64_t>(record, 32);
   if (read_little<std::uint64_t>(record, 24) != count) {
-    refuse(source, at, "the archive is in several parts, which is not supported");
+    source.refuse(at, "the archive is in several parts, which is not supported");
   }
   return End{.count = count,
              .size = read_little<std::uint64_t>(record, 40),
@@ -53,13 +48,13 @@ std::optional<End> read_end64(const ByteSource& source, std::uint64_t end_at) {
 
 /// `directory_end` gets the offset of the first byte behind the directory.
 End read_end(const ByteSource& source, std::uint64_t& directory_end) {
-  if (source.size() < zip::kEndSize) refuse(source, 0, "the file is too short for a zip archive");
+  if (source.size() < zip::kEndSize) source.refuse(0, "the file is too short for a zip archive");
   const auto at = source.size() - zip::kEndSize;
   const auto record = source.read(at, zip::kEndSize);
   if (read_little<std::uint32_t>(record, 0) != zip::kEndSignature ||
       read_little<std::uint16_t>(record, 20) != 0) {
-    refuse(source, at,
-           "the end of the zip archive is missing; the file is cut off or was appended to");
+    source.refuse(at,
+                  "the end of the zip archive is missing; the file is cut off or was appended to");
   }
   End end{.count = read_little<std::uint16_t>(record, 10),
           .size = read_little<std::uint32_t>(record, 12),
@@ -72,20 +67,19 @@ End read_end(const ByteSource& source, std::uint64_t& directory_end) {
     if (!agrees(end.count, end64->count, zip::kMax16) ||
         !agrees(end.size, end64->size, zip::kMax32) ||
         !agrees(end.offset, end64->offset, zip::kMax32)) {
-      refuse(source, at, "the two end records of the zip archive contradict each other");
+      source.refuse(at, "the two end records of the zip archive contradict each other");
     }
     end = *end64;
     directory_end = at - zip::kLocatorSize - zip::kEnd64Size;
   }
   if (end.count > kMaxEntries) {
-    refuse(source, at,
-           str("the archive has ", end.count, " entries; at most ", kMaxEntries, " are read"));
+    source.refuse(
+        at, str("the archive has ", end.count, " entries; at most ", kMaxEntries, " are read"));
   }
   if (end.size > directory_end || end.offset != directory_end - end.size ||
       end.size < end.count * zip::kCentralSize) {
-    refuse(source, at,
-           str("the directory of ", end.count, " entries at byte ", end.offset, " with ", end.size,
-               " bytes does not fit into the file"));
+    source.refuse(at, str("the directory of ", end.count, " entries at byte ", end.offset, " with ",
+                          end.size, " bytes does not fit into the file"));
   }
   return end;
 }
@@ -95,18 +89,18 @@ std::string shown(std::string_view name) { return python_repr(name); }
 /// Throws unless the name could be unpacked safely: relative, inside its folder, plain text.
 void check_name(const ByteSource& source, std::uint64_t at, std::string_view name) {
   if (name.empty() || name.size() > kMaxName) {
-    refuse(source, at,
-           str("an entry has a name of ", name.size(), " bytes; 1 to ", kMaxName, " are allowed"));
+    source.refuse(
+        at, str("an entry has a name of ", name.size(), " bytes; 1 to ", kMaxName, " are allowed"));
   }
   if (!is_utf8(name) || name.find('\0') != name.npos) {
-    refuse(source, at, str("the entry ", shown(name), " has a name that is not UTF-8 text"));
+    source.refuse(at, str("the entry ", shown(name), " has a name that is not UTF-8 text"));
   }
   const bool drive = name.size() >= 2 && name[1] == ':';
   if (name.front() == '/' || drive || name.find('\\') != name.npos) {
-    refuse(source, at, str("the entry ", shown(name), " has an absolute name"));
+    source.refuse(at, str("the entry ", shown(name), " has an absolute name"));
   }
   for (const auto& part : split(name, '/')) {
-    if (part == "..") refuse(source, at, str("the entry ", shown(name), " leaves its folder"));
+    if (part == "..") source.refuse(at, str("the entry ", shown(name), " leaves its folder"));
   }
 }
 
@@ -128,9 +122,9 @@ void apply_zip64(const ByteSource& source, std::uint64_t at, std::string_view ex
     const auto id = read_little<std::uint16_t>(extra, i);
     const std::size_t size = read_little<std::uint16_t>(extra, i + 2);
     i += 4;
-    if (size > extra.size() - i) refuse(source, at, "an extra field is longer than its record");
+    if (size > extra.size() - i) source.refuse(at, "an extra field is longer than its record");
     if (id == zip::kZip64Extra && !wanted.empty()) {
-      if (size < 8 * wanted.size()) refuse(source, at, "a zip64 extra field is too short");
+      if (size < 8 * wanted.size()) source.refuse(at, "a zip64 extra field is too short");
       for (std::size_t n = 0; n < wanted.size(); ++n) {
         *wanted[n] = read_little<std::uint64_t>(extra, i + 8 * n);
       }
@@ -153,13 +147,13 @@ Record read_record(const ByteSource& source, std::string_view directory, std::ui
   const auto where = origin + at;
   if (directory.size() - at < zip::kCentralSize ||
       read_little<std::uint32_t>(directory, at) != zip::kCentralSignature) {
-    refuse(source, where, "the directory has fewer entries than announced");
+    source.refuse(where, "the directory has fewer entries than announced");
   }
   const std::size_t name_size = read_little<std::uint16_t>(directory, at + 28);
   const std::size_t extra_size = read_little<std::uint16_t>(directory, at + 30);
   const std::size_t comment_size = read_little<std::uint16_t>(directory, at + 32);
   if (directory.size() - at - zip::kCentralSize < name_size + extra_size + comment_size) {
-    refuse(source, where, "an entry is longer than the directory");
+    source.refuse(where, "an entry is longer than the directory");
   }
   Record record;
   record.entry.name = directory.substr(at + zip::kCentralSize, name_size);
@@ -172,11 +166,11 @@ Record read_record(const ByteSource& source, std::string_view directory, std::ui
   apply_zip64(source, where, directory.substr(at + zip::kCentralSize + name_size, extra_size),
               numbers);
   if ((read_little<std::uint16_t>(directory, at + 8) & zip::kEncrypted) != 0) {
-    refuse(source, where, str("the entry ", shown(record.entry.name), " is encrypted"));
+    source.refuse(where, str("the entry ", shown(record.entry.name), " is encrypted"));
   }
   if (record.method != zip::kStored || numbers.size != numbers.stored) {
-    refuse(
-        source, where,
+    source.refuse(
+        where,
         str("the entry ", shown(record.entry.name), " is compressed (method ", record.method,
             "); torch.save stores entries as they are. Unpack the archive and save it again with "
             "torch.save"));
@@ -193,26 +187,24 @@ void read_local(const ByteSource& source, Record& record, std::uint64_t director
   const auto at = record.header;
   const auto room = zip::kLocalSize + name.size();
   if (at > directory || directory - at < room) {
-    refuse(source, directory, str("the entry ", shown(name), " lies outside the file"));
+    source.refuse(directory, str("the entry ", shown(name), " lies outside the file"));
   }
   const auto header = source.read(at, room);
   if (read_little<std::uint32_t>(header, 0) != zip::kLocalSignature) {
-    refuse(source, at, str("the entry ", shown(name), " has no header"));
+    source.refuse(at, str("the entry ", shown(name), " has no header"));
   }
   if (read_little<std::uint16_t>(header, 26) != name.size() ||
       std::string_view(header).substr(zip::kLocalSize) != name) {
-    refuse(source, at, str("the entry ", shown(name), " has another name in its own header"));
+    source.refuse(at, str("the entry ", shown(name), " has another name in its own header"));
   }
   if (read_little<std::uint16_t>(header, 8) != record.method) {
-    refuse(source, at,
-           str("the entry ", shown(name), " is compressed according to its own header"));
+    source.refuse(at, str("the entry ", shown(name), " is compressed according to its own header"));
   }
   const std::uint64_t extra_size = read_little<std::uint16_t>(header, 28);
   const auto data = at + room + extra_size;
   if (data > directory || directory - data < record.entry.size) {
-    refuse(source, at,
-           str("the entry ", shown(name), " of ", record.entry.size,
-               " bytes reaches beyond the data of the file"));
+    source.refuse(at, str("the entry ", shown(name), " of ", record.entry.size,
+                          " bytes reaches beyond the data of the file"));
   }
   const auto flags = read_little<std::uint16_t>(header, 6);
   if ((flags & zip::kHasDescriptor) == 0) {
@@ -221,8 +213,8 @@ void read_local(const ByteSource& source, Record& record, std::uint64_t director
     apply_zip64(source, at, source.read(at + room, extra_size), numbers);
     if (numbers.size != record.entry.size || numbers.stored != record.entry.size ||
         read_little<std::uint32_t>(header, 14) != record.entry.crc) {
-      refuse(source, at,
-             str("the entry ", shown(name), " has another size or checksum in its own header"));
+      source.refuse(
+          at, str("the entry ", shown(name), " has another size or checksum in its own header"));
     }
   }
   record.entry.offset = data;
@@ -236,9 +228,8 @@ void check_overlaps(const ByteSource& source, const std::vector<Record>& records
   for (std::size_t i = 1; i < order.size(); ++i) {
     const auto& before = order[i - 1]->entry;
     if (order[i]->header >= before.offset + before.size) continue;
-    refuse(
-        source, order[i]->header,
-        str("the entries ", shown(before.name), " and ", shown(order[i]->entry.name), " overlap"));
+    source.refuse(order[i]->header, str("the entries ", shown(before.name), " and ",
+                                        shown(order[i]->entry.name), " overlap"));
   }
 }
 
@@ -270,7 +261,7 @@ ZipDirectory read_zip(const ByteSource& source) {
     read_local(source, records.back(), end.offset);
   }
   if (at != directory.size()) {
-    refuse(source, end.offset + at, "the directory has more entries than announced");
+    source.refuse(end.offset + at, "the directory has more entries than announced");
   }
   check_overlaps(source, records);
   std::vector<ZipEntry> entries;
@@ -280,7 +271,7 @@ ZipDirectory read_zip(const ByteSource& source) {
   for (std::size_t i = 0; i < result.entries().size(); ++i) {
     const auto& entry = result.entries()[i];
     if (result.find(entry.name) == &entry) continue;
-    refuse(source, end.offset, str("the entry ", shown(entry.name), " is there twice"));
+    source.refuse(end.offset, str("the entry ", shown(entry.name), " is there twice"));
   }
   return result;
 }
@@ -295,8 +286,8 @@ void check_crc(const ByteSource& source, const ZipEntry& entry) {
     crc = crc32(piece, crc);
   }
   if (crc == entry.crc) return;
-  refuse(source, entry.offset,
-         str("the checksum of the entry ", shown(entry.name), " is wrong: the file was damaged"));
+  source.refuse(entry.offset, str("the checksum of the entry ", shown(entry.name),
+                                  " is wrong: the file was damaged"));
 }
 
 }  // namespace accelerate::detail::formats
