@@ -274,21 +274,10 @@ std::optional<std::string> ask_slurm(const std::string& node) {
 }  // namespace
 
 std::string to_string(WorldSource source) {
-  switch (source) {
-    case WorldSource::kAlone:
-      return "no launcher";
-    case WorldSource::kTorchrun:
-      return "accelerate launch or torchrun";
-    case WorldSource::kOpenMpi:
-      return "Open MPI";
-    case WorldSource::kMpich:
-      return "MPICH or Intel MPI";
-    case WorldSource::kMvapich:
-      return "MVAPICH";
-    case WorldSource::kSlurm:
-      return "srun";
-  }
-  return "";
+  static constexpr auto kNames =
+      std::to_array<const char*>({"no launcher", "accelerate launch or torchrun", "Open MPI",
+                                  "MPICH or Intel MPI", "MVAPICH", "srun"});
+  return kNames.at(static_cast<std::size_t>(source));
 }
 
 WorldLookups WorldLookups::system() {
