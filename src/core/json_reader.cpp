@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "accelerate/errors.h"
-#include "core/config_text.h"
 #include "core/json.h"
 #include "core/python_text.h"
 #include "core/text.h"

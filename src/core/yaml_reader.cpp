@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "accelerate/errors.h"
-#include "core/config_text.h"
 #include "core/text.h"
 #include "core/yaml.h"
 #include "core/yaml_scalar.h"

@@ -9,7 +9,6 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/value.h"
-#include "core/config_text.h"
 #include "core/folders.h"
 #include "core/json.h"
 #include "core/numbers.h"

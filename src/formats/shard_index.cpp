@@ -4,7 +4,6 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/value.h"
-#include "core/config_text.h"
 #include "core/json.h"
 #include "core/python_text.h"
 #include "core/text.h"
