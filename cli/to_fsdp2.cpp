@@ -5,7 +5,6 @@
 
 #include "accelerate/errors.h"
 #include "cli/commands.h"
-#include "core/config_text.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/text.h"

@@ -3,52 +3,46 @@
     python tools/write_unicode_printable.py > src/core/unicode_printable.cpp
 """
 
-import sys
+import itertools
 import unicodedata
 
-ranges = []
-for c in range(0x20, 0x110000):
-    if not chr(c).isprintable():
-        continue
-    if ranges and ranges[-1][1] == c - 1:
-        ranges[-1][1] = c
-    else:
-        ranges.append([c, c])
+printable = (chr(c).isprintable() for c in range(0x110000))
+runs = [len(list(run)) for _, run in itertools.groupby(printable)][:-1]
 
 print(f"""// Written by tools/write_unicode_printable.py: Unicode {unicodedata.unidata_version}.
 #include <algorithm>
-#include <iterator>
+#include <array>
+#include <numeric>
 
 #include "core/python_text.h"
 
 namespace accelerate::detail::inline core {{
 namespace {{
 
-struct Range {{
-  char32_t first;
-  char32_t last;
-}};
-
+// The lengths of the runs of code points, from 0 on: not printable and printable in turn.
 // clang-format off
-constexpr Range kPrintable[] = {{""")
+constexpr auto kRuns = std::to_array<char32_t>({{""")
 line = "   "
-for first, last in ranges:
-    item = f" {{0x{first:X}, 0x{last:X}}},"
+for length in runs:
+    item = f" {length},"
     if len(line) + len(item) > 100:
         print(line)
         line = "   "
     line += item
 print(line)
-print("""};
+print("""});
 // clang-format on
+
+constexpr auto kEnds = [] {
+  auto ends = kRuns;
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  return ends;
+}();
 
 }  // namespace
 
 bool is_printable(char32_t c) {
-  if (c < 0x7F) return c >= 0x20;
-  const auto* after = std::ranges::upper_bound(kPrintable, c, {}, &Range::first);
-  return after != std::begin(kPrintable) && c <= std::prev(after)->last;
+  return (std::ranges::upper_bound(kEnds, c) - kEnds.begin()) % 2 == 1;
 }
 
-}  // namespace accelerate::detail::core""")
-sys.stdout.flush()
+}  // namespace accelerate::detail::inline core""")

@@ -56,18 +56,10 @@ std::string compiler() {
 std::optional<TorchVersions> ask_accelerate_torch() {
   const auto program = launch::find_torch_helper();
   if (program.empty()) return std::nullopt;
-  std::string output;
-  ProcessSet processes([&](std::size_t, ProcessSet::Stream, std::string_view line) {
-    output.append(line).push_back('\n');
-  });
-  processes.spawn({.argv = {program, "versions"},
-                   .output = StreamTarget::kPipe,
-                   .error = StreamTarget::kNull,
-                   .no_input = true});
   // Loading LibTorch from a cold network drive takes a while.
-  const auto deadline = ProcessSet::Clock::now() + std::chrono::seconds(60);
-  if (!processes.wait_all(deadline)) return std::nullopt;
-  const auto answer = json_object(trim(output));
+  const auto output =
+      output_of({program, "versions"}, StreamTarget::kNull, std::chrono::seconds(60));
+  const auto answer = json_object(trim(output.value_or("")));
   if (!answer || !answer->contains("torch")) return std::nullopt;
   const auto text = [&](const char* key) -> std::optional<std::string> {
     const Value* value = answer->get(key);

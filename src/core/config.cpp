@@ -1,19 +1,16 @@
 #include "core/config.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 
 #include "accelerate/errors.h"
 #include "accelerate/value/from_value.h"
 #include "core/config_fields.h"
-#include "core/config_text.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "core/numbers.h"
-#include "core/python_text.h"
 #include "core/text.h"
 #include "core/yaml.h"
 
@@ -110,7 +107,7 @@ Value file_value(const Value& value) {
 
 void warn_of_unknown_section_keys(const std::string& source, std::string_view section,
                                   const Value::Dict& dict) {
-  const auto& known = known_section_keys(section);
+  const auto known = known_section_keys(section);
   if (known.empty()) return;
   for (const auto& [key, value] : dict) {
     const auto text = key.to_string();
@@ -237,6 +234,20 @@ C read_file(const fs::path& path, bool json) {
 
 }  // namespace
 
+Value::Dict read_config_file(const fs::path& path) {
+  return read_dict(path, path.extension() == ".json");
+}
+
+Config config_from(const Value::Dict& content, const fs::path& path) {
+  const auto source = name_of(path);
+  auto where = ComputeEnvironment::kLocalMachine;
+  if (const Value* found = content.get("compute_environment"); found && !found->is_none()) {
+    read_entry(source, "compute_environment", *found, where);
+  }
+  if (where == ComputeEnvironment::kLocalMachine) return ClusterConfig::from_dict(content, source);
+  return SageMakerConfig::from_dict(content, source);
+}
+
 fs::path huggingface_home(const Environment& environment) {
   if (const auto home = environment.get("HF_HOME")) return expand_user(*home, environment);
   const auto cache = environment.get("XDG_CACHE_HOME").value_or("~/.cache");
@@ -285,7 +296,6 @@ std::optional<fs::path> write_basic_config(std::string_view mixed_precision,
 }  // namespace detail::inline core
 
 using detail::read_config;
-using detail::read_dict;
 
 ClusterConfig ClusterConfig::from_dict(const Value::Dict& dict, const std::string& source) {
   auto config = read_config<ClusterConfig>(dict, source);
@@ -347,14 +357,7 @@ std::filesystem::path default_config_file() {
 
 Config load_config_from_file(const std::optional<std::filesystem::path>& config_file) {
   const auto path = config_file.value_or(default_config_file());
-  const auto source = detail::name_of(path);
-  const auto dict = read_dict(path, path.extension() == ".json");
-  auto where = ComputeEnvironment::kLocalMachine;
-  if (const Value* found = dict.get("compute_environment"); found && !found->is_none()) {
-    detail::read_entry(source, "compute_environment", *found, where);
-  }
-  if (where == ComputeEnvironment::kLocalMachine) return ClusterConfig::from_dict(dict, source);
-  return SageMakerConfig::from_dict(dict, source);
+  return detail::config_from(detail::read_config_file(path), path);
 }
 
 }  // namespace accelerate

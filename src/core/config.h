@@ -14,6 +14,11 @@ namespace accelerate::detail::inline core {
 /// `default_config_file()` of another environment.
 [[nodiscard]] std::filesystem::path default_config_file(const Environment& environment);
 
+/// The content of a configuration file. Throws `ConfigError`.
+[[nodiscard]] Value::Dict read_config_file(const std::filesystem::path& path);
+/// The configuration with this content; `path` names its file in messages. Throws `ConfigError`.
+[[nodiscard]] Config config_from(const Value::Dict& content, const std::filesystem::path& path);
+
 /// What `write_basic_config` writes for a machine with `accelerator_count` devices; `several` is
 /// the type of a run on more than one of them. Throws `ArgumentError` for an unknown precision.
 [[nodiscard]] ClusterConfig basic_config(std::string_view mixed_precision, DistributedType several,

@@ -33,7 +33,7 @@ namespace detail::inline core {
 
 /// The keys that a section of the file may have, for example "fsdp_config". Empty for other members
 /// and for sections that may have any key.
-[[nodiscard]] const std::vector<std::string>& known_section_keys(std::string_view section);
+[[nodiscard]] std::vector<std::string> known_section_keys(std::string_view section);
 
 /// The prefix that keys of a section may leave out, for example "fsdp_"; "" if there is none.
 [[nodiscard]] std::string_view optional_section_prefix(std::string_view section);

@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "accelerate/value/from_value.h"
-#include "core/config_text.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/options.h"

@@ -16,6 +16,10 @@ namespace accelerate::detail::inline core {
 /// than `kMaxValueDepth`, or has an integer beyond 64 bits.
 [[nodiscard]] Value json_loads(std::string_view text, std::string_view source = "The JSON text");
 
+/// As `json_loads`, but a key that stands twice in an object is an error with its line: for files
+/// that people write.
+[[nodiscard]] Value json_loads_unique(std::string_view text, std::string_view source);
+
 /// How to write JSON. The defaults are those of Python's json.dumps.
 struct JsonOptions {
   /// Blanks per level; unset: all in one line.

@@ -6,7 +6,6 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/value/json.h"
-#include "core/config_text.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/python_text.h"

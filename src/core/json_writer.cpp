@@ -1,6 +1,6 @@
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "accelerate/errors.h"
 #include "accelerate/value/path.h"
@@ -17,37 +17,27 @@ class Writer {
   explicit Writer(const JsonOptions& options) : options_(options) {}
 
   void write(const Value& value, const TreePath& path, int depth) {
-    using enum Value::Kind;
     if (depth > kMaxValueDepth) {
       throw ArgumentError(str("The value is nested deeper than ", kMaxValueDepth, " levels."));
     }
-    switch (value.kind()) {
-      case kNone:
-        out_ += "null";
-        return;
-      case kBool:
-        out_ += value.as_bool() ? "true" : "false";
-        return;
-      case kInt:
-        out_ += std::to_string(value.as_int());
-        return;
-      case kDouble:
-        write_double(value.as_double());
-        return;
-      case kString:
-        write_string(value.as_string());
-        return;
-      case kList:
-      case kTuple:
-        write_list(value.items(), path, depth);
-        return;
-      case kDict:
-        write_dict(value.as_dict(), path, depth);
-        return;
-      default:
-        const auto place = path.str();
-        throw ArgumentError(str("JSON cannot hold the ", value.kind_name(),
-                                place.empty() ? "" : " at ", place, "."));
+    if (value.is_none()) {
+      out_ += "null";
+    } else if (value.is_bool()) {
+      out_ += value.as_bool() ? "true" : "false";
+    } else if (value.is_int()) {
+      out_ += std::to_string(value.as_int());
+    } else if (value.is_double()) {
+      write_double(value.as_double());
+    } else if (value.is_string()) {
+      write_string(value.as_string());
+    } else if (value.is_list() || value.is_tuple()) {
+      write_list(value.items(), path, depth);
+    } else if (value.is_dict()) {
+      write_dict(value.as_dict(), path, depth);
+    } else {
+      const auto place = path.str();
+      throw ArgumentError(
+          str("JSON cannot hold the ", value.kind_name(), place.empty() ? "" : " at ", place, "."));
     }
   }
 
@@ -65,37 +55,26 @@ class Writer {
   }
 
   void write_list(std::span<const Value> items, const TreePath& path, int depth) {
-    if (items.empty()) {
-      out_ += "[]";
-      return;
-    }
     out_ += '[';
     for (std::size_t i = 0; i < items.size(); ++i) {
-      if (i > 0) separate();
-      new_line(depth + 1);
+      begin_item(i == 0, depth + 1);
       write(items[i], path.item(static_cast<std::int64_t>(i)), depth + 1);
     }
-    new_line(depth);
+    if (!items.empty()) new_line(depth);
     out_ += ']';
   }
 
   void write_dict(const Value::Dict& dict, const TreePath& path, int depth) {
-    if (dict.empty()) {
-      out_ += "{}";
-      return;
-    }
     out_ += '{';
     bool first = true;
     for (const auto* entry : entries(dict, options_.sort_keys)) {
-      if (!first) separate();
-      first = false;
-      new_line(depth + 1);
+      begin_item(std::exchange(first, false), depth + 1);
       const auto key = key_text(entry->key());
       write_string(key);
       out_ += ": ";
       write(entry->value(), path.entry(key), depth + 1);
     }
-    new_line(depth);
+    if (!dict.empty()) new_line(depth);
     out_ += '}';
   }
 
@@ -104,7 +83,10 @@ class Writer {
     return key.to_string();
   }
 
-  void separate() { out_ += options_.indent ? "," : ", "; }
+  void begin_item(bool first, int depth) {
+    if (!first) out_ += options_.indent ? "," : ", ";
+    new_line(depth);
+  }
 
   void new_line(int depth) {
     if (!options_.indent) return;

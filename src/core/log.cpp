@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <map>
@@ -20,6 +22,17 @@ namespace detail::inline core {
 namespace {
 
 constexpr std::string_view kLibrary = "accelerate";
+
+// The name that `to_string` gives stands before other names of its level.
+using LevelName = std::pair<std::string_view, LogLevel>;
+constexpr auto kLevelNames = std::to_array<LevelName>({{"NOTSET", LogLevel::kNotset},
+                                                       {"DEBUG", LogLevel::kDebug},
+                                                       {"INFO", LogLevel::kInfo},
+                                                       {"WARNING", LogLevel::kWarning},
+                                                       {"WARN", LogLevel::kWarning},
+                                                       {"ERROR", LogLevel::kError},
+                                                       {"CRITICAL", LogLevel::kCritical},
+                                                       {"FATAL", LogLevel::kCritical}});
 
 // The variable counts for the library's own messages before any logger is made. A wrong value is
 // reported by `get_logger`, where somebody can catch it.
@@ -135,12 +148,8 @@ void info(const std::string& text, std::source_location where) {
 }
 
 LogLevel parse_log_level(std::string_view text, std::string_view source) {
-  static const std::map<std::string, LogLevel, std::less<>> names = {
-      {"NOTSET", LogLevel::kNotset},     {"DEBUG", LogLevel::kDebug},   {"INFO", LogLevel::kInfo},
-      {"WARNING", LogLevel::kWarning},   {"WARN", LogLevel::kWarning},  {"ERROR", LogLevel::kError},
-      {"CRITICAL", LogLevel::kCritical}, {"FATAL", LogLevel::kCritical}};
-  const auto found = names.find(to_upper(text));
-  if (found != names.end()) return found->second;
+  const auto found = std::ranges::find(kLevelNames, to_upper(text), &LevelName::first);
+  if (found != kLevelNames.end()) return found->second;
   throw ConfigError(str(source.empty() ? "The log level" : source, " is '", text,
                         "', which is not a log level. Choose one of: DEBUG, INFO, WARNING, ERROR, "
                         "CRITICAL."));
@@ -149,20 +158,9 @@ LogLevel parse_log_level(std::string_view text, std::string_view source) {
 }  // namespace detail::inline core
 
 std::string to_string(LogLevel level) {
-  switch (level) {
-    case LogLevel::kNotset:
-      return "NOTSET";
-    case LogLevel::kDebug:
-      return "DEBUG";
-    case LogLevel::kInfo:
-      return "INFO";
-    case LogLevel::kWarning:
-      return "WARNING";
-    case LogLevel::kError:
-      return "ERROR";
-    case LogLevel::kCritical:
-      return "CRITICAL";
-  }
+  using detail::kLevelNames;
+  const auto found = std::ranges::find(kLevelNames, level, &detail::LevelName::second);
+  if (found != kLevelNames.end()) return std::string(found->first);
   return detail::str("Level ", static_cast<int>(level));
 }
 

@@ -99,10 +99,8 @@ static void finish(Megatron& plugin, const Megatron& given, const Environment& e
   }
   if (!given.context_parallel_size && !environment.contains("MEGATRON_LM_CONTEXT_PARALLEL_SIZE")) {
     warnings.emplace_back(
-        "context_parallel_size of MegatronLMPlugin is 2, the default of Python Accelerate, "
-        "though "
-        "nothing asked for it. Set it, or MEGATRON_LM_CONTEXT_PARALLEL_SIZE, to 1 to turn "
-        "context "
+        "context_parallel_size of MegatronLMPlugin is 2, the default of Python Accelerate, though "
+        "nothing asked for it. Set it, or MEGATRON_LM_CONTEXT_PARALLEL_SIZE, to 1 to turn context "
         "parallelism off.");
   }
 }
@@ -115,43 +113,16 @@ std::string MegatronLMPlugin::ddp_impl() const {
 
 Value::Dict MegatronLMPlugin::megatron_lm_default_args() const {
   // The arguments in Megatron-LM's order; `renamed` are those that have another name here.
-  static constexpr auto kArguments =
-      std::to_array<std::string_view>({"tensor_model_parallel_size",
-                                       "pipeline_model_parallel_size",
-                                       "pipeline_model_parallel_split_rank",
-                                       "num_layers_per_virtual_pipeline_stage",
-                                       "DDP_impl",
-                                       "use_distributed_optimizer",
-                                       "sequence_parallel",
-                                       "clip_grad",
-                                       "num_micro_batches",
-                                       "consumed_samples",
-                                       "no_wd_decay_cond",
-                                       "scale_lr_cond",
-                                       "lr_mult",
-                                       "megatron_dataset_flag",
-                                       "eval_iters",
-                                       "eval_interval",
-                                       "use_custom_fsdp",
-                                       "no_load_optim",
-                                       "eod_mask_loss",
-                                       "no_save_optim",
-                                       "optimizer_cpu_offload",
-                                       "overlap_cpu_optimizer_d2h_h2d",
-                                       "use_precision_aware_optimizer",
-                                       "decoder_last_pipeline_num_layers",
-                                       "recompute_granularity",
-                                       "recompute_method",
-                                       "recompute_num_layers",
-                                       "attention_backend",
-                                       "expert_model_parallel_size",
-                                       "context_parallel_size",
-                                       "attention_dropout",
-                                       "hidden_dropout",
-                                       "attention_softmax_in_fp32",
-                                       "expert_tensor_parallel_size",
-                                       "calculate_per_token_loss",
-                                       "use_rotary_position_embeddings"});
+  static constexpr std::string_view kArguments =
+      "tensor_model_parallel_size pipeline_model_parallel_size pipeline_model_parallel_split_rank "
+      "num_layers_per_virtual_pipeline_stage DDP_impl use_distributed_optimizer sequence_parallel "
+      "clip_grad num_micro_batches consumed_samples no_wd_decay_cond scale_lr_cond lr_mult "
+      "megatron_dataset_flag eval_iters eval_interval use_custom_fsdp no_load_optim eod_mask_loss "
+      "no_save_optim optimizer_cpu_offload overlap_cpu_optimizer_d2h_h2d "
+      "use_precision_aware_optimizer decoder_last_pipeline_num_layers recompute_granularity "
+      "recompute_method recompute_num_layers attention_backend expert_model_parallel_size "
+      "context_parallel_size attention_dropout hidden_dropout attention_softmax_in_fp32 "
+      "expert_tensor_parallel_size calculate_per_token_loss use_rotary_position_embeddings";
   const Value::Dict fields = dict_of(*this);
   const Value::Dict renamed{{"tensor_model_parallel_size", fields.at("tp_degree")},
                             {"pipeline_model_parallel_size", fields.at("pp_degree")},
@@ -159,7 +130,7 @@ Value::Dict MegatronLMPlugin::megatron_lm_default_args() const {
                             {"sequence_parallel", fields.at("sequence_parallelism")},
                             {"clip_grad", fields.at("gradient_clipping")}};
   Value::Dict arguments;
-  for (const auto name : kArguments) {
+  for (const auto& name : split(kArguments, ' ')) {
     arguments.set(name, renamed.contains(name) ? renamed.at(name) : fields.at(name));
   }
   if (tensorboard_dir) arguments.set("tensorboard_dir", *tensorboard_dir);

@@ -1,5 +1,6 @@
 #include "accelerate/detail/core/object_stream.h"
 
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -10,42 +11,12 @@ namespace accelerate::detail::inline core {
 namespace {
 
 std::string_view name(ObjectTag tag) {
-  switch (tag) {
-    case ObjectTag::kNone:
-      return "none";
-    case ObjectTag::kFalse:
-    case ObjectTag::kTrue:
-      return "a bool";
-    case ObjectTag::kInteger:
-      return "an integer";
-    case ObjectTag::kNatural:
-      return "an unsigned integer";
-    case ObjectTag::kReal:
-      return "a floating point number";
-    case ObjectTag::kText:
-      return "a string";
-    case ObjectTag::kBytes:
-      return "bytes";
-    case ObjectTag::kList:
-      return "a list";
-    case ObjectTag::kTuple:
-      return "a tuple";
-    case ObjectTag::kDict:
-      return "a dict";
-    case ObjectTag::kMap:
-      return "a map";
-    case ObjectTag::kOptional:
-      return "an optional";
-    case ObjectTag::kVariant:
-      return "a variant";
-    case ObjectTag::kRaw:
-      return "a plain struct or a block of numbers";
-    case ObjectTag::kTensor:
-      return "a tensor";
-    case ObjectTag::kLeaf:
-      return "an object";
-  }
-  return "no known tag";
+  static constexpr auto kNames = std::to_array<std::string_view>(
+      {"none", "a bool", "a bool", "an integer", "an unsigned integer", "a floating point number",
+       "a string", "bytes", "a list", "a tuple", "a dict", "a map", "an optional", "a variant",
+       "a plain struct or a block of numbers", "a tensor", "an object"});
+  const auto index = static_cast<std::size_t>(tag) - 1;  // tags begin at 1
+  return index < kNames.size() ? kNames[index] : "no known tag";
 }
 
 /// Nodes whose number says how many items follow, each of at least one byte.

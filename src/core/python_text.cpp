@@ -19,25 +19,13 @@ char quote_for(std::string_view text) {
 
 // True when the character had a short escape of its own.
 bool append_short_escape(std::string& out, char32_t c, char quote) {
-  switch (c) {
-    case U'\n':
-      out += "\\n";
-      return true;
-    case U'\r':
-      out += "\\r";
-      return true;
-    case U'\t':
-      out += "\\t";
-      return true;
-    case U'\\':
-      out += "\\\\";
-      return true;
-    default:
-      if (c != static_cast<unsigned char>(quote)) return false;
-      out += '\\';
-      out += quote;
-      return true;
-  }
+  constexpr std::string_view kSpecial = "\n\r\t\\";
+  constexpr std::string_view kLetters = "nrt\\";
+  const auto special = c < 0x80 ? kSpecial.find(static_cast<char>(c)) : kSpecial.npos;
+  if (special == kSpecial.npos && c != static_cast<unsigned char>(quote)) return false;
+  out += '\\';
+  out += special == kSpecial.npos ? quote : kLetters[special];
+  return true;
 }
 
 }  // namespace
@@ -87,15 +75,10 @@ std::string python_repr(std::string_view text) {
     if (!append_short_escape(out, c, quote)) {
       if (point.valid && is_printable(c)) {
         out += text.substr(at, point.length);
-      } else if (c < 0x100) {
-        out += "\\x";
-        append_hex(out, c, 2);
-      } else if (c < 0x10000) {
-        out += "\\u";
-        append_hex(out, c, 4);
       } else {
-        out += "\\U";
-        append_hex(out, c, 8);
+        const int width = c < 0x100 ? 2 : c < 0x10000 ? 4 : 8;
+        out += width == 2 ? "\\x" : width == 4 ? "\\u" : "\\U";
+        append_hex(out, c, width);
       }
     }
     at += point.length;
@@ -169,22 +152,13 @@ CodePoint next_code_point(std::string_view text, std::size_t at) {
 }
 
 void append_utf8(std::string& out, char32_t c) {
-  const auto put = [&out](char32_t byte) { out += static_cast<char>(byte); };
   if (c < 0x80) {
-    put(c);
-  } else if (c < 0x800) {
-    put(0xC0 | (c >> 6));
-    put(0x80 | (c & 0x3F));
-  } else if (c < 0x10000) {
-    put(0xE0 | (c >> 12));
-    put(0x80 | ((c >> 6) & 0x3F));
-    put(0x80 | (c & 0x3F));
-  } else {
-    put(0xF0 | (c >> 18));
-    put(0x80 | ((c >> 12) & 0x3F));
-    put(0x80 | ((c >> 6) & 0x3F));
-    put(0x80 | (c & 0x3F));
+    out += static_cast<char>(c);
+    return;
   }
+  const int more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;  // bytes behind the first, six bits each
+  out += static_cast<char>((0xFF00u >> (more + 1) & 0xFF) | c >> 6 * more);
+  for (int i = more - 1; i >= 0; --i) out += static_cast<char>(0x80 | (c >> 6 * i & 0x3F));
 }
 
 void append_hex(std::string& out, std::uint32_t value, int width) {

@@ -1,6 +1,8 @@
 #include "core/sockets.h"
 
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -43,10 +45,12 @@ Addresses resolve(const std::string& host, int port, std::string& error) {
   return {list, ::freeaddrinfo};
 }
 
-std::string numeric(const sockaddr_storage& address, socklen_t length) {
+/// "" for what is no address of IPv4 or IPv6.
+std::string numeric(const sockaddr* address) {
   std::array<char, NI_MAXHOST> text{};
-  if (::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, text.data(), text.size(),
-                    nullptr, 0, NI_NUMERICHOST) != 0) {
+  const socklen_t length =
+      address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  if (::getnameinfo(address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
     return {};
   }
   std::string result = text.data();
@@ -60,26 +64,13 @@ int new_socket(int family) {
   return ::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
 
-bool bind_to(int fd, int family, int port, bool loopback_only, int ipv6_only = 0) {
+bool bind_to(const Descriptor& socket, const addrinfo& address, int ipv6_only = 0) {
   const int yes = 1;
-  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  sockaddr_storage address{};
-  socklen_t length = 0;
-  if (family == AF_INET6) {
-    ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &ipv6_only, sizeof ipv6_only);
-    auto& six = reinterpret_cast<sockaddr_in6&>(address);
-    six.sin6_family = AF_INET6;
-    six.sin6_port = htons(static_cast<std::uint16_t>(port));
-    six.sin6_addr = in6addr_any;
-    length = sizeof six;
-  } else {
-    auto& four = reinterpret_cast<sockaddr_in&>(address);
-    four.sin_family = AF_INET;
-    four.sin_port = htons(static_cast<std::uint16_t>(port));
-    four.sin_addr.s_addr = htonl(loopback_only ? INADDR_LOOPBACK : INADDR_ANY);
-    length = sizeof four;
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  if (address.ai_family == AF_INET6) {
+    ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &ipv6_only, sizeof ipv6_only);
   }
-  return ::bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0;
+  return ::bind(socket.get(), address.ai_addr, address.ai_addrlen) == 0;
 }
 
 /// Signals do not end the wait.
@@ -164,20 +155,11 @@ std::vector<std::string> LineChannel::exchange(Clock::time_point now) {
 }
 
 std::optional<Descriptor> listen_on(int port, bool loopback_only, std::string& error) {
+  if (loopback_only) return listen_at("127.0.0.1", port, error);
   // One socket for IPv6 and IPv4 where the system has both.
-  for (const int family : {AF_INET6, AF_INET}) {
-    if (loopback_only && family == AF_INET6) continue;
-    Descriptor socket(new_socket(family));
-    if (!socket) {
-      error = std::strerror(errno);
-      continue;
-    }
-    if (bind_to(socket.get(), family, port, loopback_only) &&
-        ::listen(socket.get(), SOMAXCONN) == 0) {
-      return socket;
-    }
-    error = std::strerror(errno);
-    if (errno == EADDRINUSE || errno == EACCES) return std::nullopt;
+  for (const auto* host : {"::", "0.0.0.0"}) {
+    if (auto socket = listen_at(host, port, error)) return socket;
+    if (error == std::strerror(EADDRINUSE) || error == std::strerror(EACCES)) break;
   }
   return std::nullopt;
 }
@@ -186,23 +168,18 @@ std::optional<Descriptor> listen_at(const std::string& host, int port, std::stri
   const auto addresses = resolve(host, port, error);
   for (const addrinfo* each = addresses.get(); each != nullptr; each = each->ai_next) {
     Descriptor socket(new_socket(each->ai_family));
-    const int yes = 1;
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (socket && ::bind(socket.get(), each->ai_addr, each->ai_addrlen) == 0 &&
-        ::listen(socket.get(), SOMAXCONN) == 0) {
-      return socket;
-    }
+    if (socket && bind_to(socket, *each) && ::listen(socket.get(), SOMAXCONN) == 0) return socket;
     error = std::strerror(errno);
   }
   return std::nullopt;
 }
 
 bool is_bound(int port, bool ipv6) {
-  const int family = ipv6 ? AF_INET6 : AF_INET;
-  const Descriptor socket(new_socket(family));
-  if (!socket) return false;  // this host lacks the family
-  return !bind_to(socket.get(), family, port, /*loopback_only=*/false, /*ipv6_only=*/1) &&
-         errno == EADDRINUSE;
+  std::string error;
+  const auto address = resolve(ipv6 ? "::" : "0.0.0.0", port, error);
+  const Descriptor socket(new_socket(ipv6 ? AF_INET6 : AF_INET));
+  if (!socket || !address) return false;  // this host lacks the family
+  return !bind_to(socket, *address, /*ipv6_only=*/1) && errno == EADDRINUSE;
 }
 
 int port_of(const Descriptor& socket) {
@@ -249,14 +226,29 @@ std::optional<std::pair<Descriptor, std::string>> accept_from(const Descriptor& 
   Descriptor socket(::accept4(listening.get(), reinterpret_cast<sockaddr*>(&address), &length,
                               SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket) return std::nullopt;
-  return std::pair(std::move(socket), numeric(address, length));
+  return std::pair(std::move(socket), numeric(reinterpret_cast<sockaddr*>(&address)));
 }
 
 std::string own_address(const Descriptor& socket) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return {};
-  return numeric(address, length);
+  return numeric(reinterpret_cast<sockaddr*>(&address));
+}
+
+std::vector<std::string> interface_addresses() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {};
+  std::vector<std::string> addresses;
+  for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
+    const bool usable = (each->ifa_flags & IFF_UP) != 0 && (each->ifa_flags & IFF_LOOPBACK) == 0;
+    const auto address = usable && each->ifa_addr != nullptr ? numeric(each->ifa_addr) : "";
+    if (!address.empty() && !address.starts_with("fe80:") && !address.starts_with("169.254.")) {
+      addresses.push_back(address);
+    }
+  }
+  ::freeifaddrs(list);
+  return addresses;
 }
 
 bool is_this_machine(const std::string& host) {
@@ -265,9 +257,7 @@ bool is_this_machine(const std::string& host) {
   const auto addresses = resolve(host, 0, error);
   const auto own = interface_addresses();
   for (const addrinfo* each = addresses.get(); each != nullptr; each = each->ai_next) {
-    sockaddr_storage address{};
-    std::memcpy(&address, each->ai_addr, each->ai_addrlen);
-    const auto text = numeric(address, each->ai_addrlen);
+    const auto text = numeric(each->ai_addr);
     if (is_loopback(text) || std::ranges::find(own, text) != own.end()) return true;
   }
   return false;

@@ -20,6 +20,7 @@
 #include <iostream>
 #include <iterator>
 #include <map>
+#include <tuple>
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
@@ -37,16 +38,11 @@ constexpr auto kPollWithoutPidfd = std::chrono::milliseconds(10);
 
 std::string errno_text(int code) { return std::strerror(code); }
 
-void close_fd(int& fd) noexcept {
-  if (fd >= 0) ::close(fd);
-  fd = -1;
-}
-
 void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
-int open_pidfd(pid_t pid) {
-  const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
-  return fd;  // -1 where the kernel has none; it is close-on-exec by itself
+// None where the kernel has no such descriptors; it is close-on-exec by itself.
+Descriptor open_pidfd(pid_t pid) {
+  return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
 std::vector<char*> pointers(const std::vector<std::string>& strings) {
@@ -85,16 +81,13 @@ struct Prepared {
     environment_strings = options.environment ? *options.environment : environment_with({});
     environment = pointers(environment_strings);
   }
-  ~Prepared() { close_fd(null_fd); }
-  Prepared(const Prepared&) = delete;
-  Prepared& operator=(const Prepared&) = delete;
 
   std::string program;
   std::vector<std::string> environment_strings;
   std::vector<char*> argv;
   std::vector<char*> environment;
   std::string folder;
-  int null_fd = -1;
+  Descriptor null_fd;
   // Closed by exec; until then failures go back through it.
   PipePair report;
 };
@@ -185,9 +178,9 @@ void set_up_child(const SpawnOptions& options, const Prepared& prepared, int out
     if (::getppid() != parent) ::_exit(128 + options.death_signal);
   }
   if (options.announce_fd >= 0) announce(options.announce_fd);
-  if (options.no_input) redirect(prepared.null_fd, STDIN_FILENO);
-  if (options.output == StreamTarget::kNull) output = prepared.null_fd;
-  if (options.error == StreamTarget::kNull) error = prepared.null_fd;
+  if (options.no_input) redirect(prepared.null_fd.get(), STDIN_FILENO);
+  if (options.output == StreamTarget::kNull) output = prepared.null_fd.get();
+  if (options.error == StreamTarget::kNull) error = prepared.null_fd.get();
   redirect(output, STDOUT_FILENO);
   redirect(options.error == StreamTarget::kWithOutput ? STDOUT_FILENO : error, STDERR_FILENO);
   for (const int fd : options.inherit) ::fcntl(fd, F_SETFD, 0);
@@ -196,67 +189,62 @@ void set_up_child(const SpawnOptions& options, const Prepared& prepared, int out
 }
 
 // In a program that was started without its standard streams a pipe could get their numbers.
-int above_standard_streams(int fd) {
-  if (fd > STDERR_FILENO) return fd;
-  const int moved = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-  ::close(fd);
-  return moved;
+Descriptor above_standard_streams(int fd) {
+  Descriptor given(fd);
+  if (!given || fd > STDERR_FILENO) return given;
+  return Descriptor(::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
 }
 
-// A stream of a child: the end it writes to, and the one that we read.
-class StreamEnds {
- public:
-  StreamEnds(StreamTarget target, const std::filesystem::path& file) {
-    if (target == StreamTarget::kPipe) {
-      PipePair pipe;
-      theirs_ = ::fcntl(pipe.write_end(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-      ours_ = pipe.release_read();
-    } else if (target == StreamTarget::kTerminal) {
-      open_terminal();
-    } else if (target == StreamTarget::kFile) {
-      theirs_ = ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-      if (theirs_ < 0)
-        throw Error(str("'", file.string(), "' cannot be written: ", errno_text(errno), "."));
+// Its end to read from, and the one to write to.
+std::pair<Descriptor, Descriptor> new_pipe() {
+  std::array<int, 2> ends = {-1, -1};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
+    throw Error(str("No pipe to a child process: ", errno_text(errno),
+                    errno == EMFILE ? ". Raise the limit: ulimit -n 4096" : "."));
+  }
+  return {above_standard_streams(ends[0]), above_standard_streams(ends[1])};
+}
+
+std::pair<Descriptor, Descriptor> new_terminal() {
+  const auto refuse = [] {
+    throw Error(str("No terminal for a child process: ", errno_text(errno), "."));
+  };
+  auto ours = above_standard_streams(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  std::array<char, 64> name{};
+  if (!ours || ::grantpt(ours.get()) != 0 || ::unlockpt(ours.get()) != 0 ||
+      ::ptsname_r(ours.get(), name.data(), name.size()) != 0) {
+    refuse();
+  }
+  auto theirs = above_standard_streams(::open(name.data(), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  if (!theirs) refuse();
+  // Bytes arrive as they were written: our own terminal does the rest.
+  termios mode{};
+  ::tcgetattr(theirs.get(), &mode);
+  ::cfmakeraw(&mode);
+  ::tcsetattr(theirs.get(), TCSANOW, &mode);
+  winsize size{};
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+    if (::ioctl(fd, TIOCGWINSZ, &size) == 0) break;
+  }
+  ::ioctl(theirs.get(), TIOCSWINSZ, &size);
+  return {std::move(ours), std::move(theirs)};
+}
+
+// A stream of a child: the end that we read, and the one it writes to.
+std::pair<Descriptor, Descriptor> open_stream(StreamTarget target,
+                                              const std::filesystem::path& file) {
+  std::pair<Descriptor, Descriptor> ends;
+  if (target == StreamTarget::kPipe) ends = new_pipe();
+  if (target == StreamTarget::kTerminal) ends = new_terminal();
+  if (target == StreamTarget::kFile) {
+    ends.second = Descriptor(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    if (!ends.second) {
+      throw Error(str("'", file.string(), "' cannot be written: ", errno_text(errno), "."));
     }
   }
-  ~StreamEnds() {
-    close_fd(ours_);
-    close_fd(theirs_);
-  }
-  StreamEnds(const StreamEnds&) = delete;
-  StreamEnds& operator=(const StreamEnds&) = delete;
-
-  [[nodiscard]] int theirs() const noexcept { return theirs_; }
-  [[nodiscard]] int release_ours() noexcept {
-    if (ours_ >= 0) set_nonblocking(ours_);
-    return std::exchange(ours_, -1);
-  }
-
- private:
-  void open_terminal() {
-    ours_ = above_standard_streams(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
-    std::array<char, 64> name{};
-    if (ours_ < 0 || ::grantpt(ours_) != 0 || ::unlockpt(ours_) != 0 ||
-        ::ptsname_r(ours_, name.data(), name.size()) != 0) {
-      throw Error(str("No terminal for a child process: ", errno_text(errno), "."));
-    }
-    theirs_ = above_standard_streams(::open(name.data(), O_RDWR | O_NOCTTY | O_CLOEXEC));
-    if (theirs_ < 0) throw Error(str("No terminal for a child process: ", errno_text(errno), "."));
-    // Bytes arrive as they were written: our own terminal does the rest.
-    termios mode{};
-    ::tcgetattr(theirs_, &mode);
-    ::cfmakeraw(&mode);
-    ::tcsetattr(theirs_, TCSANOW, &mode);
-    winsize size{};
-    for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
-      if (::ioctl(fd, TIOCGWINSZ, &size) == 0) break;
-    }
-    ::ioctl(theirs_, TIOCSWINSZ, &size);
-  }
-
-  int ours_ = -1;
-  int theirs_ = -1;
-};
+  if (ends.first) set_nonblocking(ends.first.get());
+  return ends;
+}
 
 }  // namespace
 
@@ -328,40 +316,14 @@ void LineBuffer::finish(const Line& line) {
   line(last);
 }
 
-PipePair::PipePair() {
-  std::array<int, 2> ends = {-1, -1};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
-    throw Error(str("No pipe to a child process: ", errno_text(errno),
-                    errno == EMFILE ? ". Raise the limit: ulimit -n 4096" : "."));
-  }
-  read_ = above_standard_streams(ends[0]);
-  write_ = above_standard_streams(ends[1]);
-}
-
-PipePair::~PipePair() {
-  close_read();
-  close_write();
-}
-
-PipePair::PipePair(PipePair&& other) noexcept
-    : read_(std::exchange(other.read_, -1)), write_(std::exchange(other.write_, -1)) {}
-
-PipePair& PipePair::operator=(PipePair&& other) noexcept {
-  std::swap(read_, other.read_);
-  std::swap(write_, other.write_);
-  return *this;
-}
-
-void PipePair::close_read() noexcept { close_fd(read_); }
-void PipePair::close_write() noexcept { close_fd(write_); }
-int PipePair::release_read() noexcept { return std::exchange(read_, -1); }
+PipePair::PipePair() { std::tie(read_, write_) = new_pipe(); }
 
 std::string PipePair::read_available() const {
-  set_nonblocking(read_);
+  set_nonblocking(read_.get());
   std::string result;
   std::array<char, 4096> bytes;
   for (;;) {
-    const ssize_t count = ::read(read_, bytes.data(), bytes.size());
+    const ssize_t count = ::read(read_.get(), bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) return result;
     result.append(bytes.data(), static_cast<std::size_t>(count));
@@ -383,6 +345,22 @@ bool write_fully(int fd, std::string_view bytes) noexcept {
   return true;
 }
 
+std::optional<std::string> output_of(const std::vector<std::string>& argv, StreamTarget error,
+                                     std::chrono::seconds limit) {
+  std::string output;
+  ProcessSet processes(
+      [&](std::size_t, ProcessSet::Stream, std::string_view bytes) { output += bytes; },
+      ProcessSet::Pieces::kBytes);
+  try {
+    processes.spawn(
+        {.argv = argv, .output = StreamTarget::kPipe, .error = error, .no_input = true});
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  const bool ended = processes.wait_all(Clock::now() + limit);
+  return ended && processes.status(0).ok() ? output : "";
+}
+
 std::size_t count_threads() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
   return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
@@ -399,15 +377,8 @@ ProcessSet::ProcessSet(Sink sink, Pieces pieces) : sink_(std::move(sink)), piece
 
 ProcessSet::~ProcessSet() {
   signal_all(SIGKILL);
-  for (auto& child : children_) {
-    if (!child.status) {
-      // The pipe has no reader; the child is dead and only has to be reaped.
-      while (::waitpid(child.pid, nullptr, 0) < 0 && errno == EINTR) {
-      }
-    }
-    close_fd(child.pidfd);
-    close_fd(child.output.fd);
-    close_fd(child.error.fd);
+  for (const auto& child : children_) {
+    if (!child.status) static_cast<void>(collect(child.pid));
   }
 }
 
@@ -422,8 +393,8 @@ std::size_t ProcessSet::fork(const SpawnOptions& options, const std::function<in
 
 std::size_t ProcessSet::start(const SpawnOptions& options, const std::function<int()>* body) {
   Prepared prepared(options, /*executes=*/body == nullptr);
-  StreamEnds output(options.output, options.output_file);
-  StreamEnds error(options.error, options.error_file);
+  auto [our_output, output] = open_stream(options.output, options.output_file);
+  auto [our_error, error] = open_stream(options.error, options.error_file);
 
   // What is buffered here must not be written twice.
   std::cout.flush();
@@ -434,7 +405,7 @@ std::size_t ProcessSet::start(const SpawnOptions& options, const std::function<i
   const auto started = Clock::now();
   const pid_t pid = ::fork();
   if (pid == 0) {
-    set_up_child(options, prepared, output.theirs(), error.theirs(), parent);
+    set_up_child(options, prepared, output.get(), error.get(), parent);
     restore_signals(/*executes=*/body == nullptr);
     if (body != nullptr) run_in_child(prepared, *body);
     ::execve(prepared.program.c_str(), prepared.argv.data(), prepared.environment.data());
@@ -446,15 +417,11 @@ std::size_t ProcessSet::start(const SpawnOptions& options, const std::function<i
   if (!options.new_session) ::setpgid(pid, pid);
   throw_if_not_started(prepared, pid);
 
-  Child child;
-  child.pid = pid;
-  child.pidfd = open_pidfd(pid);
-  child.started = started;
-  child.output.fd = output.release_ours();
-  child.output.terminal = options.output == StreamTarget::kTerminal;
-  child.error.fd = error.release_ours();
-  child.error.terminal = options.error == StreamTarget::kTerminal;
-  children_.push_back(std::move(child));
+  children_.push_back({.pid = pid,
+                       .pidfd = open_pidfd(pid),
+                       .output = {std::move(our_output), options.output == StreamTarget::kTerminal},
+                       .error = {std::move(our_error), options.error == StreamTarget::kTerminal},
+                       .started = started});
   return children_.size() - 1;
 }
 
@@ -488,10 +455,10 @@ void ProcessSet::poll_once(Clock::time_point deadline, std::span<pollfd> also) {
   for (std::size_t i = 0; i < children_.size(); ++i) {
     const Child& child = children_[i];
     if (child.status) continue;
-    blind = blind || child.pidfd < 0;
-    const auto add = [&](int fd, std::optional<Stream> stream) {
-      if (fd < 0) return;
-      fds.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+    blind = blind || !child.pidfd;
+    const auto add = [&](const Descriptor& fd, std::optional<Stream> stream) {
+      if (!fd) return;
+      fds.push_back({.fd = fd.get(), .events = POLLIN, .revents = 0});
       sources.push_back({i, stream});
     };
     if (listens_) {
@@ -519,22 +486,25 @@ void ProcessSet::poll_once(Clock::time_point deadline, std::span<pollfd> also) {
 void ProcessSet::deliver(std::size_t index, Stream stream, std::string_view bytes) {
   if (!sink_) return;
   if (pieces_ == Pieces::kBytes) return sink_(index, stream, bytes);
-  Pipe& pipe = stream == Stream::kOutput ? children_[index].output : children_[index].error;
-  pipe.lines.append(bytes, [&](std::string_view line) { sink_(index, stream, line); });
+  children_[index].pipe(stream).lines.append(
+      bytes, [&](std::string_view line) { sink_(index, stream, line); });
 }
 
 // The end of a pipe is an empty read; that of a terminal whose other side is closed, an error.
 void ProcessSet::read_some(std::size_t index, Stream stream) {
-  Child& child = children_[index];
-  Pipe& pipe = stream == Stream::kOutput ? child.output : child.error;
   std::array<char, 16384> bytes;
-  const ssize_t count = ::read(pipe.fd, bytes.data(), bytes.size());
+  const ssize_t count = ::read(children_[index].pipe(stream).fd.get(), bytes.data(), bytes.size());
   if (count > 0) {
     deliver(index, stream, {bytes.data(), static_cast<std::size_t>(count)});
   } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
-    pipe.lines.finish([&](std::string_view line) { sink_(index, stream, line); });
-    close_fd(pipe.fd);
+    end_pipe(index, stream);
   }
+}
+
+void ProcessSet::end_pipe(std::size_t index, Stream stream) {
+  Pipe& pipe = children_[index].pipe(stream);
+  pipe.lines.finish([&](std::string_view line) { sink_(index, stream, line); });
+  pipe.fd.reset();
 }
 
 // While the dead leader is not yet collected its number cannot be reused, so this
@@ -550,7 +520,7 @@ bool ProcessSet::reap(std::size_t index) {
   child.ended = Clock::now();
   drain(index);
   child.status = status;
-  close_fd(child.pidfd);
+  child.pidfd.reset();
   return true;
 }
 
@@ -558,19 +528,16 @@ bool ProcessSet::reap(std::size_t index) {
 void ProcessSet::drain(std::size_t index) {
   Child& child = children_[index];
   const auto limit = Clock::now() + kDrainLimit;
-  while ((child.output.fd >= 0 || child.error.fd >= 0) && Clock::now() < limit) {
-    std::array<pollfd, 2> ready{{{.fd = child.output.fd, .events = POLLIN, .revents = 0},
-                                 {.fd = child.error.fd, .events = POLLIN, .revents = 0}}};
+  while ((child.output.fd || child.error.fd) && Clock::now() < limit) {
+    std::array<pollfd, 2> ready{{{.fd = child.output.fd.get(), .events = POLLIN, .revents = 0},
+                                 {.fd = child.error.fd.get(), .events = POLLIN, .revents = 0}}};
     ::poll(ready.data(), ready.size(), milliseconds_until(limit));
     if (ready[0].revents != 0) read_some(index, Stream::kOutput);
     if (ready[1].revents != 0) read_some(index, Stream::kError);
   }
   // Left open by something that moved out of the child's group: that output is not ours.
   for (const auto stream : {Stream::kOutput, Stream::kError}) {
-    Pipe& pipe = stream == Stream::kOutput ? child.output : child.error;
-    if (pipe.fd < 0) continue;
-    pipe.lines.finish([&](std::string_view line) { sink_(index, stream, line); });
-    close_fd(pipe.fd);
+    if (child.pipe(stream).fd) end_pipe(index, stream);
   }
 }
 
@@ -580,7 +547,7 @@ void ProcessSet::set_terminal_size(unsigned short rows, unsigned short columns) 
   size.ws_col = columns;
   for (const auto& child : children_) {
     for (const Pipe* pipe : {&child.output, &child.error}) {
-      if (pipe->terminal && pipe->fd >= 0) ::ioctl(pipe->fd, TIOCSWINSZ, &size);
+      if (pipe->terminal && pipe->fd) ::ioctl(pipe->fd.get(), TIOCSWINSZ, &size);
     }
   }
 }

@@ -23,6 +23,7 @@
 
 #include "accelerate/environment.h"
 #include "accelerate/value/fields.h"
+#include "core/descriptor.h"
 
 namespace accelerate::detail::inline core {
 
@@ -164,24 +165,27 @@ class ProcessSet {
 
  private:
   struct Pipe {
-    int fd = -1;
+    Descriptor fd = {};
     bool terminal = false;
     LineBuffer lines = {};
   };
   struct Child {
     pid_t pid = -1;
-    int pidfd = -1;
+    Descriptor pidfd = {};
     Pipe output = {};
     Pipe error = {};
     Clock::time_point started = {};
     Clock::time_point ended = {};
     std::optional<ExitStatus> status = std::nullopt;
+
+    [[nodiscard]] Pipe& pipe(Stream stream) { return stream == Stream::kOutput ? output : error; }
   };
 
   std::size_t start(const SpawnOptions& options, const std::function<int()>* body);
   void poll_once(Clock::time_point deadline, std::span<pollfd> also = {});
   void deliver(std::size_t index, Stream stream, std::string_view bytes);
   void read_some(std::size_t index, Stream stream);
+  void end_pipe(std::size_t index, Stream stream);
   bool reap(std::size_t index);
   void drain(std::size_t index);
 
@@ -196,27 +200,27 @@ class ProcessSet {
 class PipePair {
  public:
   PipePair();
-  ~PipePair();
-  PipePair(PipePair&& other) noexcept;
-  PipePair& operator=(PipePair&& other) noexcept;
 
-  [[nodiscard]] int read_end() const noexcept { return read_; }
-  [[nodiscard]] int write_end() const noexcept { return write_; }
-  void close_read() noexcept;
-  void close_write() noexcept;
-  /// The read end, which the caller closes from now on.
-  [[nodiscard]] int release_read() noexcept;
+  [[nodiscard]] int read_end() const noexcept { return read_.get(); }
+  [[nodiscard]] int write_end() const noexcept { return write_.get(); }
+  void close_read() noexcept { read_.reset(); }
+  void close_write() noexcept { write_.reset(); }
 
   /// What is in the pipe now; does not wait for more.
   [[nodiscard]] std::string read_available() const;
 
  private:
-  int read_ = -1;
-  int write_ = -1;
+  Descriptor read_;
+  Descriptor write_;
 };
 
 /// Writes all of `bytes`; false when the other side is gone. Safe in a process about to end.
 bool write_fully(int fd, std::string_view bytes) noexcept;
+
+/// What a command prints; "" if it fails or runs longer than `limit`, nullopt if it cannot be
+/// executed.
+[[nodiscard]] std::optional<std::string> output_of(const std::vector<std::string>& argv,
+                                                   StreamTarget error, std::chrono::seconds limit);
 
 /// How many threads run in this process.
 [[nodiscard]] std::size_t count_threads();

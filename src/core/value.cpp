@@ -91,66 +91,45 @@ bool equal(const Value& a, const Value& b, int depth) {
 void append_repr(std::string& out, const Value& value, int depth);
 
 void append_repr(std::string& out, std::span<const Value> items, int depth) {
-  bool first = true;
+  std::string_view separator;
   for (const auto& item : items) {
-    if (!first) out += ", ";
+    out += std::exchange(separator, ", ");
     append_repr(out, item, depth);
-    first = false;
   }
 }
 
 void append_repr(std::string& out, const Value::Dict& dict, int depth) {
-  out += '{';
-  bool first = true;
+  std::string_view separator;
   for (const auto& [key, value] : dict) {
-    if (!first) out += ", ";
-    out += key.repr();
-    out += ": ";
+    out.append(std::exchange(separator, ", ")).append(key.repr()).append(": ");
     append_repr(out, value, depth);
-    first = false;
   }
-  out += '}';
 }
 
 void append_repr(std::string& out, const Value& value, int depth) {
-  using enum Value::Kind;
   check_depth(depth);
-  switch (value.kind()) {
-    case kNone:
-      out += "None";
-      return;
-    case kBool:
-      out += value.as_bool() ? "True" : "False";
-      return;
-    case kInt:
-      out += std::to_string(value.as_int());
-      return;
-    case kDouble:
-      out += detail::python_repr(value.as_double());
-      return;
-    case kString:
-      out += detail::python_repr(value.as_string());
-      return;
-    case kBytes:
-      out += detail::python_bytes_repr(value.as_bytes());
-      return;
-    case kList:
-      out += '[';
-      append_repr(out, value.items(), depth + 1);
-      out += ']';
-      return;
-    case kTuple:
-      out += '(';
-      append_repr(out, value.items(), depth + 1);
-      out += value.items().size() == 1 ? ",)" : ")";
-      return;
-    case kDict:
-      append_repr(out, value.as_dict(), depth + 1);
-      return;
-    case kTensor:
-    case kObject:
-      out += value.leaf()->repr();
-      return;
+  if (value.is_none()) {
+    out += "None";
+  } else if (value.is_bool()) {
+    out += value.as_bool() ? "True" : "False";
+  } else if (value.is_int()) {
+    out += std::to_string(value.as_int());
+  } else if (value.is_double()) {
+    out += detail::python_repr(value.as_double());
+  } else if (value.is_string()) {
+    out += detail::python_repr(value.as_string());
+  } else if (value.is_bytes()) {
+    out += detail::python_bytes_repr(value.as_bytes());
+  } else if (value.is_dict()) {
+    out += '{';
+    append_repr(out, value.as_dict(), depth + 1);
+    out += '}';
+  } else if (value.leaf() != nullptr) {
+    out += value.leaf()->repr();
+  } else {
+    out += value.is_tuple() ? '(' : '[';
+    append_repr(out, value.items(), depth + 1);
+    out += value.is_list() ? "]" : value.items().size() == 1 ? ",)" : ")";
   }
 }
 

@@ -1,9 +1,6 @@
 #include "core/world.h"
 
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,7 +9,6 @@
 #include <climits>
 #include <limits>
 #include <map>
-#include <utility>
 
 #include "accelerate/errors.h"
 #include "core/subprocess.h"
@@ -255,40 +251,18 @@ bool host_resolves(const std::string& host) {
 }
 
 std::optional<std::string> ask_slurm(const std::string& node) {
-  std::string output;
-  ProcessSet processes([&](std::size_t, ProcessSet::Stream, std::string_view line) {
-    output.append(line).push_back('\n');
-  });
-  try {
-    processes.spawn({.argv = {"scontrol", "--oneliner", "show", "node", node},
-                     .output = StreamTarget::kPipe,
-                     .error = StreamTarget::kNull});
-  } catch (const Error&) {
-    return std::nullopt;  // no scontrol here
-  }
-  const auto deadline = ProcessSet::Clock::now() + std::chrono::seconds(30);
-  if (!processes.wait_all(deadline) || !processes.status(0).ok()) return std::nullopt;
-  return node_addr_from(output);
+  const auto output = output_of({"scontrol", "--oneliner", "show", "node", node},
+                                StreamTarget::kNull, std::chrono::seconds(30));
+  return node_addr_from(output.value_or(""));  // "" without scontrol
 }
 
 }  // namespace
 
 std::string to_string(WorldSource source) {
-  switch (source) {
-    case WorldSource::kAlone:
-      return "no launcher";
-    case WorldSource::kTorchrun:
-      return "accelerate launch or torchrun";
-    case WorldSource::kOpenMpi:
-      return "Open MPI";
-    case WorldSource::kMpich:
-      return "MPICH or Intel MPI";
-    case WorldSource::kMvapich:
-      return "MVAPICH";
-    case WorldSource::kSlurm:
-      return "srun";
-  }
-  return "";
+  static constexpr auto kNames =
+      std::to_array<const char*>({"no launcher", "accelerate launch or torchrun", "Open MPI",
+                                  "MPICH or Intel MPI", "MVAPICH", "srun"});
+  return kNames.at(static_cast<std::size_t>(source));
 }
 
 WorldLookups WorldLookups::system() {
@@ -322,30 +296,6 @@ Locality locality_of(int rank, const std::vector<std::string>& host_of_rank) {
   locality.num_nodes = static_cast<int>(hosts.size());
   locality.node_rank = static_cast<int>(std::ranges::find(hosts, own) - hosts.begin());
   return locality;
-}
-
-std::vector<std::string> interface_addresses() {
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return {};
-  std::vector<std::string> addresses;
-  for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
-    const bool usable = (each->ifa_flags & IFF_UP) != 0 && (each->ifa_flags & IFF_LOOPBACK) == 0;
-    if (!usable || each->ifa_addr == nullptr) continue;
-    const int family = each->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    std::array<char, NI_MAXHOST> text{};
-    if (::getnameinfo(each->ifa_addr, length, text.data(), text.size(), nullptr, 0,
-                      NI_NUMERICHOST) != 0) {
-      continue;
-    }
-    const std::string address = text.data();
-    if (!address.starts_with("fe80:") && !address.starts_with("169.254.")) {
-      addresses.push_back(address);
-    }
-  }
-  ::freeifaddrs(list);
-  return addresses;
 }
 
 std::string this_host_name() {

@@ -18,6 +18,9 @@ namespace accelerate::detail::inline core {
 /// or bool, integers beyond 64 bits, nests deeper than `kMaxValueDepth`, aliases that grow the
 /// document beyond 64 MiB. `source` names the text in messages, e.g. a file.
 [[nodiscard]] Value yaml_loads(std::string_view text, std::string_view source = "The YAML text");
+/// As `yaml_loads`, but a key that stands twice in a mapping is an error with its line. Merge keys
+/// (<<) may be overridden.
+[[nodiscard]] Value yaml_loads_unique(std::string_view text, std::string_view source);
 
 /// Block style, two blanks per level, keys sorted, the quotes that safe_dump chooses. Long strings
 /// stay in one line (safe_dump folds them at 80 characters; both read back the same). Tuples become

@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "accelerate/errors.h"
-#include "core/config_text.h"
 #include "core/text.h"
 #include "core/yaml.h"
 #include "core/yaml_scalar.h"
@@ -20,7 +19,7 @@ constexpr std::string_view kTagPrefix = "tag:yaml.org,2002:";
 
 // A value and what it costs to repeat it.
 struct Node {
-  Value value;
+  Value value = {};
   int height = 0;         ///< levels below
   std::size_t bytes = 0;  ///< roughly, in memory
 };
@@ -110,10 +109,9 @@ class Reader {
       case YAML_ALIAS_EVENT:
         return read_alias(event, depth);
       case YAML_SCALAR_EVENT: {
-        Node node;
-        node.value = read_scalar(event);
-        node.bytes = sizeof(Value) + event->data.scalar.length;
-        remember(view(event->data.scalar.anchor), node);
+        const Node node{.value = read_scalar(event),
+                        .bytes = sizeof(Value) + event->data.scalar.length};
+        remember(event->data.scalar.anchor, node);
         return node;
       }
       case YAML_SEQUENCE_START_EVENT:
@@ -125,13 +123,16 @@ class Reader {
     }
   }
 
-  void begin(std::string_view anchor) {
+  void begin(const Event& event, const yaml_char_t* anchor, const yaml_char_t* tag,
+             std::string_view kind) {
+    const auto given = view(tag);
+    if (!given.empty() && given != "!" && given != str(kTagPrefix, kind)) refuse_tag(given, event);
     // Until the end is reached there is nothing to repeat; an older anchor of that name is gone.
-    if (!anchor.empty()) anchors_[std::string(anchor)] = std::nullopt;
+    remember(anchor, std::nullopt);
   }
 
-  void remember(std::string_view anchor, const Node& node) {
-    if (!anchor.empty()) anchors_[std::string(anchor)] = node;
+  void remember(const yaml_char_t* anchor, const std::optional<Node>& node) {
+    if (anchor != nullptr) anchors_[std::string(view(anchor))] = node;
   }
 
   Node read_alias(const Event& event, int depth) {
@@ -155,11 +156,9 @@ class Reader {
   }
 
   Node read_sequence(const Event& start, int depth) {
-    check_tag(start, view(start->data.sequence_start.tag), "seq");
-    const std::string anchor(view(start->data.sequence_start.anchor));
-    begin(anchor);
-    Node node;
-    node.bytes = sizeof(Value);
+    const auto& [anchor, tag, implicit, style] = start->data.sequence_start;
+    begin(start, anchor, tag, "seq");
+    Node node{.bytes = sizeof(Value)};
     Value::List list;
     for (auto event = next(); event->type() != YAML_SEQUENCE_END_EVENT; event = next()) {
       Node item = read_node(*event, depth + 1);
@@ -172,11 +171,9 @@ class Reader {
   }
 
   Node read_mapping(const Event& start, int depth) {
-    check_tag(start, view(start->data.mapping_start.tag), "map");
-    const std::string anchor(view(start->data.mapping_start.anchor));
-    begin(anchor);
-    Node node;
-    node.bytes = sizeof(Value);
+    const auto& [anchor, tag, implicit, style] = start->data.mapping_start;
+    begin(start, anchor, tag, "map");
+    Node node{.bytes = sizeof(Value)};
     Value::Dict merged;
     Value::Dict own;
     for (auto event = next(); event->type() != YAML_MAPPING_END_EVENT; event = next()) {
@@ -217,10 +214,7 @@ class Reader {
 
   void merge(Value source, Value::Dict& into, const yaml_mark_t& mark) const {
     const std::string_view wanted = "a merge key needs a mapping or a list of mappings";
-    if (source.is_dict()) {
-      for (auto& [key, value] : source.as_dict()) into.set(key, std::move(value));
-      return;
-    }
+    if (source.is_dict()) source = Value::list({std::move(source)});
     if (!source.is_list()) refuse(wanted, mark);
     // The first of the list wins: put it on top of the later ones.
     auto& parts = source.as_list();
@@ -237,8 +231,7 @@ class Reader {
     refuse(str("a key must be a string, an int or a bool, not ", value.kind_name()), mark);
   }
 
-  void check_tag(const Event& event, std::string_view tag, std::string_view expected) const {
-    if (tag.empty() || tag == "!" || tag == str(kTagPrefix, expected)) return;
+  [[noreturn]] void refuse_tag(std::string_view tag, const Event& event) const {
     refuse(str("the tag '", tag, "' is not supported"), event.mark());
   }
 
@@ -257,7 +250,7 @@ class Reader {
     const auto known = tag.starts_with(kTagPrefix)
                            ? kTags.find(std::string(tag.substr(kTagPrefix.size())))
                            : kTags.end();
-    if (known == kTags.end()) refuse(str("the tag '", tag, "' is not supported"), event.mark());
+    if (known == kTags.end()) refuse_tag(tag, event);
     return construct_tagged(known->second, text, event);
   }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <new>
 #include <span>
+#include <utility>
 
 #include "accelerate/errors.h"
 #include "core/python_text.h"
@@ -77,10 +78,8 @@ class StringEmitter {
 class Writer {
  public:
   std::string document(const Value& value) {
-    if (value.is_dict() && !value.as_dict().empty()) {
-      write_mapping(value.as_dict(), 0, /*first_in_line=*/false, 0);
-    } else if (is_filled_list(value)) {
-      write_sequence(value.items(), 0, /*first_in_line=*/false, 0);
+    if (is_filled(value)) {
+      write_collection(value, 0, /*first_in_line=*/false, 0);
     } else {
       const bool plain = write_scalar(value, kIndent);
       out_ += '\n';
@@ -90,25 +89,29 @@ class Writer {
   }
 
  private:
-  static bool is_filled_list(const Value& value) {
+  static bool is_filled(const Value& value) {
+    if (value.is_dict()) return !value.as_dict().empty();
     return (value.is_list() || value.is_tuple()) && !value.items().empty();
   }
 
   void indent(int columns) { out_.append(static_cast<std::size_t>(columns), ' '); }
 
-  static void check_depth(int depth) {
+  // `first_in_line`: the first entry stands behind "- " in the same line.
+  void write_collection(const Value& value, int column, bool first_in_line, int depth) {
     if (depth > kMaxValueDepth) {
       throw ArgumentError(str("The value is nested deeper than ", kMaxValueDepth, " levels."));
     }
+    if (value.is_dict()) return write_mapping(value.as_dict(), column, first_in_line, depth);
+    for (const auto& item : value.items()) {
+      if (!std::exchange(first_in_line, false)) indent(column);
+      out_ += "- ";
+      write_inline(item, column, depth);
+    }
   }
 
-  // `first_in_line`: the first entry stands behind "- " in the same line.
   void write_mapping(const Value::Dict& dict, int column, bool first_in_line, int depth) {
-    check_depth(depth);
-    bool first = first_in_line;
     for (const auto* entry : entries(dict, /*sorted=*/true)) {
-      if (!first) indent(column);
-      first = false;
+      if (!std::exchange(first_in_line, false)) indent(column);
       if (write_key(entry->key(), column)) {
         out_ += ':';
         write_mapping_value(entry->value(), column, depth);
@@ -134,12 +137,10 @@ class Writer {
   }
 
   void write_mapping_value(const Value& value, int column, int depth) {
-    if (value.is_dict() && !value.as_dict().empty()) {
+    if (is_filled(value)) {
       out_ += '\n';
-      write_mapping(value.as_dict(), column + kIndent, /*first_in_line=*/false, depth + 1);
-    } else if (is_filled_list(value)) {
-      out_ += '\n';
-      write_sequence(value.items(), column, /*first_in_line=*/false, depth + 1);
+      write_collection(value, value.is_dict() ? column + kIndent : column, /*first_in_line=*/false,
+                       depth + 1);
     } else {
       out_ += ' ';
       write_scalar(value, column + kIndent);
@@ -147,23 +148,10 @@ class Writer {
     }
   }
 
-  void write_sequence(std::span<const Value> items, int column, bool first_in_line, int depth) {
-    check_depth(depth);
-    bool first = first_in_line;
-    for (const auto& item : items) {
-      if (!first) indent(column);
-      first = false;
-      out_ += "- ";
-      write_inline(item, column, depth);
-    }
-  }
-
   // Something behind "- " or ": ", whose own lines go two blanks further in.
   void write_inline(const Value& value, int column, int depth) {
-    if (value.is_dict() && !value.as_dict().empty()) {
-      write_mapping(value.as_dict(), column + kIndent, /*first_in_line=*/true, depth + 1);
-    } else if (is_filled_list(value)) {
-      write_sequence(value.items(), column + kIndent, /*first_in_line=*/true, depth + 1);
+    if (is_filled(value)) {
+      write_collection(value, column + kIndent, /*first_in_line=*/true, depth + 1);
     } else {
       write_scalar(value, column + kIndent);
       out_ += '\n';
@@ -172,32 +160,22 @@ class Writer {
 
   // Also of empty lists and dicts. Whether it was written plain.
   bool write_scalar(const Value& value, int column) {
-    using enum Value::Kind;
-    switch (value.kind()) {
-      case kNone:
-        out_ += "null";
-        return true;
-      case kBool:
-        out_ += value.as_bool() ? "true" : "false";
-        return true;
-      case kInt:
-        out_ += std::to_string(value.as_int());
-        return true;
-      case kDouble:
-        out_ += float_text(value.as_double());
-        return true;
-      case kString:
-        return write_string(value.as_string(), column);
-      case kList:
-      case kTuple:
-        out_ += "[]";
-        return false;
-      case kDict:
-        out_ += "{}";
-        return false;
-      default:
-        throw ArgumentError(str("YAML cannot hold a value of kind ", value.kind_name(), "."));
+    if (value.is_string()) return write_string(value.as_string(), column);
+    if (value.is_none()) {
+      out_ += "null";
+    } else if (value.is_bool()) {
+      out_ += value.as_bool() ? "true" : "false";
+    } else if (value.is_int()) {
+      out_ += std::to_string(value.as_int());
+    } else if (value.is_double()) {
+      out_ += float_text(value.as_double());
+    } else if (value.is_list() || value.is_tuple() || value.is_dict()) {
+      out_ += value.is_dict() ? "{}" : "[]";
+      return false;
+    } else {
+      throw ArgumentError(str("YAML cannot hold a value of kind ", value.kind_name(), "."));
     }
+    return true;
   }
 
   static std::string float_text(double number) {

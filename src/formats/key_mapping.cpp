@@ -6,9 +6,10 @@
 #include <utility>
 
 #include "accelerate/errors.h"
-#include "core/config_text.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "core/text.h"
+#include "core/yaml.h"
 #include "formats/key_rules.h"
 
 namespace accelerate {

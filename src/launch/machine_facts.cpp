@@ -78,20 +78,9 @@ std::optional<MpiProgram> find_mpi(const Environment& environment) {
   for (const auto* name : {"mpirun", "mpiexec"}) {
     const std::string path = find_in_path(name, environment);
     if (path.empty()) continue;
-    std::string output;
-    ProcessSet processes([&](std::size_t, ProcessSet::Stream, std::string_view line) {
-      output.append(line).push_back('\n');
-    });
-    try {
-      processes.spawn({.argv = {path, "--version"},
-                       .output = StreamTarget::kPipe,
-                       .error = StreamTarget::kWithOutput});
-    } catch (const Error&) {
-      continue;
-    }
-    const auto deadline = ProcessSet::Clock::now() + std::chrono::seconds(30);
-    (void)processes.wait_all(deadline);
-    return MpiProgram{.program = name, .open_mpi = is_open_mpi(output)};
+    const auto version =
+        output_of({path, "--version"}, StreamTarget::kWithOutput, std::chrono::seconds(30));
+    if (version) return MpiProgram{.program = name, .open_mpi = is_open_mpi(*version)};
   }
   return std::nullopt;
 }

@@ -7,12 +7,11 @@
 
 #include "accelerate/errors.h"
 #include "core/config.h"
+#include "core/config_fields.h"
 #include "core/files.h"
-#include "core/json.h"
 #include "core/numbers.h"
 #include "core/python_text.h"
 #include "core/text.h"
-#include "core/yaml.h"
 
 namespace accelerate::detail::launch {
 namespace {
@@ -28,9 +27,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kOldKeys{
 
 // The flag of a key. In some sections keys may omit the prefix.
 std::string flag_of_key(std::string_view section, std::string key) {
-  for (const auto* prefix : {"fsdp", "fp8", "dynamo"}) {
-    if (section == str(prefix, "_config") && !key.starts_with(prefix)) key = str(prefix, "_", key);
-  }
+  const auto prefix = optional_section_prefix(section);
+  if (!key.starts_with(prefix)) key = str(prefix, key);
   for (const auto& [old, current] : kOldKeys) {
     if (key == old) key = current;
   }
@@ -128,15 +126,8 @@ std::string checked(const Flag& flag, const std::string& text, const std::string
 }  // namespace
 
 ConfigFile launch_config_from(const Value::Dict& content, const std::string& path) {
-  const auto source = str("The config file at ", path);
-  ConfigFile file{.path = path, .config = ClusterConfig{}};
-  const Value* where = content.get("compute_environment");
-  const bool cluster = where == nullptr || where->is_none() || *where == "LOCAL_MACHINE";
-  if (cluster) {
-    file.config = ClusterConfig::from_dict(content, source);
-  } else {
-    file.config = SageMakerConfig::from_dict(content, source);
-  }
+  ConfigFile file{.path = path, .config = config_from(content, path)};
+  // The record does not tell which keys the file has.
   for (const auto& [key, value] : content) {
     if (!value.is_none()) file.keys.insert(key.to_string());
   }
@@ -153,14 +144,7 @@ std::optional<ConfigFile> read_launch_config(const LaunchArguments& arguments,
     std::error_code ignored;
     if (arguments.on("cpu") || !fs::is_regular_file(path, ignored)) return std::nullopt;
   }
-  ConfigFile file{.path = path.string(), .config = load_config_from_file(path)};
-  // The record does not tell which keys the file has.
-  const auto text = read_whole_file(path);
-  const auto content = path.extension() == ".json" ? json_loads(text) : yaml_loads(text);
-  for (const auto& [key, value] : content.as_dict()) {
-    if (!value.is_none()) file.keys.insert(key.to_string());
-  }
-  return file;
+  return launch_config_from(read_config_file(path), path.string());
 }
 
 void Settings::set(std::string_view name, std::string value, SettingSource source,

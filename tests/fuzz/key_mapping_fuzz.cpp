@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "accelerate/errors.h"
-#include "core/config_text.h"
 #include "core/text.h"
+#include "core/yaml.h"
 #include "formats/key_mapping.h"
 #include "fuzz.h"
 
