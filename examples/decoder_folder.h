@@ -5,6 +5,7 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/value/from_value.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>

@@ -4,10 +4,8 @@
 
 #include <accelerate/accelerate.h>
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <numbers>
 #include <optional>
 #include <string>

@@ -7,7 +7,7 @@
 // The folder is what save_pretrained of transformers writes. Without --temperature the likeliest
 // token is taken; with it tokens are drawn, by --seed, from the likely ones (--top_p).
 //
-// With --model tests/reference/decoders/llama --prompt_ids 1,2,3 --device_map cpu --tokens 8:
+// With --model tests/reference/decoders/llama --prompt_ids 3,1,4,1,5 --device_map cpu --tokens 8:
 //
 // Last line: "result: 8 tokens, N tokens per second, 0.0 MiB moved"
 #include <accelerate/accelerate.h>
@@ -114,7 +114,8 @@ void run(const Options& options) {
   using Clock = std::chrono::steady_clock;
   const auto folder = examples::read_decoder_folder(options.model);
   const auto prompt = read_ids(options.prompt_ids);
-  check_prompt(folder.config, prompt, options.decoding.tokens);  // loading may take a while
+  // Loading may take a while: what is wrong is said before.
+  examples::check_prompt(folder.config, prompt, options.decoding.tokens);
   const auto model = examples::load_decoder(folder, placement(options));
   for (const auto& [name, device] : model.hf_device_map()) {
     std::cout << (name.empty() ? "all" : name) << ": " << device << '\n';

@@ -167,6 +167,11 @@ class DecoderFolders : public testing::Test {
     std::ofstream(folder / "config.json") << config;
     return message_of<ConfigError>([&] { return read_decoder_folder(folder.path()); });
   }
+  void expect_the_tokens_of(const Expected& one) const {
+    const auto model = load_decoder(read_decoder_folder(folder.path()),
+                                    {.device_map = accelerate::DeviceMap{{"", "cpu"}}});
+    EXPECT_EQ(decode(model, one.prompt, {.tokens = 24}), one.tokens);
+  }
   accelerate::test::Folder folder;
 };
 
@@ -189,6 +194,41 @@ TEST_F(DecoderFolders, AreRefusedWithFileAndReason) {
                               "vocab_size": 9, "intermediate_size": 4, "num_hidden_layers": 1,
                               "rope_scaling": {"type": "yarn"}})"),
                   "type is 'yarn'. This program only knows 'default' and 'llama3'."));
+}
+
+TEST_F(DecoderFolders, MayHaveATiedHeadTwice) {
+  fs::copy(path_of("llama_tied") / "config.json", folder.path());
+  auto state = accelerate::safetensors::load_file(path_of("llama_tied") / "model.safetensors");
+  state.insert("lm_head.weight", state["model.embed_tokens.weight"].clone());
+  accelerate::safetensors::save_file(state, folder.path() / "model.safetensors",
+                                     {{"format", "pt"}});
+  expect_the_tokens_of(expected().back());
+}
+
+TEST_F(DecoderFolders, MayBeOfAnOldGpt2) {
+  fs::copy(path_of("gpt2") / "config.json", folder.path());
+  accelerate::StateDict state;  // without the prefix, and with masks
+  const auto stored = accelerate::safetensors::load_file(path_of("gpt2") / "model.safetensors");
+  for (const auto& item : stored) {
+    state.insert(item.key().substr(std::string("transformer.").size()), item.value());
+  }
+  state.insert("h.0.attn.bias", torch::ones({1, 1, 32, 32}));
+  state.insert("h.0.attn.masked_bias", torch::tensor(-1e4));
+  accelerate::safetensors::save_file(state, folder.path() / "model.safetensors",
+                                     {{"format", "pt"}});
+  expect_the_tokens_of(expected().front());
+}
+
+TEST_F(DecoderFolders, MayNameRotaryPositionsAsOldLlamasDo) {
+  std::ofstream(folder / "config.json") << R"({"rope_theta": 500000, "rope_scaling": {
+      "type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4.0,
+      "original_max_position_embeddings": 8192}})";
+  const auto [theta, scaling] =
+      examples::read_rope(examples::DecoderConfigFile(folder / "config.json"));
+  EXPECT_EQ(theta, 500000);
+  ASSERT_TRUE(scaling.has_value());
+  EXPECT_EQ(scaling->factor, 8);
+  EXPECT_EQ(scaling->original_max_position_embeddings, 8192);
 }
 
 TEST_F(DecoderFolders, MustHaveAllWeights) {
