@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/config_text.h"
+#include "core/json.h"
 #include "core/text.h"
 
 namespace accelerate::detail::formats {
