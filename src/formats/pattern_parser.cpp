@@ -1,5 +1,4 @@
-#include "formats/pattern_parser.h"
-
+// From the text of a pattern to its program.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -8,13 +7,14 @@
 #include "core/numbers.h"
 #include "core/python_text.h"
 #include "core/text.h"
+#include "formats/pattern.h"
 
 namespace accelerate::detail::formats {
 namespace {
 
-using Op = Pattern::Op;
-using Instruction = Pattern::Instruction;
-using CharacterClass = Pattern::CharacterClass;
+using Op = PatternProgram::Op;
+using Instruction = PatternProgram::Instruction;
+using CharacterClass = PatternProgram::CharacterClass;
 /// A piece of the program. Its jumps are relative, so that pieces are joined by appending.
 using Code = std::vector<Instruction>;
 
@@ -38,11 +38,11 @@ class Parser {
     }
   }
 
-  ParsedPattern parse() {
+  PatternProgram parse() {
     Code code = alternatives(0);
     if (at_ != text_.size()) refuse("a ')' without its '('");
     append(code, {{.op = Op::kMatch}});
-    return {.groups = groups_, .program = std::move(code), .classes = std::move(classes_)};
+    return {.groups = groups_, .code = std::move(code), .classes = std::move(classes_)};
   }
 
  private:
@@ -278,6 +278,6 @@ class Parser {
 
 }  // namespace
 
-ParsedPattern parse_pattern(std::string_view text) { return Parser(text).parse(); }
+PatternProgram PatternProgram::parse(std::string_view text) { return Parser(text).parse(); }
 
 }  // namespace accelerate::detail::formats

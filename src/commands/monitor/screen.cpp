@@ -317,17 +317,14 @@ void MonitorScreen::add_ranks(std::vector<std::string>& lines, const Run& run,
   const auto cell = [](std::optional<double> value, std::size_t width, const char* unit) {
     return right(value ? in_unit(*value, unit) : "-", width);
   };
-  const auto last = [](const Series& series) {
-    return series.points.empty() ? std::nullopt : std::optional(series.points.back().value);
-  };
   std::size_t count = 0;
   for (const auto& [rank, record] : run.ranks) {
     if (++count == most) break;
     const double since = record.updated - kRecent;
     const auto line =
         str(right(str(rank), 7), cell(record.step_time.mean_since(since), 13, ""),
-            cell(record.wait.mean_since(since), 13, ""), cell(last(record.memory), 13, "B"),
-            cell(last(record.gpu_memory), 13, "B"), cell(last(record.gpu_busy), 7, ""), "  ",
+            cell(record.wait.mean_since(since), 13, ""), cell(record.memory.last(), 13, "B"),
+            cell(record.gpu_memory.last(), 13, "B"), cell(record.gpu_busy.last(), 7, ""), "  ",
             launch::printable_line(record.host));
     lines.push_back(late && late->rank == rank ? colored(kYellow, line) : line);
   }
