@@ -95,8 +95,7 @@ void draw_curve(DotPicture& picture, const Frame& frame, const std::vector<Bucke
 
 }  // namespace
 
-// ---- dots
-// -----------------------------------------------------------------------------------------
+// ---- dots ---------------------------------------------------------------------------------------
 
 DotPicture::DotPicture(std::size_t columns, std::size_t rows, bool utf8)
     : columns_(columns), rows_(rows), utf8_(utf8), cells_(columns * rows) {}
@@ -132,8 +131,7 @@ std::string DotPicture::row(std::size_t row, bool plain) const {
   return color.empty() ? text : text + kReset;
 }
 
-// ---- what is shown
-// --------------------------------------------------------------------------------
+// ---- what is shown ------------------------------------------------------------------------------
 
 /// A chart to choose.
 struct MonitorScreen::Curve {
