@@ -207,8 +207,7 @@ int show_folder(const fs::path& path, bool json) {
   if (list.checkpoints.size() != 1 || list.checkpoints.front().path != path) {
     throw ConfigError(str("'", path.string(), "' has ",
                           counted(std::ssize(list.checkpoints), "checkpoint"),
-                          " and is none itself. Name one of them; `accelerate "
-                          "checkpoint ls ",
+                          " and is none itself. Name one of them; `accelerate checkpoint ls ",
                           path.string(), "` lists them."));
   }
   const auto& checkpoint = list.checkpoints.front();

@@ -1,4 +1,5 @@
 // From the text of a pattern to its program.
+#include <cctype>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -195,21 +196,13 @@ class Parser {
 
   /// The ranges of \d, \w, \s; nullopt for another letter.
   static std::optional<std::vector<std::pair<char32_t, char32_t>>> shorthand(char letter) {
-    switch (letter) {
-      case 'd':
-        return {{{U'0', U'9'}}};
-      case 'w':
-        return {{{U'0', U'9'}, {U'A', U'Z'}, {U'_', U'_'}, {U'a', U'z'}}};
-      case 's':
-        return {{{U'\t', U'\r'}, {U' ', U' '}}};
-      default:
-        return std::nullopt;
-    }
+    if (letter == 'd') return {{{U'0', U'9'}}};
+    if (letter == 'w') return {{{U'0', U'9'}, {U'A', U'Z'}, {U'_', U'_'}, {U'a', U'z'}}};
+    if (letter == 's') return {{{U'\t', U'\r'}, {U' ', U' '}}};
+    return std::nullopt;
   }
   static bool is_punctuation(char c) {
-    return c > ' ' && c < 0x7F &&
-           std::string_view("0123456789").find(c) == std::string_view::npos &&
-           !(c >= 'A' && c <= 'Z') && !(c >= 'a' && c <= 'z');
+    return c > ' ' && c < 0x7F && std::isalnum(static_cast<unsigned char>(c)) == 0;
   }
 
   Instruction use_class(CharacterClass made) {

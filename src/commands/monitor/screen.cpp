@@ -45,16 +45,8 @@ std::string right(const std::string& text, std::size_t width) {
 }
 
 const char* color_of(RunState state) {
-  switch (state) {
-    case RunState::kRunning:
-      return kGreen;
-    case RunState::kFailed:
-      return kRed;
-    case RunState::kSilent:
-      return kYellow;
-    default:
-      return kBold;
-  }
+  constexpr std::array kColors{kGreen, kBold, kRed, kYellow};  // as `RunState` lists them
+  return kColors.at(static_cast<std::size_t>(state));
 }
 
 /// The part of the plane that a picture shows.
@@ -188,28 +180,13 @@ bool MonitorScreen::press(const KeyPress& press) {
     run_ = runs[static_cast<std::size_t>((at + count) % count)]->id;
   };
   const auto count = run != nullptr ? std::max<std::size_t>(curves_of(*run).size(), 1) : 1;
-  switch (press.key) {
-    case Key::kUp:
-      move(-1);
-      break;
-    case Key::kDown:
-      move(1);
-      break;
-    case Key::kLeft:
-      curve_ = (curve_ + count - 1) % count;
-      break;
-    case Key::kRight:
-      curve_ = (curve_ + 1) % count;
-      break;
-    case Key::kEnd:
-      return false;
-    default:
-      if (press.character == 'q') return false;
-      if (press.character == '\t') curve_ = (curve_ + 1) % count;
-      if (press.character == 'l') log_scale_ = !log_scale_;
-      if (press.character == 'x') axis_ = axis_ == Axis::kStep ? Axis::kTime : Axis::kStep;
-  }
-  return true;
+  if (press.key == Key::kUp) move(-1);
+  if (press.key == Key::kDown) move(1);
+  if (press.key == Key::kLeft) curve_ = (curve_ + count - 1) % count;
+  if (press.key == Key::kRight || press.character == '\t') curve_ = (curve_ + 1) % count;
+  if (press.character == 'l') log_scale_ = !log_scale_;
+  if (press.character == 'x') axis_ = axis_ == Axis::kStep ? Axis::kTime : Axis::kStep;
+  return press.key != Key::kEnd && press.character != 'q';
 }
 
 std::string MonitorScreen::colored(const char* color, const std::string& text) const {
