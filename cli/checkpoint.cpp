@@ -21,7 +21,6 @@
 #include "commands/stored_numbers.h"
 #include "core/byte_bar.h"
 #include "core/bytes.h"
-#include "core/json.h"
 #include "core/progress_line.h"
 #include "core/python_text.h"
 #include "core/text.h"
@@ -43,10 +42,6 @@ using Words = std::vector<std::string>;
 using Row = std::vector<std::string>;
 
 enum ExitCode { kOk = 0, kDiffers = 1 };
-
-void print_json(Value::Dict dict) {
-  print(detail::json_dumps(Value(std::move(dict)), {.indent = 2, .replace_invalid = true}) + "\n");
-}
 
 // Text of a file, fit for a terminal.
 std::string shown(const std::string& text) {
@@ -146,12 +141,12 @@ void print_file_json(const MappedFile& file, const FileContent& content,
   for (const auto& [name, text] : content.values) {
     values.emplace_back(Value::Dict{{"name", name}, {"value", text}});
   }
-  print_json({{"file", file.path().string()},
-              {"format", content.format},
-              {"metadata", std::move(metadata)},
-              {"bytes", content.bytes},
-              {"tensors", std::move(tensors)},
-              {"values", std::move(values)}});
+  print_json(Value::Dict{{"file", file.path().string()},
+                         {"format", content.format},
+                         {"metadata", std::move(metadata)},
+                         {"bytes", content.bytes},
+                         {"tensors", std::move(tensors)},
+                         {"values", std::move(values)}});
 }
 
 int show_file(const fs::path& path, bool json) {
@@ -212,8 +207,7 @@ int show_folder(const fs::path& path, bool json) {
   if (list.checkpoints.size() != 1 || list.checkpoints.front().path != path) {
     throw ConfigError(str("'", path.string(), "' has ",
                           counted(std::ssize(list.checkpoints), "checkpoint"),
-                          " and is none itself. Name one of them; `accelerate "
-                          "checkpoint ls ",
+                          " and is none itself. Name one of them; `accelerate checkpoint ls ",
                           path.string(), "` lists them."));
   }
   const auto& checkpoint = list.checkpoints.front();
@@ -273,7 +267,7 @@ int ls(const Words& words, bool json) {
     found.emplace_back(json_of(checkpoint)).as_dict().set("newest_complete", is_newest);
   }
   if (json) {
-    print_json({{"checkpoints", std::move(found)}, {"unfinished", list.unfinished}});
+    print_json(Value::Dict{{"checkpoints", std::move(found)}, {"unfinished", list.unfinished}});
     return kOk;
   }
   std::string out = list.checkpoints.empty() ? "" : table(rows, "lllrrrrl");
@@ -340,7 +334,7 @@ int verify(const Words& words, bool json) {
     }
   }
   if (json) {
-    print_json({{"right", all_right}, {"checkpoints", std::move(results)}});
+    print_json(Value::Dict{{"right", all_right}, {"checkpoints", std::move(results)}});
   } else {
     print(out);
   }
@@ -408,9 +402,9 @@ int diff(const Words& words, bool json) {
   if (json) {
     Value::List list;
     for (const auto& difference : differences) list.emplace_back(json_of(difference));
-    print_json({{"identical", differences.empty()},
-                {"files", found.files},
-                {"differences", std::move(list)}});
+    print_json(Value::Dict{{"identical", differences.empty()},
+                           {"files", found.files},
+                           {"differences", std::move(list)}});
     return code;
   }
   const auto files = counted(found.files, "file");

@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "accelerate/value.h"
 #include "launch/command.h"
 
 namespace accelerate::cli {
@@ -22,6 +23,8 @@ int tpu_config(const detail::launch::Arguments& arguments);
 
 /// Prints results to stdout.
 void print(std::string_view text);
+/// As JSON, indented; bytes that are not UTF-8 become U+FFFD.
+void print_json(const Value& value);
 /// Prints "accelerate: message" to stderr.
 void print_message(std::string_view message);
 

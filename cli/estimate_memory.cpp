@@ -3,7 +3,6 @@
 #include "cli/commands.h"
 #include "commands/memory_estimate.h"
 #include "commands/model_files.h"
-#include "core/json.h"
 #include "core/numbers.h"
 #include "core/text.h"
 
@@ -56,7 +55,7 @@ int estimate_memory(const detail::launch::Arguments& arguments) {
   }
   auto dict = estimate.to_dict();
   dict.set("files", model.files);
-  print(detail::json_dumps(dict, {.indent = 2, .replace_invalid = true}) + "\n");
+  print_json(dict);
   return 0;
 }
 

@@ -18,6 +18,7 @@
 #include "cli/commands.h"
 #include "commands/command_table.h"
 #include "commands/help.h"
+#include "core/json.h"
 #include "core/subprocess.h"
 #include "core/text.h"
 
@@ -111,6 +112,10 @@ int run(std::span<const std::string> words) {
 void print(std::string_view text) {
   if (detail::write_fully(STDOUT_FILENO, text) || errno == EPIPE) return;
   throw Error(detail::str("stdout cannot be written: ", std::strerror(errno), "."));
+}
+
+void print_json(const Value& value) {
+  print(detail::json_dumps(value, {.indent = 2, .replace_invalid = true}) + "\n");
 }
 
 void print_message(std::string_view message) {

@@ -105,13 +105,12 @@ constexpr Command kConfig{
     .usage = "[default|update] [flags]",
     .about =
         "Asks for the settings of runs on this machine and writes them to the file that "
-        "`accelerate "
-        "launch` and Python Accelerate read. In a terminal, menus are used with the arrow keys, j "
-        "and k or a number, and Enter. If stdin is not a terminal, every line of it answers one "
-        "question: a menu takes the number of a choice, counted from 0, or its text; an empty line "
-        "takes the default. `config default` asks nothing and writes a file for all accelerators "
-        "of this machine. `config update` reads an existing file and writes it in the form of "
-        "this version.",
+        "`accelerate launch` and Python Accelerate read. In a terminal, menus are used with the "
+        "arrow keys, j and k or a number, and Enter. If stdin is not a terminal, every line of it "
+        "answers one question: a menu takes the number of a choice, counted from 0, or its text; "
+        "an empty line takes the default. `config default` asks nothing and writes a file for all "
+        "accelerators of this machine. `config update` reads an existing file and writes it in the "
+        "form of this version.",
     .flags = [] { return std::span<const Flag>(kConfigFlags); },
     .operand = {.name = "default|update", .choices = "default update"},
     .examples =
@@ -140,13 +139,10 @@ constexpr Command kEstimateMemory{
     .about =
         "Estimates the memory to load a model and to train it. MODEL is a .safetensors file, a "
         "folder with one or with an index of several, or a folder with the config.json of a "
-        "Hugging "
-        "Face model (or that file). Only headers are read, nothing is downloaded. The first table "
-        "is "
-        "Python Accelerate's. The second one shows what a process holds while training with Adam: "
-        "by ZeRO stage (1 shards optimizer states, 2 gradients too, 3 parameters too) and number "
-        "of "
-        "processes.",
+        "Hugging Face model (or that file). Only headers are read, nothing is downloaded. The "
+        "first table is Python Accelerate's. The second one shows what a process holds while "
+        "training with Adam: by ZeRO stage (1 shards optimizer states, 2 gradients too, 3 "
+        "parameters too) and number of processes.",
     .flags = [] { return std::span<const Flag>(kEstimateFlags); },
     .operand = {.name = "MODEL",
                 .missing = "There is no model. Name a .safetensors file or the folder of a model: "

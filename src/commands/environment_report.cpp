@@ -14,6 +14,7 @@
 #include "core/numbers.h"
 #include "core/nvml.h"
 #include "core/subprocess.h"
+#include "core/system.h"
 #include "core/text.h"
 #include "launch/machine_facts.h"
 #include "launch/store_process.h"
@@ -79,15 +80,6 @@ std::string shown(const Value& value) {
 
 }  // namespace
 
-std::string cpu_model(const SystemRoot& root) {
-  return proc_entry(root.proc / "cpuinfo", "model name");
-}
-
-std::int64_t total_memory_bytes(const SystemRoot& root) {
-  const auto entry = proc_entry(root.proc / "meminfo", "MemTotal");  // "24689152 kB"
-  return parse_number<std::int64_t>(entry.substr(0, entry.find(' '))).value_or(0) * 1024;
-}
-
 EnvironmentReport report_environment(const Environment& environment) {
   EnvironmentReport report{.accelerate_version = std::string(::accelerate::kVersion),
                            .platform = platform(),
@@ -96,10 +88,12 @@ EnvironmentReport report_environment(const Environment& environment) {
                            .libtorch = ask_accelerate_torch()};
   const auto facts = launch::gather_machine_facts(environment);
   report.cuda = facts.visible_count > 0;
-  report.cpu = cpu_model();
+  report.cpu = proc_entry("/proc/cpuinfo", "model name");
   report.cpu_cores = physical_core_count();
   report.cpu_threads = static_cast<int>(allowed_cpus().size());
-  report.memory_bytes = total_memory_bytes();
+  const auto memory = proc_entry("/proc/meminfo", "MemTotal");  // "24689152 kB"
+  report.memory_bytes =
+      parse_number<std::int64_t>(memory.substr(0, memory.find(' '))).value_or(0) * 1024;
   if (const Nvml* nvml = Nvml::system()) {
     report.gpus = nvml->device_names().value_or(std::vector<std::string>{});
     report.driver = nvml->driver_version().value_or("");

@@ -8,7 +8,6 @@
 
 #include "accelerate/environment.h"
 #include "accelerate/value.h"
-#include "core/system.h"
 
 namespace accelerate::detail::commands {
 
@@ -28,10 +27,10 @@ struct EnvironmentReport {
   std::string compiler = {};
   std::optional<TorchVersions> libtorch = std::nullopt;
   bool cuda = false;
-  std::string cpu = {};
+  std::string cpu = {};  ///< "AMD EPYC 9554"; "" where the kernel does not tell
   int cpu_cores = 0;
   int cpu_threads = 0;
-  std::int64_t memory_bytes = 0;
+  std::int64_t memory_bytes = 0;  ///< 0 where the kernel does not tell
   std::vector<std::string> gpus = {};
   std::string driver = {};
   /// Of the file passed, or the default one; nullopt if there is none.
@@ -45,10 +44,5 @@ struct EnvironmentReport {
 
 /// Looks at this machine, without its configuration file. `accelerate-torch` is run.
 [[nodiscard]] EnvironmentReport report_environment(const Environment& environment);
-
-/// "AMD EPYC 9554" from /proc/cpuinfo; "" where the kernel does not tell.
-[[nodiscard]] std::string cpu_model(const SystemRoot& root = {});
-/// MemTotal of /proc/meminfo; 0 where the kernel does not tell.
-[[nodiscard]] std::int64_t total_memory_bytes(const SystemRoot& root = {});
 
 }  // namespace accelerate::detail::commands

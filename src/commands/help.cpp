@@ -22,19 +22,10 @@ std::string value_part(const Flag& flag) {
   if (!flag.takes_value()) return "";
   if (!flag.value_name.empty()) return str(" ", flag.value_name);
   if (!flag.choices.empty()) return str(" {", join(flag.choice_list(), ","), "}");
-  switch (flag.kind) {
-    case FlagKind::kInteger:
-    case FlagKind::kIntegerOrAuto:
-    case FlagKind::kMachines:
-      return " N";
-    case FlagKind::kNumber:
-    case FlagKind::kNumberOrAuto:
-      return " X";
-    case FlagKind::kTruth:
-      return " TRUTH";
-    default:
-      return " TEXT";
-  }
+  using enum FlagKind;
+  if (flag.kind == kInteger || flag.kind == kIntegerOrAuto || flag.kind == kMachines) return " N";
+  if (flag.kind == kNumber || flag.kind == kNumberOrAuto) return " X";
+  return flag.kind == kTruth ? " TRUTH" : " TEXT";
 }
 
 // "  -t, --tee STREAMS"

@@ -4,7 +4,8 @@
 #include <cerrno>
 
 #include "accelerate/errors.h"
-#include "commands/terminal_prompter.h"
+#include "commands/prompter.h"
+#include "commands/terminal.h"
 #include "core/numbers.h"
 #include "core/subprocess.h"
 #include "core/text.h"

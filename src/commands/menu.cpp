@@ -12,19 +12,11 @@ namespace {
 
 KeyPress plain_key(char byte) {
   if (byte >= '0' && byte <= '9') return {.key = Key::kDigit, .digit = byte - '0'};
-  switch (byte) {
-    case 'k':
-      return {.key = Key::kUp};
-    case 'j':
-      return {.key = Key::kDown};
-    case '\r':
-    case '\n':
-      return {.key = Key::kEnter};
-    case '\x04':
-      return {.key = Key::kEnd};
-    default:
-      return {.character = byte};
-  }
+  if (byte == 'k') return {.key = Key::kUp};
+  if (byte == 'j') return {.key = Key::kDown};
+  if (byte == '\r' || byte == '\n') return {.key = Key::kEnter};
+  if (byte == '\x04') return {.key = Key::kEnd};
+  return {.character = byte};
 }
 
 // The key of ESC [ parameters last.
@@ -95,22 +87,12 @@ bool Menu::press(const KeyPress& press) {
     return false;
   }
   number_ = 0;
-  switch (press.key) {
-    case Key::kUp:
-      if (selected_ > 0) --selected_;
-      return false;
-    case Key::kDown:
-      if (selected_ + 1 < choices_.size()) ++selected_;
-      return false;
-    case Key::kFirst:
-      selected_ = 0;
-      return false;
-    case Key::kLast:
-      selected_ = choices_.size() - 1;
-      return false;
-    default:
-      return press.key == Key::kEnter;
-  }
+  const std::size_t last = choices_.size() - 1;
+  if (press.key == Key::kUp && selected_ > 0) --selected_;
+  if (press.key == Key::kDown && selected_ < last) ++selected_;
+  if (press.key == Key::kFirst) selected_ = 0;
+  if (press.key == Key::kLast) selected_ = last;
+  return press.key == Key::kEnter;
 }
 
 // Digits add up to a number, 1 and 0 to 10, as long as there is a choice of that number.

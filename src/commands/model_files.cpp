@@ -22,21 +22,10 @@ constexpr std::string_view kTensors = ".safetensors";
 constexpr std::string_view kIndex = ".safetensors.index.json";
 constexpr std::string_view kConfig = "config.json";
 
+// All but BOOL and the integers, I8 to U64.
 bool is_floating(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBool:
-    case Dtype::kU8:
-    case Dtype::kI8:
-    case Dtype::kI16:
-    case Dtype::kU16:
-    case Dtype::kI32:
-    case Dtype::kU32:
-    case Dtype::kI64:
-    case Dtype::kU64:
-      return false;
-    default:
-      return true;
-  }
+  const auto name = to_string(dtype);
+  return dtype != Dtype::kBool && !name.starts_with('I') && !name.starts_with('U');
 }
 
 SizedTensor sized(const formats::TensorEntry& entry) {

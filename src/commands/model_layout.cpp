@@ -477,21 +477,17 @@ ModelLayout layout_of_config(const Value::Dict& config, const std::string& sourc
   const auto type = settings.text("model_type");
   const auto* const found = std::ranges::find(kArchitectures, type, &Architecture::model_type);
   if (found == kArchitectures.end()) {
+    std::vector<std::string_view> known;
+    for (const auto& architecture : kArchitectures) known.push_back(architecture.model_type);
     throw ConfigError(str(
         source,
         type.empty() ? " has no 'model_type'" : str(": the model type '", type, "' is not known"),
         ". Pass the .safetensors file of the model, whose header tells the same; of config.json, "
         "these types are known: ",
-        join(known_model_types()), "."));
+        join(known), "."));
   }
   Builder builder;
   return found->build(builder, settings);
-}
-
-std::vector<std::string> known_model_types() {
-  std::vector<std::string> types;
-  for (const auto& architecture : kArchitectures) types.emplace_back(architecture.model_type);
-  return types;
 }
 
 }  // namespace accelerate::detail::commands

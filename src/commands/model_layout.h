@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "accelerate/value.h"
@@ -44,8 +42,5 @@ struct ModelLayout {
 /// weights are listed once. Throws `ConfigError` with `source` for a model type that is not known
 /// and for values that are not possible.
 [[nodiscard]] ModelLayout layout_of_config(const Value::Dict& config, const std::string& source);
-
-/// The model types that `layout_of_config` knows, sorted.
-[[nodiscard]] std::vector<std::string> known_model_types();
 
 }  // namespace accelerate::detail::commands

@@ -13,6 +13,8 @@
 
 namespace accelerate::detail::commands {
 
+struct TerminalStyle;
+
 class Prompter {
  public:
   Prompter() = default;
@@ -28,6 +30,13 @@ class Prompter {
   [[nodiscard]] virtual std::string line(const std::string& question) = 0;
   virtual void say(const std::string& text) = 0;
 };
+
+/// Asks on stdin and stdout, which must be a terminal. It is in its own mode only while a menu is
+/// open, and is put back on every way out but SIGKILL.
+[[nodiscard]] std::unique_ptr<Prompter> make_terminal_prompter(const TerminalStyle& style);
+
+/// Throws the `ConfigError` for input that ends at a question.
+[[noreturn]] void refuse_end_of_input(const std::string& question);
 
 /// A signal, as Ctrl-C sends it, ended the questions. The terminal is as it was.
 struct Interrupted {

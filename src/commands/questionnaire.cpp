@@ -72,8 +72,7 @@ class Questionnaire {
     if (index == 0) return;
     throw UnsupportedError(
         "Jobs on Amazon SageMaker are submitted by a Python package, so the C++ command does not "
-        "ask "
-        "for their settings. Run Python's `accelerate config`; its files can be read here.");
+        "ask for their settings. Run Python's `accelerate config`; its files can be read here.");
   }
 
   void machine_type() {

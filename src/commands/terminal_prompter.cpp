@@ -1,5 +1,4 @@
-#include "commands/terminal_prompter.h"
-
+// Menus and questions in a terminal.
 #include <poll.h>
 #include <unistd.h>
 
@@ -11,6 +10,8 @@
 #include <utility>
 
 #include "commands/menu.h"
+#include "commands/prompter.h"
+#include "commands/terminal.h"
 #include "core/progress_line.h"
 #include "core/text.h"
 #include "launch/signals.h"

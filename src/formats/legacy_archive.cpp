@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 
-#include "core/python_text.h"
 #include "core/text.h"
 #include "formats/little_endian.h"
 #include "formats/pickle.h"

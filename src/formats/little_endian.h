@@ -19,11 +19,9 @@ template <std::integral T>
   return number;
 }
 
-template <std::integral T>
-void append_little(std::string& out, T number) {
-  char bytes[sizeof(T)];
-  std::memcpy(bytes, &number, sizeof(T));
-  out.append(bytes, sizeof(T));
+template <std::integral... T>
+void append_little(std::string& out, T... numbers) {
+  (out.append(reinterpret_cast<const char*>(&numbers), sizeof(T)), ...);
 }
 
 }  // namespace accelerate::detail::formats

@@ -12,7 +12,6 @@
 #include "core/text.h"
 #include "formats/archive.h"
 #include "formats/dcp.h"
-#include "formats/format_error.h"
 #include "formats/pickle.h"
 #include "formats/safetensors_header.h"
 

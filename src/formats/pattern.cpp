@@ -6,14 +6,12 @@
 #include "accelerate/errors.h"
 #include "core/python_text.h"
 #include "core/text.h"
-#include "formats/pattern_parser.h"
 
 namespace accelerate::detail::formats {
 namespace {
 
-using Op = Pattern::Op;
-using Instruction = Pattern::Instruction;
-using CharacterClass = Pattern::CharacterClass;
+using Op = PatternProgram::Op;
+using Instruction = PatternProgram::Instruction;
 
 constexpr std::uint32_t kUnset = std::numeric_limits<std::uint32_t>::max();
 constexpr std::size_t kMaxReplacementLength = 1000;
@@ -38,13 +36,12 @@ struct Points {
 /// Pike's simulation: the threads of one position in order of preference, each with its groups.
 class Machine {
  public:
-  Machine(const std::vector<Instruction>& program, const std::vector<CharacterClass>& classes,
-          const Points& points, MatchBudget& budget)
-      : program_(program),
-        classes_(classes),
+  Machine(const PatternProgram& program, const Points& points, MatchBudget& budget)
+      : program_(program.code),
+        classes_(program.classes),
         points_(points),
         budget_(budget),
-        seen_at_(program.size(), kUnset) {}
+        seen_at_(program.code.size(), kUnset) {}
 
   using Slots = std::array<std::uint32_t, kSlots>;
 
@@ -146,7 +143,7 @@ class Machine {
   }
 
   const std::vector<Instruction>& program_;
-  const std::vector<CharacterClass>& classes_;
+  const std::vector<PatternProgram::CharacterClass>& classes_;
   const Points& points_;
   MatchBudget& budget_;
   std::vector<std::uint32_t> seen_at_;
@@ -176,27 +173,20 @@ void MatchBudget::spend(std::uint64_t steps) {
   left_ -= steps;
 }
 
-Pattern::Pattern(std::string_view text) : text_(text) {
-  auto parsed = parse_pattern(text);
-  groups_ = parsed.groups;
-  program_ = std::move(parsed.program);
-  classes_ = std::move(parsed.classes);
-}
-
 std::optional<PatternMatch> Pattern::full_match(std::string_view name, MatchBudget& budget) const {
   const Points points(name, budget);
-  const auto slots = Machine(program_, classes_, points, budget).full_match();
+  const auto slots = Machine(program_, points, budget).full_match();
   if (!slots) return std::nullopt;
   return match_of(*slots, points, name);
 }
 
 std::vector<PatternMatch> Pattern::find_all(std::string_view name, MatchBudget& budget) const {
   const Points points(name, budget);
-  Machine machine(program_, classes_, points, budget);
+  Machine machine(program_, points, budget);
   std::vector<PatternMatch> matches;
   std::size_t from = 0;
-  bool must_advance =
-      false;  // behind an empty match: the next one may start there, if it is longer
+  // Behind an empty match: the next one may start there, if it is longer.
+  bool must_advance = false;
   while (from <= points.values.size()) {
     const auto slots = machine.search(from, must_advance);
     if (!slots) break;

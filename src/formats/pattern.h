@@ -37,26 +37,8 @@ struct PatternMatch {
   std::array<std::string_view, kMaxPatternGroups + 1> groups = {};
 };
 
-/// Python's syntax, without what needs backtracking: literals, `.`, `[a-z]`, `[^...]`, `\d \w \s`
-/// and their capitals (ASCII), `( )`, `(?: )`, `|`, `* + ? {m} {m,} {m,n}` and their lazy forms,
-/// `^`, `$` (the end of the name), `\.` and other escaped punctuation.
-class Pattern {
- public:
-  /// Throws `ConfigError` with the pattern, the place and the problem: what is not understood or
-  /// not supported (backreferences, look-around, named groups, flags), more than 1000 characters,
-  /// more than 9 groups, repetitions that make it too large.
-  explicit Pattern(std::string_view text);
-
-  [[nodiscard]] const std::string& text() const { return text_; }
-  [[nodiscard]] std::size_t groups() const { return groups_; }
-
-  /// The match of the whole name.
-  [[nodiscard]] std::optional<PatternMatch> full_match(std::string_view name,
-                                                       MatchBudget& budget) const;
-  /// All matches from left to right that do not overlap, as Python's `re.finditer`.
-  [[nodiscard]] std::vector<PatternMatch> find_all(std::string_view name,
-                                                   MatchBudget& budget) const;
-
+/// A pattern as instructions of the matcher.
+struct PatternProgram {
   enum class Op : std::uint8_t {
     kCharacter,
     kAny,
@@ -81,11 +63,37 @@ class Pattern {
     std::vector<std::pair<char32_t, char32_t>> ranges = {};
   };
 
+  std::size_t groups = 0;
+  std::vector<Instruction> code = {};
+  std::vector<CharacterClass> classes = {};
+
+  /// Throws `ConfigError` as the constructor of `Pattern`.
+  [[nodiscard]] static PatternProgram parse(std::string_view text);
+};
+
+/// Python's syntax, without what needs backtracking: literals, `.`, `[a-z]`, `[^...]`, `\d \w \s`
+/// and their capitals (ASCII), `( )`, `(?: )`, `|`, `* + ? {m} {m,} {m,n}` and their lazy forms,
+/// `^`, `$` (the end of the name), `\.` and other escaped punctuation.
+class Pattern {
+ public:
+  /// Throws `ConfigError` with the pattern, the place and the problem: what is not understood or
+  /// not supported (backreferences, look-around, named groups, flags), more than 1000 characters,
+  /// more than 9 groups, repetitions that make it too large.
+  explicit Pattern(std::string_view text) : text_(text), program_(PatternProgram::parse(text)) {}
+
+  [[nodiscard]] const std::string& text() const { return text_; }
+  [[nodiscard]] std::size_t groups() const { return program_.groups; }
+
+  /// The match of the whole name.
+  [[nodiscard]] std::optional<PatternMatch> full_match(std::string_view name,
+                                                       MatchBudget& budget) const;
+  /// All matches from left to right that do not overlap, as Python's `re.finditer`.
+  [[nodiscard]] std::vector<PatternMatch> find_all(std::string_view name,
+                                                   MatchBudget& budget) const;
+
  private:
   std::string text_;
-  std::size_t groups_ = 0;
-  std::vector<Instruction> program_;
-  std::vector<CharacterClass> classes_;
+  PatternProgram program_;
 };
 
 /// The text that a match becomes: `\1` to `\9` and `\g<1>` are groups, `\\` is a backslash.

@@ -1,5 +1,5 @@
-#include "formats/pattern_parser.h"
-
+// From the text of a pattern to its program.
+#include <cctype>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -8,13 +8,14 @@
 #include "core/numbers.h"
 #include "core/python_text.h"
 #include "core/text.h"
+#include "formats/pattern.h"
 
 namespace accelerate::detail::formats {
 namespace {
 
-using Op = Pattern::Op;
-using Instruction = Pattern::Instruction;
-using CharacterClass = Pattern::CharacterClass;
+using Op = PatternProgram::Op;
+using Instruction = PatternProgram::Instruction;
+using CharacterClass = PatternProgram::CharacterClass;
 /// A piece of the program. Its jumps are relative, so that pieces are joined by appending.
 using Code = std::vector<Instruction>;
 
@@ -38,11 +39,11 @@ class Parser {
     }
   }
 
-  ParsedPattern parse() {
+  PatternProgram parse() {
     Code code = alternatives(0);
     if (at_ != text_.size()) refuse("a ')' without its '('");
     append(code, {{.op = Op::kMatch}});
-    return {.groups = groups_, .program = std::move(code), .classes = std::move(classes_)};
+    return {.groups = groups_, .code = std::move(code), .classes = std::move(classes_)};
   }
 
  private:
@@ -195,21 +196,13 @@ class Parser {
 
   /// The ranges of \d, \w, \s; nullopt for another letter.
   static std::optional<std::vector<std::pair<char32_t, char32_t>>> shorthand(char letter) {
-    switch (letter) {
-      case 'd':
-        return {{{U'0', U'9'}}};
-      case 'w':
-        return {{{U'0', U'9'}, {U'A', U'Z'}, {U'_', U'_'}, {U'a', U'z'}}};
-      case 's':
-        return {{{U'\t', U'\r'}, {U' ', U' '}}};
-      default:
-        return std::nullopt;
-    }
+    if (letter == 'd') return {{{U'0', U'9'}}};
+    if (letter == 'w') return {{{U'0', U'9'}, {U'A', U'Z'}, {U'_', U'_'}, {U'a', U'z'}}};
+    if (letter == 's') return {{{U'\t', U'\r'}, {U' ', U' '}}};
+    return std::nullopt;
   }
   static bool is_punctuation(char c) {
-    return c > ' ' && c < 0x7F &&
-           std::string_view("0123456789").find(c) == std::string_view::npos &&
-           !(c >= 'A' && c <= 'Z') && !(c >= 'a' && c <= 'z');
+    return c > ' ' && c < 0x7F && std::isalnum(static_cast<unsigned char>(c)) == 0;
   }
 
   Instruction use_class(CharacterClass made) {
@@ -278,6 +271,6 @@ class Parser {
 
 }  // namespace
 
-ParsedPattern parse_pattern(std::string_view text) { return Parser(text).parse(); }
+PatternProgram PatternProgram::parse(std::string_view text) { return Parser(text).parse(); }
 
 }  // namespace accelerate::detail::formats

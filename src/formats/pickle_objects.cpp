@@ -1,7 +1,6 @@
 #include "formats/pickle_objects.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "core/python_text.h"

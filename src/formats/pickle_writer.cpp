@@ -1,4 +1,5 @@
 #include <bit>
+#include <concepts>
 #include <functional>
 #include <map>
 #include <unordered_map>
@@ -34,15 +35,22 @@ std::string minimal_bytes(std::int64_t number) {
 class Writer {
  public:
   std::string write(const Value& root) && {
-    opcode(Opcode::kProto);
-    out_.push_back('\x02');
+    opcode(Opcode::kProto, std::uint8_t{2});
     value(root, 0);
     opcode(Opcode::kStop);
     return std::move(out_);
   }
 
  private:
-  void opcode(Opcode code) { out_.push_back(static_cast<char>(code)); }
+  void opcode(std::same_as<Opcode> auto... codes) {
+    (out_.push_back(static_cast<char>(codes)), ...);
+  }
+  /// An opcode with a number behind it.
+  template <std::integral T>
+  void opcode(Opcode code, T number) {
+    opcode(code);
+    append_little(out_, number);
+  }
 
   void value(const Value& x, int depth) {
     if (depth > kMaxValueDepth) {
@@ -57,8 +65,8 @@ class Writer {
       case Value::Kind::kInt:
         return integer(x.as_int());
       case Value::Kind::kDouble:
-        opcode(Opcode::kBinFloat);
-        return append_little(out_, __builtin_bswap64(std::bit_cast<std::uint64_t>(x.as_double())));
+        return opcode(Opcode::kBinFloat,
+                      __builtin_bswap64(std::bit_cast<std::uint64_t>(x.as_double())));
       case Value::Kind::kString:
         return text(x.as_string());
       case Value::Kind::kBytes:
@@ -78,23 +86,19 @@ class Writer {
   }
 
   void integer(std::int64_t number) {
-    if (number >= 0 && number <= 0xFF) {
-      opcode(Opcode::kBinInt1);
-      append_little(out_, static_cast<std::uint8_t>(number));
-    } else if (number >= 0 && number <= 0xFFFF) {
-      opcode(Opcode::kBinInt2);
-      append_little(out_, static_cast<std::uint16_t>(number));
+    if (std::in_range<std::uint8_t>(number)) {
+      opcode(Opcode::kBinInt1, static_cast<std::uint8_t>(number));
+    } else if (std::in_range<std::uint16_t>(number)) {
+      opcode(Opcode::kBinInt2, static_cast<std::uint16_t>(number));
     } else if (std::in_range<std::int32_t>(number)) {
-      opcode(Opcode::kBinInt);
-      append_little(out_, static_cast<std::int32_t>(number));
+      opcode(Opcode::kBinInt, static_cast<std::int32_t>(number));
     } else {
       long_integer(minimal_bytes(number));
     }
   }
 
   void long_integer(std::string_view bytes) {
-    opcode(Opcode::kLong1);
-    out_.push_back(static_cast<char>(bytes.size()));
+    opcode(Opcode::kLong1, static_cast<std::uint8_t>(bytes.size()));
     out_ += bytes;
   }
 
@@ -105,8 +109,7 @@ class Writer {
       throw ArgumentError(str("A text to be saved is not UTF-8: ", python_repr(text.substr(0, 60)),
                               ". Save it as bytes."));
     }
-    opcode(Opcode::kBinUnicode);
-    append_little(out_, static_cast<std::uint32_t>(text.size()));
+    opcode(Opcode::kBinUnicode, static_cast<std::uint32_t>(text.size()));
     out_ += text;
     texts_.emplace(text, memoize());
   }
@@ -119,8 +122,7 @@ class Writer {
     global("_codecs", "encode");
     text(latin1);
     text("latin1");
-    opcode(Opcode::kTuple2);
-    opcode(Opcode::kReduce);
+    opcode(Opcode::kTuple2, Opcode::kReduce);
   }
 
   void global(std::string_view module, std::string_view name) {
@@ -153,21 +155,14 @@ class Writer {
     opcode(Opcode::kAppends);
   }
 
-  void set_items(const Value::Dict& dict, int depth) {
-    if (dict.empty()) return;
-    opcode(Opcode::kMark);
-    for (const auto& [key, item] : dict) {
-      value(key.value(), depth + 1);
-      value(item, depth + 1);
-    }
-    opcode(Opcode::kSetItems);
-  }
+  static Value key_value(const ValueKey& key) { return key.value(); }
+  static const Value& key_value(const Value& key) { return key; }
 
-  void set_items(const PickleCall::Entries& entries, int depth) {
+  void set_items(const auto& entries, int depth) {
     if (entries.empty()) return;
     opcode(Opcode::kMark);
     for (const auto& [key, item] : entries) {
-      value(key, depth + 1);
+      value(key_value(key), depth + 1);
       value(item, depth + 1);
     }
     opcode(Opcode::kSetItems);
@@ -226,19 +221,16 @@ class Writer {
     opcode(leaf.requires_grad && !leaf.is_parameter ? Opcode::kNewTrue : Opcode::kNewFalse);
     no_hooks();
     if (untyped) global("torch", leaf.dtype);
-    opcode(Opcode::kTuple);
-    opcode(Opcode::kReduce);
+    opcode(Opcode::kTuple, Opcode::kReduce);
     if (!leaf.is_parameter) return;
     opcode(leaf.requires_grad ? Opcode::kNewTrue : Opcode::kNewFalse);
     no_hooks();
-    opcode(Opcode::kTuple3);
-    opcode(Opcode::kReduce);
+    opcode(Opcode::kTuple3, Opcode::kReduce);
   }
 
   void no_hooks() {
     global("collections", "OrderedDict");
-    opcode(Opcode::kEmptyTuple);
-    opcode(Opcode::kReduce);
+    opcode(Opcode::kEmptyTuple, Opcode::kReduce);
   }
 
   void integers(const std::vector<std::int64_t>& numbers) {
@@ -257,8 +249,7 @@ class Writer {
     text(storage.key);
     text(storage.location);
     integer(static_cast<std::int64_t>(storage.elements()));
-    opcode(Opcode::kTuple);
-    opcode(Opcode::kBinPersId);
+    opcode(Opcode::kTuple, Opcode::kBinPersId);
   }
 
   /// A reference to what `memoize` returned `index` for.
@@ -271,13 +262,8 @@ class Writer {
   }
 
   void indexed(Opcode one_byte, Opcode four_bytes, std::uint32_t index) {
-    if (index <= 0xFF) {
-      opcode(one_byte);
-      append_little(out_, static_cast<std::uint8_t>(index));
-    } else {
-      opcode(four_bytes);
-      append_little(out_, index);
-    }
+    if (index <= 0xFF) return opcode(one_byte, static_cast<std::uint8_t>(index));
+    opcode(four_bytes, index);
   }
 
   std::string out_;

@@ -2,7 +2,6 @@
 // unsigned integers and nothing else; the grammar has three levels, so that nothing recurses.
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <charconv>
 #include <cstring>
 #include <tuple>

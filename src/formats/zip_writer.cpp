@@ -13,14 +13,17 @@ namespace {
 constexpr std::uint64_t kAlignment = 64;
 // Checksum and size follow the data; names are UTF-8.
 constexpr std::uint16_t kFlags = zip::kHasDescriptor | 0x0800;
+// What other programs may have here.
+constexpr std::uint16_t kMadeBy = 0;
+constexpr std::uint32_t kTimeAndDate = 0;
+constexpr std::uint16_t kNoComment = 0;
 
 std::uint32_t low(std::uint64_t number) {
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(number, zip::kMax32));
 }
 
 void append_zip64(std::string& out, std::initializer_list<std::uint64_t> numbers) {
-  append_little(out, zip::kZip64Extra);
-  append_little(out, static_cast<std::uint16_t>(8 * numbers.size()));
+  append_little(out, zip::kZip64Extra, static_cast<std::uint16_t>(8 * numbers.size()));
   for (const auto number : numbers) append_little(out, number);
 }
 
@@ -45,17 +48,10 @@ std::string central_record(std::string_view name, std::uint64_t header, std::uin
     append_zip64(extra, {header});
   }
   std::string record;
-  append_little(record, zip::kCentralSignature);
-  append_little(record, std::uint16_t{0});  // made by
-  append_little(record, extra.empty() ? zip::kVersion : zip::kVersion64);
-  append_little(record, kFlags);
-  append_little(record, zip::kStored);
-  append_little(record, std::uint32_t{0});  // time and date
-  append_little(record, crc);
-  append_little(record, low(size));
-  append_little(record, low(size));
-  append_little(record, static_cast<std::uint16_t>(name.size()));
-  append_little(record, static_cast<std::uint16_t>(extra.size()));
+  append_little(record, zip::kCentralSignature, kMadeBy,
+                extra.empty() ? zip::kVersion : zip::kVersion64, kFlags, zip::kStored, kTimeAndDate,
+                crc, low(size), low(size), static_cast<std::uint16_t>(name.size()),
+                static_cast<std::uint16_t>(extra.size()));
   record.append(10, '\0');  // comment, disk, attributes
   append_little(record, low(header));
   record += name;
@@ -65,24 +61,14 @@ std::string central_record(std::string_view name, std::uint64_t header, std::uin
 /// The records behind the directory, which lies in [`begin`, `end`).
 std::string end_records(std::uint64_t count, std::uint64_t begin, std::uint64_t end) {
   std::string record;
-  append_little(record, zip::kEnd64Signature);
-  append_little(record, std::uint64_t{zip::kEnd64Size - 12});
-  append_little(record, zip::kVersion64);
-  append_little(record, zip::kVersion64);
-  record.append(8, '\0');  // disks
-  for (const auto number : {count, count, end - begin, begin}) append_little(record, number);
-  append_little(record, zip::kLocatorSignature);
-  append_little(record, std::uint32_t{0});
-  append_little(record, end);
-  append_little(record, std::uint32_t{1});
-  append_little(record, zip::kEndSignature);
-  append_little(record, std::uint32_t{0});
+  constexpr std::uint32_t kFirstDisk = 0;
+  constexpr std::uint32_t kDisks = 1;
+  append_little(record, zip::kEnd64Signature, std::uint64_t{zip::kEnd64Size - 12}, zip::kVersion64,
+                zip::kVersion64, kFirstDisk, kFirstDisk, count, count, end - begin, begin);
+  append_little(record, zip::kLocatorSignature, kFirstDisk, end, kDisks);
   const auto short_count = static_cast<std::uint16_t>(std::min<std::uint64_t>(count, zip::kMax16));
-  append_little(record, short_count);
-  append_little(record, short_count);
-  append_little(record, low(end - begin));
-  append_little(record, low(begin));
-  append_little(record, std::uint16_t{0});
+  append_little(record, zip::kEndSignature, kFirstDisk, short_count, short_count, low(end - begin),
+                low(begin), kNoComment);
   return record;
 }
 
@@ -106,16 +92,11 @@ void ZipWriter::begin(std::string_view name, std::uint64_t size) {
   append_padding(extra, position_ + zip::kLocalSize + name.size() + extra.size());
 
   std::string header;
-  append_little(header, zip::kLocalSignature);
-  append_little(header, std::uint16_t{large ? zip::kVersion64 : zip::kVersion});
-  append_little(header, kFlags);
-  append_little(header, zip::kStored);
-  append_little(header, std::uint32_t{0});  // time and date
-  append_little(header, std::uint32_t{0});  // the checksum follows the data
-  append_little(header, large ? zip::kMax32 : 0U);
-  append_little(header, large ? zip::kMax32 : 0U);
-  append_little(header, static_cast<std::uint16_t>(name.size()));
-  append_little(header, static_cast<std::uint16_t>(extra.size()));
+  const std::uint32_t checksum = 0;  // follows the data, as the size does
+  const std::uint32_t short_size = large ? zip::kMax32 : 0;
+  append_little(header, zip::kLocalSignature, large ? zip::kVersion64 : zip::kVersion, kFlags,
+                zip::kStored, kTimeAndDate, checksum, short_size, short_size,
+                static_cast<std::uint16_t>(name.size()), static_cast<std::uint16_t>(extra.size()));
   header += name;
   header += extra;
   written_.push_back({.name = std::string(name), .header = position_, .size = size});
@@ -135,14 +116,11 @@ void ZipWriter::end() {
   if (left_ > 0) throw StateError("A zip entry got fewer bytes than were announced.");
   const auto& entry = written_.back();
   std::string descriptor;
-  append_little(descriptor, zip::kDescriptorSignature);
-  append_little(descriptor, entry.crc);
+  append_little(descriptor, zip::kDescriptorSignature, entry.crc);
   if (entry.size >= zip::kMax32) {
-    append_little(descriptor, entry.size);
-    append_little(descriptor, entry.size);
+    append_little(descriptor, entry.size, entry.size);
   } else {
-    append_little(descriptor, low(entry.size));
-    append_little(descriptor, low(entry.size));
+    append_little(descriptor, low(entry.size), low(entry.size));
   }
   put(descriptor);
 }

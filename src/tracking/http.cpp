@@ -13,6 +13,7 @@
 #include "accelerate/errors.h"
 #include "core/descriptor.h"
 #include "core/numbers.h"
+#include "core/percent.h"
 #include "core/sockets.h"
 #include "core/text.h"
 
@@ -82,31 +83,13 @@ class Connection {
   Descriptor socket_;
 };
 
-/// %XX as the byte; what is no such escape stays.
-std::string percent_decoded(const std::string& text) {
-  std::string out;
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    const auto digit = [&](std::size_t i) {
-      return i < text.size() && std::isxdigit(static_cast<unsigned char>(text[i])) != 0;
-    };
-    if (text[at] == '%' && digit(at + 1) && digit(at + 2)) {
-      out += static_cast<char>(std::stoi(text.substr(at + 1, 2), nullptr, 16));
-      at += 2;
-    } else {
-      out += text[at];
-    }
-  }
-  return out;
-}
-
 }  // namespace
 
 HttpServer HttpServer::parse(const std::string& address, const std::string& source) {
   if (address.starts_with("https://")) {
     throw UnsupportedError(str(source, " is '", without_login(address),
-                               "', but this library speaks no TLS. Use "
-                               "http:// on a trusted network or through a local proxy, or a folder "
-                               "(file://)."));
+                               "', but this library speaks no TLS. Use http:// on a trusted "
+                               "network or through a local proxy, or a folder (file://)."));
   }
   std::string rest = address.starts_with("http://") ? address.substr(7) : "";
   HttpServer server;

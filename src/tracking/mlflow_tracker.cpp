@@ -382,9 +382,7 @@ std::shared_ptr<GeneralTracker> make_mlflow_tracker(const TrackerArguments& argu
     throw UnsupportedError(str("MLFLOW_TRACKING_URI is '", shown,
                                "', which only Python's MLflow opens. Run `mlflow server "
                                "--backend-store-uri ",
-                               shown,
-                               "` and set it to http://HOST:PORT, or "
-                               "set it to a folder."));
+                               shown, "` and set it to http://HOST:PORT, or set it to a folder."));
   }
   return std::make_shared<MlflowFolder>(arguments, uri);
 }

@@ -12,12 +12,12 @@
 #include <utility>
 
 #include "accelerate/version.h"
-#include "core/json.h"
 #include "core/log.h"
 #include "core/nvml.h"
 #include "core/signals_blocked.h"
 #include "core/subprocess.h"
 #include "core/text.h"
+#include "core/world.h"
 #include "tracking/tracker_files.h"
 
 namespace accelerate::detail::tracking {
@@ -74,11 +74,6 @@ double milliseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double, std::milli>(time).count();
 }
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
-}
-
 std::string program_name() {
   const auto words = own_command_line();
   return words.empty() ? "" : std::filesystem::path(words.front()).filename().string();
@@ -116,7 +111,7 @@ Recorder::Recorder(RecorderOptions options)
       outbox_({.tracker = "monitor", .max_bytes = kMostBytes}, deliver_to_files) {
   quietly([&] {
     const Value::Dict facts{{"rank", options_.rank},     {"world", options_.world},
-                            {"host", host_name()},       {"pid", static_cast<int>(::getpid())},
+                            {"host", this_host_name()},  {"pid", static_cast<int>(::getpid())},
                             {"device", options_.device}, {"program", program_name()},
                             {"version", kVersion}};
     add(str("\"start\": ", json_line(facts)));

@@ -1,5 +1,4 @@
 // Trackers that write plain text: JSON Lines and CSV.
-#include <system_error>
 
 #include "core/json.h"
 #include "core/python_text.h"

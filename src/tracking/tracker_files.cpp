@@ -17,6 +17,7 @@
 #include "accelerate/errors.h"
 #include "core/descriptor.h"
 #include "core/json.h"
+#include "core/subprocess.h"
 #include "core/text.h"
 #include "tracking/encodings.h"
 
@@ -47,24 +48,14 @@ Descriptor open_to_write(const fs::path& path, int flags) {
   return Descriptor(fd);
 }
 
-/// Returns the errno of what failed, or 0.
-int write_all(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const auto count = ::write(fd, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return errno;
-    bytes.remove_prefix(static_cast<std::size_t>(count));
-  }
-  return 0;
-}
-
 }  // namespace
 
 void append_to_file(const fs::path& path, std::string_view bytes) {
   auto fd = open_to_write(path, O_APPEND);
   struct stat before{};
   if (::fstat(fd.get(), &before) != 0) refuse(path, errno);
-  if (const int failed = write_all(fd.get(), bytes); failed != 0) {
+  if (!write_fully(fd.get(), bytes)) {
+    const int failed = errno;
     static_cast<void>(::ftruncate(fd.get(), before.st_size));
     refuse(path, failed);
   }
@@ -76,7 +67,7 @@ void replace_file(const fs::path& path, std::string_view bytes) {
   fs::path temporary = path;
   temporary += str(".", ::getpid(), ".tmp");
   auto fd = open_to_write(temporary, O_TRUNC);
-  int failed = write_all(fd.get(), bytes);
+  int failed = write_fully(fd.get(), bytes) ? 0 : errno;
   if (const int closed = fd.reset(); failed == 0) failed = closed;
   if (failed == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) failed = errno;
   if (failed == 0) return;

@@ -9,16 +9,6 @@
 namespace accelerate::detail::tracking {
 namespace {
 
-class BlankTracker final : public GeneralTracker {
- public:
-  [[nodiscard]] std::string_view name() const override { return ""; }
-  [[nodiscard]] bool requires_logging_directory() const override { return false; }
-  [[nodiscard]] std::any tracker() override { return {}; }
-  void log_images(const Images&, std::optional<std::int64_t>, const Value::Dict&) override {}
-  void log_table(const std::string&, const TrackerTable&, std::optional<std::int64_t>,
-                 const Value::Dict&) override {}
-};
-
 /// The settings for one tracker: the entry of its name, which may be none.
 Value::Dict kwargs_of(const Value::Dict& all, std::string_view name, std::string_view argument) {
   const Value* kwargs = all.get(name);
@@ -84,7 +74,7 @@ void TrackerSet::log(const Value::Dict& values, std::optional<std::int64_t> step
 }
 
 GeneralTracker& TrackerSet::get(const std::string& name) {
-  static BlankTracker blank;
+  static BlankTracker blank("", {});
   if (trackers_.empty()) return blank;
   std::vector<std::string> names;
   for (const auto& tracker : trackers_) {

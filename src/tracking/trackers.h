@@ -47,6 +47,23 @@ class BuiltinTracker : public GeneralTracker {
   std::set<std::string> left_out_;  ///< keys that a warning was about
 };
 
+/// Takes everything and writes nothing.
+class BlankTracker final : public GeneralTracker {
+ public:
+  BlankTracker(std::string name, std::any handle)
+      : name_(std::move(name)), handle_(std::move(handle)) {}
+  [[nodiscard]] std::string_view name() const override { return name_; }
+  [[nodiscard]] bool requires_logging_directory() const override { return false; }
+  [[nodiscard]] std::any tracker() override { return handle_; }
+  void log_images(const Images&, std::optional<std::int64_t>, const Value::Dict&) override {}
+  void log_table(const std::string&, const TrackerTable&, std::optional<std::int64_t>,
+                 const Value::Dict&) override {}
+
+ private:
+  std::string name_;
+  std::any handle_;
+};
+
 // Each throws `ArgumentError` for settings it does not know, and has no other effect.
 [[nodiscard]] std::shared_ptr<GeneralTracker> make_tensorboard_tracker(const TrackerArguments&);
 [[nodiscard]] std::shared_ptr<GeneralTracker> make_wandb_tracker(const TrackerArguments&);

@@ -249,20 +249,11 @@ class WandbTracker final : public BuiltinTracker {
   std::int64_t records_ = 0;
 };
 
-/// For the mode "disabled": takes everything and writes nothing.
-class DisabledWandbTracker final : public BuiltinTracker {
- public:
-  DisabledWandbTracker() : BuiltinTracker("wandb") { handle_ = fs::path(); }
-  void log_images(const Images&, std::optional<std::int64_t>, const Value::Dict&) override {}
-  void log_table(const std::string&, const TrackerTable&, std::optional<std::int64_t>,
-                 const Value::Dict&) override {}
-};
-
 }  // namespace
 
 std::shared_ptr<GeneralTracker> make_wandb_tracker(const TrackerArguments& arguments) {
   auto tracker = std::make_shared<WandbTracker>(arguments);
-  if (tracker->disabled()) return std::make_shared<DisabledWandbTracker>();
+  if (tracker->disabled()) return std::make_shared<BlankTracker>("wandb", fs::path());
   return tracker;
 }
 

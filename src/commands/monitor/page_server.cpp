@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <optional>
 
+#include "core/percent.h"
 #include "core/sockets.h"
 #include "core/text.h"
 
@@ -19,27 +20,6 @@ constexpr std::size_t kLongestHead = 8 << 10;
 constexpr auto kTimeForRequest = std::chrono::seconds(5);
 constexpr auto kTimeForReply = std::chrono::seconds(30);
 
-int hex_digit(char c) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  const auto at = kDigits.find(static_cast<char>(c | (c >= 'A' && c <= 'F' ? 0x20 : 0)));
-  return at == kDigits.npos ? -1 : static_cast<int>(at);
-}
-
-std::string decoded(std::string_view text) {
-  std::string result;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const int high = text[i] == '%' && i + 2 < text.size() ? hex_digit(text[i + 1]) : -1;
-    const int low = high >= 0 ? hex_digit(text[i + 2]) : -1;
-    if (low < 0) {
-      result += text[i] == '+' ? ' ' : text[i];
-    } else {
-      result += static_cast<char>(high * 16 + low);
-      i += 2;
-    }
-  }
-  return result;
-}
-
 /// "a=1&b=2" -> entries; the first of equal names counts.
 std::map<std::string, std::string> entries_of(std::string_view text, char separator, bool encoded) {
   std::map<std::string, std::string> entries;
@@ -47,9 +27,12 @@ std::map<std::string, std::string> entries_of(std::string_view text, char separa
     const auto entry = trim(part);
     const auto equal = entry.find('=');
     if (equal == entry.npos) continue;
-    const auto value = entry.substr(equal + 1);
-    entries.try_emplace(std::string(entry.substr(0, equal)),
-                        encoded ? decoded(value) : std::string(value));
+    std::string value(entry.substr(equal + 1));
+    if (encoded) {
+      std::ranges::replace(value, '+', ' ');
+      value = percent_decoded(value);
+    }
+    entries.try_emplace(std::string(entry.substr(0, equal)), std::move(value));
   }
   return entries;
 }

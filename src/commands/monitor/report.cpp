@@ -19,11 +19,6 @@ constexpr std::size_t kMostMetricCharts = 60;
 constexpr std::size_t kMostRankCurves = 16;
 constexpr double kRecent = 10;  // seconds, of the numbers in tables
 
-std::optional<double> last_of(const Series& series) {
-  if (series.points.empty()) return std::nullopt;
-  return series.points.back().value;
-}
-
 /// A list of numbers: curves have too many of them for a tree of values.
 std::string numbers_of(const std::vector<Bucket>& curve, double Bucket::* member) {
   std::string text = "[";
@@ -36,7 +31,12 @@ std::string numbers_of(const std::vector<Bucket>& curve, double Bucket::* member
   return text + "]";
 }
 
-std::string dumped(const Value& value) { return json_dumps(value, {.replace_invalid = true}); }
+/// The object with more fields, which are JSON already.
+std::string extended(const Value::Dict& object, const std::string& more) {
+  auto text = json_dumps(object, {.replace_invalid = true});
+  text.pop_back();  // the brace
+  return str(text, ", ", more, "}");
+}
 
 class Report {
  public:
@@ -71,9 +71,7 @@ class Report {
     write_metrics();
     write_common_charts();
     if (focus_ != nullptr) write_rank_charts();
-    auto text = dumped(report);
-    text.pop_back();  // the brace
-    return str(text, ", \"charts\": [", join(charts_, ","), "]}");
+    return extended(report, str("\"charts\": [", join(charts_, ","), "]"));
   }
 
  private:
@@ -98,19 +96,17 @@ class Report {
     const auto curve = curve_of(series->points, view);
     const Value::Dict facts{{"run", run->id},
                             {"label", label},
-                            {"last", last_of(*series)},
+                            {"last", series->last()},
                             {"not_finite", series->not_finite},
                             {"first_not_finite", series->first_not_finite}};
-    auto text = dumped(facts);
-    text.pop_back();
-    text += str(", \"x\": ", numbers_of(curve, &Bucket::x),
-                ", \"mean\": ", numbers_of(curve, &Bucket::mean));
+    auto numbers = str("\"x\": ", numbers_of(curve, &Bucket::x),
+                       ", \"mean\": ", numbers_of(curve, &Bucket::mean));
     // Without several points in a column both are the mean.
     if (curve.size() < series->points.size()) {
-      text += str(", \"low\": ", numbers_of(curve, &Bucket::low),
-                  ", \"high\": ", numbers_of(curve, &Bucket::high));
+      numbers += str(", \"low\": ", numbers_of(curve, &Bucket::low),
+                     ", \"high\": ", numbers_of(curve, &Bucket::high));
     }
-    return text + "}";
+    return extended(facts, numbers);
   }
 
   void add_chart(const std::string& title, const char* group, const char* unit,
@@ -118,9 +114,8 @@ class Report {
     if (lines.empty()) return;
     std::vector<std::string> texts;
     for (const auto& line : lines) texts.push_back(written(line));
-    auto text = dumped(Value::Dict{{"title", title}, {"group", group}, {"unit", unit}});
-    text.pop_back();
-    charts_.push_back(str(text, ", \"lines\": [", join(texts, ","), "]}"));
+    charts_.push_back(extended({{"title", title}, {"group", group}, {"unit", unit}},
+                               str("\"lines\": [", join(texts, ","), "]")));
   }
 
   void write_metrics() {
@@ -208,10 +203,10 @@ class Report {
             {"steps", record.steps},
             {"step_ms", record.step_time.mean_since(since)},
             {"wait_ms", record.wait.mean_since(since)},
-            {"memory", last_of(record.memory)},
-            {"gpu_memory", last_of(record.gpu_memory)},
+            {"memory", record.memory.last()},
+            {"gpu_memory", record.gpu_memory.last()},
             {"gpu_total", record.gpu_total},
-            {"gpu_busy", last_of(record.gpu_busy)}};
+            {"gpu_busy", record.gpu_busy.last()}};
   }
 
   RunSet& runs_;

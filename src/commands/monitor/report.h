@@ -1,7 +1,6 @@
 // src/commands/monitor/report.h - what the page of `accelerate monitor` shows, as JSON.
 #pragma once
 
-#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>

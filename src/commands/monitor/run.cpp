@@ -79,6 +79,10 @@ void Series::add(const Point& point) {
   points.push_back(point);
 }
 
+std::optional<double> Series::last() const {
+  return points.empty() ? std::nullopt : std::optional(points.back().value);
+}
+
 std::optional<double> Series::mean_since(double time) const {
   double sum = 0;
   std::int64_t count = 0;

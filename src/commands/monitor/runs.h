@@ -35,6 +35,8 @@ struct Series {
 
   /// Beyond some millions, every second point is dropped.
   void add(const Point& point);
+  /// nullopt if there are no points.
+  [[nodiscard]] std::optional<double> last() const;
   /// The mean of the values since `time`; nullopt if there are none.
   [[nodiscard]] std::optional<double> mean_since(double time) const;
 };

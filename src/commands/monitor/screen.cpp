@@ -45,16 +45,8 @@ std::string right(const std::string& text, std::size_t width) {
 }
 
 const char* color_of(RunState state) {
-  switch (state) {
-    case RunState::kRunning:
-      return kGreen;
-    case RunState::kFailed:
-      return kRed;
-    case RunState::kSilent:
-      return kYellow;
-    default:
-      return kBold;
-  }
+  constexpr std::array kColors{kGreen, kBold, kRed, kYellow};  // as `RunState` lists them
+  return kColors.at(static_cast<std::size_t>(state));
 }
 
 /// The part of the plane that a picture shows.
@@ -95,8 +87,7 @@ void draw_curve(DotPicture& picture, const Frame& frame, const std::vector<Bucke
 
 }  // namespace
 
-// ---- dots
-// -----------------------------------------------------------------------------------------
+// ---- dots ---------------------------------------------------------------------------------------
 
 DotPicture::DotPicture(std::size_t columns, std::size_t rows, bool utf8)
     : columns_(columns), rows_(rows), utf8_(utf8), cells_(columns * rows) {}
@@ -132,8 +123,7 @@ std::string DotPicture::row(std::size_t row, bool plain) const {
   return color.empty() ? text : text + kReset;
 }
 
-// ---- what is shown
-// --------------------------------------------------------------------------------
+// ---- what is shown ------------------------------------------------------------------------------
 
 /// A chart to choose.
 struct MonitorScreen::Curve {
@@ -190,28 +180,13 @@ bool MonitorScreen::press(const KeyPress& press) {
     run_ = runs[static_cast<std::size_t>((at + count) % count)]->id;
   };
   const auto count = run != nullptr ? std::max<std::size_t>(curves_of(*run).size(), 1) : 1;
-  switch (press.key) {
-    case Key::kUp:
-      move(-1);
-      break;
-    case Key::kDown:
-      move(1);
-      break;
-    case Key::kLeft:
-      curve_ = (curve_ + count - 1) % count;
-      break;
-    case Key::kRight:
-      curve_ = (curve_ + 1) % count;
-      break;
-    case Key::kEnd:
-      return false;
-    default:
-      if (press.character == 'q') return false;
-      if (press.character == '\t') curve_ = (curve_ + 1) % count;
-      if (press.character == 'l') log_scale_ = !log_scale_;
-      if (press.character == 'x') axis_ = axis_ == Axis::kStep ? Axis::kTime : Axis::kStep;
-  }
-  return true;
+  if (press.key == Key::kUp) move(-1);
+  if (press.key == Key::kDown) move(1);
+  if (press.key == Key::kLeft) curve_ = (curve_ + count - 1) % count;
+  if (press.key == Key::kRight || press.character == '\t') curve_ = (curve_ + 1) % count;
+  if (press.character == 'l') log_scale_ = !log_scale_;
+  if (press.character == 'x') axis_ = axis_ == Axis::kStep ? Axis::kTime : Axis::kStep;
+  return press.key != Key::kEnd && press.character != 'q';
 }
 
 std::string MonitorScreen::colored(const char* color, const std::string& text) const {
@@ -317,17 +292,14 @@ void MonitorScreen::add_ranks(std::vector<std::string>& lines, const Run& run,
   const auto cell = [](std::optional<double> value, std::size_t width, const char* unit) {
     return right(value ? in_unit(*value, unit) : "-", width);
   };
-  const auto last = [](const Series& series) {
-    return series.points.empty() ? std::nullopt : std::optional(series.points.back().value);
-  };
   std::size_t count = 0;
   for (const auto& [rank, record] : run.ranks) {
     if (++count == most) break;
     const double since = record.updated - kRecent;
     const auto line =
         str(right(str(rank), 7), cell(record.step_time.mean_since(since), 13, ""),
-            cell(record.wait.mean_since(since), 13, ""), cell(last(record.memory), 13, "B"),
-            cell(last(record.gpu_memory), 13, "B"), cell(last(record.gpu_busy), 7, ""), "  ",
+            cell(record.wait.mean_since(since), 13, ""), cell(record.memory.last(), 13, "B"),
+            cell(record.gpu_memory.last(), 13, "B"), cell(record.gpu_busy.last(), 7, ""), "  ",
             launch::printable_line(record.host));
     lines.push_back(late && late->rank == rank ? colored(kYellow, line) : line);
   }
