@@ -124,8 +124,7 @@ struct Failure {
 
 // The culprit before its victims, then the earlier.
 bool comes_before(const Failure& a, const Failure& b) {
-  if (a.consequence != b.consequence) return b.consequence;
-  return a.nanoseconds < b.nanoseconds;
+  return std::pair(a.consequence, a.nanoseconds) < std::pair(b.consequence, b.nanoseconds);
 }
 
 class Children {

@@ -109,13 +109,12 @@ std::vector<PlannedProcess> planned_processes(const LaunchPlan& plan,
                           .world_size = agent.max_nodes * agent.nproc_per_node};
   std::vector<PlannedProcess> processes;
   for (int local_rank = 0; local_rank < agent.nproc_per_node; ++local_rank) {
-    WorkerPlace place = worker_place(agent, round, local_rank);
-    place.agent_store = agent_store;
-    PlannedProcess process{.local_rank = local_rank,
-                           .argv = worker_arguments(plan.argv, local_rank),
-                           .variables = worker_variables(place, environment)};
+    PlannedProcess process{
+        .local_rank = local_rank,
+        .argv = worker_arguments(plan.argv, local_rank),
+        .variables = worker_variables(agent, round, local_rank, agent_store, environment)};
     if (numbered) {
-      process.rank = place.rank;
+      process.rank = round.first_rank + local_rank;
     } else {
       for (const auto* name : {"RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "ROLE_WORLD_SIZE",
                                "GROUP_WORLD_SIZE"}) {

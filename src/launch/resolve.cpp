@@ -91,30 +91,16 @@ class Resolver {
 
   void paradigm_of_file(const ClusterConfig& file) {
     using enum DistributedType;
-    const auto choose = [&](std::string_view name) {
-      if (!is_explicit(name)) from_file(name);  // --no_use_fsdp, ACCELERATE_USE_CPU=0
-    };
-    switch (file.distributed_type) {
-      case kNo:
-        break;
-      case kMultiCpu:
-        choose("cpu");
-        break;
-      case kDeepspeed:
-        choose("use_deepspeed");
-        break;
-      case kFsdp:
-        choose("use_fsdp");
-        break;
-      case kMegatronLm:
-        choose("use_megatron_lm");
-        break;
-      case kXla:
-        choose("tpu");
-        break;
-      default:
-        choose("multi_gpu");
-    }
+    static const std::map<DistributedType, std::string_view> kFlags{
+        {kMultiCpu, "cpu"},
+        {kDeepspeed, "use_deepspeed"},
+        {kFsdp, "use_fsdp"},
+        {kMegatronLm, "use_megatron_lm"},
+        {kXla, "tpu"}};
+    const auto found = kFlags.find(file.distributed_type);
+    const auto flag = found != kFlags.end() ? found->second : "multi_gpu";
+    // An explicit setting wins: --no_use_fsdp, ACCELERATE_USE_CPU=0.
+    if (file.distributed_type != kNo && !is_explicit(flag)) from_file(flag);
     if (!file.parallelism_config.empty() && !set_.has("use_parallelism_config")) {
       from_file("use_parallelism_config");
     }
