@@ -157,7 +157,7 @@ void fill(const Row& row, std::optional<T>& member, const std::optional<T>& fall
     if (row.variable.empty() || !environment.contains(row.variable)) return;
     if (row.rule == OptionRule::kTrueWord) {
       if constexpr (std::is_same_v<T, bool>) {
-        member = read_true_word(environment, row.variable, false, warnings);
+        member = read_true_word(environment, row.variable, warnings);
       }
     } else {
       member = read<T>(environment, row.variable);

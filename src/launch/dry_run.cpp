@@ -77,12 +77,10 @@ Value agent_value(const LaunchConfig& agent) {
 }
 
 Value process_value(const PlannedProcess& process) {
-  Value::Dict dict;
-  dict.set("rank", process.rank);
-  dict.set("local_rank", process.local_rank);
-  dict.set("command", process.argv);
-  dict.set("environment", map_value(process.variables));
-  return dict;
+  return Value::Dict{{"rank", process.rank},
+                     {"local_rank", process.local_rank},
+                     {"command", process.argv},
+                     {"environment", map_value(process.variables)}};
 }
 
 std::string title(const PlannedProcess& process) {

@@ -7,7 +7,6 @@
 
 #include "accelerate/errors.h"
 #include "core/config.h"
-#include "core/config_fields.h"
 #include "core/files.h"
 #include "core/numbers.h"
 #include "core/python_text.h"
