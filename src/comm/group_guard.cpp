@@ -13,7 +13,6 @@
 
 #include "accelerate/errors.h"
 #include "core/call_site.h"
-#include "core/failure_hook.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "core/uncaught.h"

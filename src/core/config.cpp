@@ -1,12 +1,12 @@
 #include "core/config.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
 #include "accelerate/errors.h"
 #include "accelerate/value/from_value.h"
-#include "core/config_fields.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/log.h"
@@ -21,6 +21,52 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kExact = 9007199254740992.0;  // 2^53: whole numbers up to here are exact
+
+struct Section {
+  std::string_view name;
+  std::string_view prefix;  ///< of all keys
+  bool optional_prefix;     ///< a file may leave it out
+  std::string_view keys;    ///< without the prefix
+};
+
+// The flags of the launcher that have no top-level key, and what the questionnaire writes.
+// clang-format off
+constexpr auto kSections = std::to_array<Section>({
+    {"deepspeed_config", "", false,
+     "deepspeed_config_file deepspeed_exclusion_filter deepspeed_hostfile "
+     "deepspeed_inclusion_filter deepspeed_moe_layer_cls_names "
+     "deepspeed_multinode_launcher gradient_accumulation_steps gradient_clipping "
+     "offload_optimizer_device offload_optimizer_nvme_path offload_param_device "
+     "offload_param_nvme_path zero3_init_flag zero3_save_16bit_model zero_stage"},
+    {"dynamo_config", "dynamo_", true,
+     "backend mode use_dynamic use_fullgraph use_regional_compilation"},
+    {"fp8_config", "fp8_", true,
+     "amax_compute_algo amax_compute_algorithm amax_history_len amax_history_length "
+     "backend enable_fsdp_float8_all_gather format interval margin opt_level "
+     "optimization_level override_linear_precision pad_inner_dim use_autocast_during_eval"},
+    {"fsdp_config", "fsdp_", true,
+     "activation_checkpointing auto_wrap_policy backward_prefetch "
+     "cpu_ram_efficient_loading forward_prefetch ignored_modules min_num_params "
+     "offload_params reshard_after_forward sharding_strategy state_dict_type "
+     "sync_module_states transformer_layer_cls_to_wrap use_orig_params version"},
+    {"megatron_lm_config", "megatron_lm_", false,
+     "attention_backend attention_dropout attention_softmax_in_fp32 "
+     "calculate_per_token_loss context_parallel_size decoder_last_pipeline_num_layers "
+     "eod_mask_loss expert_model_parallel_size expert_tensor_parallel_size "
+     "gradient_clipping hidden_dropout no_load_optim no_save_optim num_micro_batches "
+     "optimizer_cpu_offload overlap_cpu_optimizer_d2h_h2d pp_degree recompute_activations "
+     "recompute_granularity recompute_method recompute_num_layers sequence_parallelism "
+     "tp_degree use_custom_fsdp use_distributed_optimizer use_precision_aware_optimizer "
+     "use_rotary_position_embeddings"},
+    // mpirun_ccl is of older versions; the launcher still knows it.
+    {"mpirun_config", "mpirun_", false,
+     "ccl hostfile"},
+    {"parallelism_config", "parallelism_config_", false,
+     "cp_backend cp_comm_strategy cp_size dp_replicate_size dp_shard_size "
+     "sp_attn_implementation sp_backend sp_seq_length sp_seq_length_is_variable sp_size "
+     "tp_size"},
+});
+// clang-format on
 
 template <class T>
 constexpr bool kIsOptional = tree::detail::kIs<T, std::optional>;
@@ -248,6 +294,20 @@ Config config_from(const Value::Dict& content, const fs::path& path) {
   return SageMakerConfig::from_dict(content, source);
 }
 
+std::vector<std::string> known_section_keys(std::string_view section) {
+  std::vector<std::string> keys;
+  for (const Section& each : kSections) {
+    if (each.name != section) continue;
+    for (const auto& key : split(each.keys, ' ')) keys.push_back(str(each.prefix, key));
+  }
+  return keys;
+}
+
+std::string_view optional_section_prefix(std::string_view section) {
+  const auto* found = std::ranges::find(kSections, section, &Section::name);
+  return found != kSections.end() && found->optional_prefix ? found->prefix : "";
+}
+
 fs::path huggingface_home(const Environment& environment) {
   if (const auto home = environment.get("HF_HOME")) return expand_user(*home, environment);
   const auto cache = environment.get("XDG_CACHE_HOME").value_or("~/.cache");
@@ -297,6 +357,26 @@ std::optional<fs::path> write_basic_config(std::string_view mixed_precision,
 
 using detail::read_config;
 
+/// The members that read and write files, which are the same for both kinds of configuration.
+#define ACCELERATE_CONFIG_FILES(T)                                \
+  T T::from_yaml_file(const std::filesystem::path& path) {        \
+    return detail::read_file<T>(path, /*json=*/false);            \
+  }                                                               \
+  T T::from_json_file(const std::filesystem::path& path) {        \
+    return detail::read_file<T>(path, /*json=*/true);             \
+  }                                                               \
+  void T::to_yaml_file(const std::filesystem::path& path) const { \
+    detail::write_yaml(path, to_dict());                          \
+  }                                                               \
+  void T::to_json_file(const std::filesystem::path& path) const { \
+    detail::write_json(path, to_dict());                          \
+  }                                                               \
+  Value::Dict T::to_dict() const { return detail::write_config(*this); }
+
+ACCELERATE_CONFIG_FILES(ClusterConfig)
+ACCELERATE_CONFIG_FILES(SageMakerConfig)
+#undef ACCELERATE_CONFIG_FILES
+
 ClusterConfig ClusterConfig::from_dict(const Value::Dict& dict, const std::string& source) {
   auto config = read_config<ClusterConfig>(dict, source);
   if (!dict.contains("num_processes") && config.distributed_type == DistributedType::kNo) {
@@ -304,24 +384,6 @@ ClusterConfig ClusterConfig::from_dict(const Value::Dict& dict, const std::strin
   }
   return config;
 }
-
-ClusterConfig ClusterConfig::from_yaml_file(const std::filesystem::path& path) {
-  return detail::read_file<ClusterConfig>(path, /*json=*/false);
-}
-
-ClusterConfig ClusterConfig::from_json_file(const std::filesystem::path& path) {
-  return detail::read_file<ClusterConfig>(path, /*json=*/true);
-}
-
-void ClusterConfig::to_yaml_file(const std::filesystem::path& path) const {
-  detail::write_yaml(path, to_dict());
-}
-
-void ClusterConfig::to_json_file(const std::filesystem::path& path) const {
-  detail::write_json(path, to_dict());
-}
-
-Value::Dict ClusterConfig::to_dict() const { return detail::write_config(*this); }
 
 SageMakerConfig SageMakerConfig::from_dict(const Value::Dict& dict, const std::string& source) {
   for (const auto* key : {"ec2_instance_type", "iam_role_name"}) {
@@ -332,24 +394,6 @@ SageMakerConfig SageMakerConfig::from_dict(const Value::Dict& dict, const std::s
   }
   return read_config<SageMakerConfig>(dict, source);
 }
-
-SageMakerConfig SageMakerConfig::from_yaml_file(const std::filesystem::path& path) {
-  return detail::read_file<SageMakerConfig>(path, /*json=*/false);
-}
-
-SageMakerConfig SageMakerConfig::from_json_file(const std::filesystem::path& path) {
-  return detail::read_file<SageMakerConfig>(path, /*json=*/true);
-}
-
-void SageMakerConfig::to_yaml_file(const std::filesystem::path& path) const {
-  detail::write_yaml(path, to_dict());
-}
-
-void SageMakerConfig::to_json_file(const std::filesystem::path& path) const {
-  detail::write_json(path, to_dict());
-}
-
-Value::Dict SageMakerConfig::to_dict() const { return detail::write_config(*this); }
 
 std::filesystem::path default_config_file() {
   return detail::default_config_file(Environment::process());

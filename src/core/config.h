@@ -1,12 +1,37 @@
-// src/core/config.h - parts of accelerate/config.h that the command line and the state layer use.
+// src/core/config.h - configuration files for the command line and the state layer: the members
+// under their names in files, and parts of accelerate/config.h.
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <type_traits>
+#include <vector>
 
 #include "accelerate/config.h"
 #include "accelerate/environment.h"
+#include "accelerate/value/fields.h"
 
-namespace accelerate::detail::inline core {
+namespace accelerate {
+
+// In the order of Python's files.
+constexpr auto value_fields(std::type_identity<ClusterConfig>) {
+  return ACCELERATE_FIELDS(ClusterConfig, compute_environment, distributed_type, mixed_precision,
+                           use_cpu, debug, num_processes, machine_rank, num_machines, gpu_ids,
+                           main_process_ip, main_process_port, rdzv_backend, same_network,
+                           main_training_function, enable_cpu_affinity, fp8_config,
+                           deepspeed_config, fsdp_config, parallelism_config, megatron_lm_config,
+                           mpirun_config, downcast_bf16, tpu_name, tpu_zone, tpu_use_cluster,
+                           tpu_use_sudo, command_file, commands, tpu_vm, tpu_env, dynamo_config);
+}
+constexpr auto value_fields(std::type_identity<SageMakerConfig>) {
+  return ACCELERATE_FIELDS(
+      SageMakerConfig, compute_environment, distributed_type, mixed_precision, use_cpu, debug,
+      ec2_instance_type, iam_role_name, image_uri, profile, region, num_machines, gpu_ids,
+      base_job_name, pytorch_version, transformers_version, py_version, sagemaker_inputs_file,
+      sagemaker_metrics_file, additional_args, dynamo_config, enable_cpu_affinity);
+}
+
+namespace detail::inline core {
 
 /// Where Hugging Face's libraries keep their files: HF_HOME, else huggingface in the user's cache.
 [[nodiscard]] std::filesystem::path huggingface_home(const Environment& environment);
@@ -29,4 +54,12 @@ namespace accelerate::detail::inline core {
     std::string_view mixed_precision, const std::filesystem::path& save_location,
     DistributedType several, int accelerator_count);
 
-}  // namespace accelerate::detail::inline core
+/// The keys that a section of the file may have, for example "fsdp_config". Empty for other members
+/// and for sections that may have any key.
+[[nodiscard]] std::vector<std::string> known_section_keys(std::string_view section);
+
+/// The prefix that keys of a section may leave out, for example "fsdp_"; "" if there is none.
+[[nodiscard]] std::string_view optional_section_prefix(std::string_view section);
+
+}  // namespace detail::inline core
+}  // namespace accelerate

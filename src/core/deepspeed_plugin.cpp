@@ -2,7 +2,6 @@
 #include "accelerate/kwargs/deepspeed_plugin.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <limits>
 

@@ -4,7 +4,6 @@
 #include <deque>
 #include <functional>
 #include <limits>
-#include <numeric>
 #include <set>
 
 #include "accelerate/errors.h"

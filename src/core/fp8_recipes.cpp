@@ -68,11 +68,10 @@ static void finish(AORecipeKwargs& options, const AORecipeKwargs&, const Environ
   if (options.config) {
     require_one_of({"tensorwise", "rowwise", "rowwise_with_gw_hp"}, "config.recipe",
                    options.config->recipe);
-    if (options.pad_inner_dim.value_or(options.config->pad_inner_dim) !=
-            options.config->pad_inner_dim ||
-        options.enable_fsdp_float8_all_gather.value_or(
-            options.config->enable_fsdp_float8_all_gather) !=
-            options.config->enable_fsdp_float8_all_gather) {
+    const auto differ = [](std::optional<bool> given, bool used) { return given == !used; };
+    if (differ(options.pad_inner_dim, options.config->pad_inner_dim) ||
+        differ(options.enable_fsdp_float8_all_gather,
+               options.config->enable_fsdp_float8_all_gather)) {
       warnings.emplace_back(
           "pad_inner_dim and enable_fsdp_float8_all_gather have no effect beside a config.");
     }

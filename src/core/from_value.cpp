@@ -2,7 +2,24 @@
 
 #include "core/text.h"
 
-namespace accelerate::detail::inline core {
+namespace accelerate {
+
+std::string TreePath::str() const {
+  const std::string above = parent_ == nullptr ? "" : parent_->str();
+  switch (step_) {
+    case Step::kRoot:
+      return above;
+    case Step::kNumber:
+      return detail::str(above, "[", number_, "]");
+    case Step::kKey:
+      return detail::str(above, "[", ValueKeyView(name_).repr(), "]");
+    case Step::kMember:
+      return detail::str(above, ".", name_);
+  }
+  return above;
+}
+
+namespace detail::inline core {
 
 void ReadValue::refuse(const TreePath& path, const Value& value, const std::string& wanted) {
   const auto place = path.str();
@@ -27,4 +44,5 @@ int ReadValue::spelling(const TreePath& path, const Value& value, const EnumTabl
   refuse(path, value, str("one of: ", join(choices)));
 }
 
-}  // namespace accelerate::detail::inline core
+}  // namespace detail::inline core
+}  // namespace accelerate

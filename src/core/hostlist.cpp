@@ -1,5 +1,4 @@
 // Slurm's compressed lists: "n[1-3,07],gpu-a" of hosts, "2(x3),1" of counts.
-#include <algorithm>
 #include <limits>
 
 #include "accelerate/errors.h"

@@ -35,12 +35,17 @@ constexpr std::size_t kReportLimit = 32768;
 // other failure shows up within this time.
 constexpr auto kTimeForTheCulprit = std::chrono::milliseconds(1000);
 
+struct Failure {
+  int rank = 0;
+  bool consequence = false;  // of another's failure, probably
+  std::int64_t nanoseconds = 0;
+  std::string text = {};
+};
+
+// What a child tells.
 struct Report {
   bool reached = false;  // the call, in a process made by kSpawn
-  bool failed = false;
-  bool lost_peers = false;  // a CommError: likely the consequence of another process's failure
-  std::int64_t nanoseconds = 0;
-  std::string text;
+  std::optional<Failure> failure = std::nullopt;
 };
 
 std::string environment_variable(const char* name) { return parse_choice_from_env(name, ""); }
@@ -107,25 +112,17 @@ Report read_report(PipePair& pipe) {
     if (!message) continue;
     report.reached = report.reached || message->contains("reached");
     if (!message->contains("failed")) continue;
-    report.failed = true;
-    report.text = message->at("failed").as_string();
-    report.lost_peers = message->get("lost_peers", false).as_bool();
-    report.nanoseconds = message->get("nanoseconds", 0).as_int();
+    // A CommError is likely the consequence of another process's failure.
+    report.failure = {.consequence = message->get("lost_peers", false).as_bool(),
+                      .nanoseconds = message->get("nanoseconds", 0).as_int(),
+                      .text = message->at("failed").as_string()};
   }
   return report;
 }
 
-struct Failure {
-  int rank = 0;
-  bool consequence = false;  // of another's failure, probably
-  std::int64_t nanoseconds = 0;
-  std::string text;
-};
-
 // The culprit before its victims, then the earlier.
 bool comes_before(const Failure& a, const Failure& b) {
-  if (a.consequence != b.consequence) return b.consequence;
-  return a.nanoseconds < b.nanoseconds;
+  return std::pair(a.consequence, a.nanoseconds) < std::pair(b.consequence, b.nanoseconds);
 }
 
 class Children {
@@ -228,12 +225,13 @@ class Children {
 
   std::optional<Failure> failure_of(std::size_t index) {
     const ExitStatus& status = processes_.status(index);
-    const Report report = read_report(reports_[index]);
+    Report report = read_report(reports_[index]);
     const int rank = rank_of(static_cast<int>(index));
     const std::string who = str(options_.launcher, ": rank ", rank);
-    if (report.failed) {
-      return Failure{rank, report.lost_peers, report.nanoseconds,
-                     str(who, " failed: ", report.text)};
+    if (report.failure) {
+      report.failure->rank = rank;
+      report.failure->text = str(who, " failed: ", report.failure->text);
+      return report.failure;
     }
     if (!status.ok()) {
       return Failure{rank, false, monotonic_nanoseconds(),
@@ -273,6 +271,37 @@ std::string& awaited_call() {
   ::_exit(run_and_report(body, report_fd));
 }
 
+// Whether the CUDA driver has been initialised in this process. Initialises nothing.
+bool cuda_is_initialised() {
+  // Only if something has loaded the driver already; loading it here would be the first step.
+  void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (driver == nullptr) return false;
+  using DeviceCount = int (*)(int*);
+  const auto device_count = reinterpret_cast<DeviceCount>(::dlsym(driver, "cuDeviceGetCount"));
+  int count = 0;
+  // Answers "not initialized" before cuInit.
+  const bool initialised = device_count != nullptr && device_count(&count) == 0;
+  ::dlclose(driver);
+  return initialised;
+}
+
+// Throws `StateError` when this process cannot be copied: other threads run, or CUDA is in use.
+void refuse_unsafe_fork(const std::string& launcher) {
+  constexpr std::string_view kRemedy =
+      " Launch before anything else is computed, or use StartMethod::kSpawn.";
+  if (cuda_is_initialised()) {
+    throw StateError(str(
+        launcher, ": CUDA is in use in this process and does not work in copies of it.", kRemedy));
+  }
+  if (const auto threads = count_threads(); threads > 1) {
+    throw StateError(str(launcher, ": ", threads - 1,
+                         threads == 2 ? " other thread runs" : " other threads run",
+                         " in this process and would be missing in copies of it, with whatever "
+                         "locks they hold.",
+                         kRemedy));
+  }
+}
+
 }  // namespace
 
 bool on_the_way_to_a_launcher() { return !awaited_call().empty(); }
@@ -294,35 +323,6 @@ void launch_children(const ChildrenOptions& options, const std::function<void()>
       warn(str(error.what(), "\nAll processes are started again (restart ", attempt + 1, " of ",
                options.max_restarts, ")."));
     }
-  }
-}
-
-bool cuda_is_initialised() {
-  // Only if something has loaded the driver already; loading it here would be the first step.
-  void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  if (driver == nullptr) return false;
-  using DeviceCount = int (*)(int*);
-  const auto device_count = reinterpret_cast<DeviceCount>(::dlsym(driver, "cuDeviceGetCount"));
-  int count = 0;
-  // Answers "not initialized" before cuInit.
-  const bool initialised = device_count != nullptr && device_count(&count) == 0;
-  ::dlclose(driver);
-  return initialised;
-}
-
-void refuse_unsafe_fork(const std::string& launcher) {
-  constexpr std::string_view kRemedy =
-      " Launch before anything else is computed, or use StartMethod::kSpawn.";
-  if (cuda_is_initialised()) {
-    throw StateError(str(
-        launcher, ": CUDA is in use in this process and does not work in copies of it.", kRemedy));
-  }
-  if (const auto threads = count_threads(); threads > 1) {
-    throw StateError(str(launcher, ": ", threads - 1,
-                         threads == 2 ? " other thread runs" : " other threads run",
-                         " in this process and would be missing in copies of it, with whatever "
-                         "locks they hold.",
-                         kRemedy));
   }
 }
 

@@ -58,12 +58,6 @@ void launch_children(const ChildrenOptions& options, const std::function<void()>
 /// Whether this process has been started for a later call of a launcher and is on its way there.
 [[nodiscard]] bool on_the_way_to_a_launcher();
 
-/// Throws `StateError` when this process cannot be copied: other threads run, or CUDA is in use.
-void refuse_unsafe_fork(const std::string& launcher);
-
-/// Whether the CUDA driver has been initialised in this process. Initialises nothing.
-[[nodiscard]] bool cuda_is_initialised();
-
 /// "[worker2]:" for "[${role_name}${rank}]:".
 [[nodiscard]] std::string fill_prefix_template(const std::string& pattern, const std::string& role,
                                                int rank, int local_rank);

@@ -91,38 +91,26 @@ void ObjectWriter::value(const Value& x, const LeafCodec* leaves, int depth) {
     open(kind, x.items().size());
     for (const auto& item : x.items()) value(item, leaves, depth + 1);
   };
-  switch (x.kind()) {
-    case Value::Kind::kNone:
-      return tag(ObjectTag::kNone);
-    case Value::Kind::kBool:
-      return boolean(x.as_bool());
-    case Value::Kind::kInt:
-      return integer(x.as_int());
-    case Value::Kind::kDouble:
-      return real(x.as_double());
-    case Value::Kind::kString:
-      return text(x.as_string());
-    case Value::Kind::kBytes:
-      open(ObjectTag::kBytes, x.as_bytes().size());
-      bytes_.append(x.as_bytes());
-      return;
-    case Value::Kind::kList:
-      return items(ObjectTag::kList);
-    case Value::Kind::kTuple:
-      return items(ObjectTag::kTuple);
-    case Value::Kind::kDict:
-      open(ObjectTag::kDict, x.as_dict().size());
-      for (const auto& [key, item] : x.as_dict()) {
-        write_key(*this, key);
-        value(item, leaves, depth + 1);
-      }
-      return;
-    case Value::Kind::kTensor:
-    case Value::Kind::kObject:
-      if (leaves == nullptr) {
-        throw ArgumentError(str("a value to be sent holds ", x.kind_name(), ", which is not data"));
-      }
-      return leaves->write(*this, *x.leaf());
+  if (x.is_none()) return tag(ObjectTag::kNone);
+  if (x.is_bool()) return boolean(x.as_bool());
+  if (x.is_int()) return integer(x.as_int());
+  if (x.is_double()) return real(x.as_double());
+  if (x.is_string()) return text(x.as_string());
+  if (x.is_list()) return items(ObjectTag::kList);
+  if (x.is_tuple()) return items(ObjectTag::kTuple);
+  if (x.is_bytes()) {
+    open(ObjectTag::kBytes, x.as_bytes().size());
+    bytes_.append(x.as_bytes());
+  } else if (x.is_dict()) {
+    open(ObjectTag::kDict, x.as_dict().size());
+    for (const auto& [key, item] : x.as_dict()) {
+      write_key(*this, key);
+      value(item, leaves, depth + 1);
+    }
+  } else if (leaves != nullptr) {
+    leaves->write(*this, *x.leaf());
+  } else {
+    throw ArgumentError(str("a value to be sent holds ", x.kind_name(), ", which is not data"));
   }
 }
 

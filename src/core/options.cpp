@@ -38,10 +38,10 @@ double read_double(std::string_view text, std::string_view source) {
   throw ConfigError(str(source, " is '", text, "', which is not a number."));
 }
 
-bool read_true_word(const Environment& environment, const std::string& variable, bool fallback,
+bool read_true_word(const Environment& environment, const std::string& variable,
                     Warnings& warnings) {
   const auto text = environment.get(variable);
-  const bool value = environment.flag(variable, fallback);
+  const bool value = environment.flag(variable);
   if (text && value && to_lower(*text) != "true") {
     warnings.push_back(str(variable, " is '", *text, "', which counts as true. Python Accelerate ",
                            "takes only the word 'true' here and would read it as false."));

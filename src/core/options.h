@@ -5,14 +5,13 @@
 // that instantiates it with ACCELERATE_OPTIONS:
 //
 //     static auto value_fields(std::type_identity<T>);   // all fields, in Python's order
-//     static T option_defaults(std::type_identity<T>);   // values of optional fields; may be
-//     absent static void finish(T& options, const T& given, const Environment&, detail::Warnings&);
+//     static T option_defaults(std::type_identity<T>);   // values of optional fields
+//     static void finish(T& options, const T& given, const Environment&, detail::Warnings&);
 //
-// `finish` does what a table cannot say: checks, and values that depend on others. It may be
-// absent.
+// `finish` does what a table cannot say: checks, and values that depend on others. The last two may
+// be absent.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -158,7 +157,7 @@ void fill(const Row& row, std::optional<T>& member, const std::optional<T>& fall
     if (row.variable.empty() || !environment.contains(row.variable)) return;
     if (row.rule == OptionRule::kTrueWord) {
       if constexpr (std::is_same_v<T, bool>) {
-        member = read_true_word(environment, row.variable, false, warnings);
+        member = read_true_word(environment, row.variable, warnings);
       }
     } else {
       member = read<T>(environment, row.variable);

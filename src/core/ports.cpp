@@ -16,19 +16,16 @@ namespace accelerate {
 
 using detail::str;
 
-namespace detail::inline core {
-
-void check_port_number(int port) {
+// Port 0 lets the system choose.
+static void check_port_number(int port) {
   if (port < 0 || port > 65535) {
     throw ArgumentError(str(port, " is not a port: ports are numbers from 0 to 65535."));
   }
 }
 
-}  // namespace detail::inline core
-
 bool is_port_in_use(std::optional<int> port) {
   const int number = port.value_or(detail::kDefaultPort);
-  detail::check_port_number(number);
+  check_port_number(number);
   if (number == 0) return false;  // not a port: it asks the system for one
   // Binding first: a server too busy to answer would let a connect wait. Connecting still finds
   // ports that are forwarded to another host.
@@ -43,7 +40,7 @@ bool is_port_in_use(std::optional<int> port) {
 int get_free_port() { return ReservedPort().port(); }
 
 ReservedPort::ReservedPort(int port) {
-  detail::check_port_number(port);
+  check_port_number(port);
   std::string error;
   auto socket = detail::listen_on(port, /*loopback_only=*/false, error);
   if (!socket) {

@@ -11,7 +11,4 @@ inline constexpr int kDefaultPort = 29500;
 /// port. It listens, so that no other process takes the port before rank 0 serves there.
 inline constexpr const char* kListenFdVariable = "ACCELERATE_MASTER_LISTEN_FD";
 
-/// Throws `ArgumentError` unless the number is a TCP port (0 counts: the system chooses).
-void check_port_number(int port);
-
 }  // namespace accelerate::detail::inline core

@@ -57,18 +57,10 @@ const bool kCountsForks = ::pthread_atfork(nullptr, nullptr, [] { ++forks; }) ==
 std::string process_state(int pid) {
   const auto facts = facts_of_process(str(pid));
   if (facts.empty()) return "gone";
-  switch (facts.front()) {
-    case 'T':
-    case 't':
-      return "stopped";
-    case 'Z':
-    case 'X':
-      return "a zombie";
-    case 'D':
-      return "waiting for a device";
-    default:
-      return "running";
-  }
+  const char state = facts.front();
+  if (state == 'T' || state == 't') return "stopped";
+  if (state == 'Z' || state == 'X') return "a zombie";
+  return state == 'D' ? "waiting for a device" : "running";
 }
 
 std::map<int, int> sibling_ranks(int rank, int size) {

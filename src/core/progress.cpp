@@ -74,18 +74,15 @@ Lines& lines() {
   return *instance;
 }
 
-enum class Output { kTerminal, kPlain };
-
 }  // namespace
 
 struct ProgressBar::Impl {
   explicit Impl(TqdmOptions given)
       : options(std::move(given)),
-        output(options.sink || ::isatty(STDERR_FILENO) == 1 ? Output::kTerminal : Output::kPlain),
+        terminal(options.sink || ::isatty(STDERR_FILENO) == 1),
         ascii(options.ascii.value_or(!locale_is_utf8())),
-        interval(output == Output::kTerminal
-                     ? options.mininterval
-                     : std::max(options.mininterval, kSecondsBetweenPlainLines)) {
+        interval(terminal ? options.mininterval
+                          : std::max(options.mininterval, kSecondsBetweenPlainLines)) {
     const std::scoped_lock lock(lines().mutex);
     line = lines().take();
   }
@@ -109,7 +106,7 @@ struct ProgressBar::Impl {
     std::optional<double> rate;
     if (!average && seconds.value() > 0) rate = steps.value() / seconds.value();
     auto columns = options.ncols;
-    if (!columns && !options.sink && output == Output::kTerminal) columns = terminal_columns();
+    if (!columns && !options.sink && terminal) columns = terminal_columns();
     return detail::format_meter({.n = n,
                                  .total = total,
                                  .elapsed_seconds = now_seconds() - started,
@@ -148,7 +145,7 @@ struct ProgressBar::Impl {
 
   void draw(const std::string& text) {
     drawn_once = true;
-    if (output == Output::kTerminal) {
+    if (terminal) {
       draw_at(line, text);
     } else {
       const std::scoped_lock lock(lines().mutex);
@@ -158,7 +155,7 @@ struct ProgressBar::Impl {
 
   // The last line takes the place of the topmost bar, which is drawn again below it.
   void finish(const std::string& text) {
-    if (output == Output::kPlain) {
+    if (!terminal) {
       if (options.leave) draw(text);
     } else if (options.leave) {
       draw_at(0, text, "\n");
@@ -168,7 +165,7 @@ struct ProgressBar::Impl {
   }
 
   TqdmOptions options;
-  Output output;
+  bool terminal;
   bool ascii;
   double interval;
   int line = 0;
@@ -186,7 +183,7 @@ ProgressBar::ProgressBar(TqdmOptions options) : n_(options.initial), total_(opti
   if (!parse_flag_from_env("ACCELERATE_PROGRESS", /*fallback=*/true)) return;
   impl_ = std::make_unique<Impl>(std::move(options));
   impl_->start(n_);
-  if (impl_->output == Output::kTerminal) refresh();
+  if (impl_->terminal) refresh();
 }
 
 ProgressBar::~ProgressBar() { close(); }
@@ -223,7 +220,7 @@ void ProgressBar::refresh() {
 void ProgressBar::set_description(const std::string& desc) {
   if (!impl_) return;
   impl_->options.desc = desc;
-  if (impl_->output == Output::kTerminal) refresh();
+  if (impl_->terminal) refresh();
 }
 
 void ProgressBar::set_postfix(const std::vector<std::pair<std::string, PostfixValue>>& values) {
@@ -243,7 +240,7 @@ void ProgressBar::reset(std::optional<std::int64_t> total) {
   if (!impl_) return;
   impl_->options.initial = 0;
   impl_->start(n_);
-  if (impl_->output == Output::kTerminal) refresh();
+  if (impl_->terminal) refresh();
 }
 
 void ProgressBar::close() noexcept {

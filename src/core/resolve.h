@@ -17,6 +17,6 @@ template <OptionsStruct T>
 /// A switch that Python compares with the word "true". Any truth word counts here; warns where
 /// Python would have read it as false.
 [[nodiscard]] bool read_true_word(const Environment& environment, const std::string& variable,
-                                  bool fallback, Warnings& warnings);
+                                  Warnings& warnings);
 
 }  // namespace accelerate::detail::inline core

@@ -154,7 +154,9 @@ ExitStatus collect(pid_t pid) {
   do {
     found = ::waitpid(pid, &status, 0);
   } while (found < 0 && errno == EINTR);
-  return found == pid ? ExitStatus::from_wait(status) : ExitStatus{.code = 255, .signal = 0};
+  if (found != pid) return {.code = 255, .signal = 0};
+  if (WIFSIGNALED(status)) return {.code = -1, .signal = WTERMSIG(status)};
+  return {.code = WEXITSTATUS(status), .signal = 0};
 }
 
 void announce(int fd) {
@@ -172,11 +174,10 @@ void set_up_child(const SpawnOptions& options, const Prepared& prepared, int out
   } else {
     ::setpgid(0, 0);
   }
-  if (options.death_signal != 0) {
-    ::prctl(PR_SET_PDEATHSIG, options.death_signal);
-    // The parent may have ended before the line above.
-    if (::getppid() != parent) ::_exit(128 + options.death_signal);
-  }
+  // It ends with the thread that started it.
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // The parent may have ended before the line above.
+  if (::getppid() != parent) ::_exit(128 + SIGKILL);
   if (options.announce_fd >= 0) announce(options.announce_fd);
   if (options.no_input) redirect(prepared.null_fd.get(), STDIN_FILENO);
   if (options.output == StreamTarget::kNull) output = prepared.null_fd.get();
@@ -247,11 +248,6 @@ std::pair<Descriptor, Descriptor> open_stream(StreamTarget target,
 }
 
 }  // namespace
-
-ExitStatus ExitStatus::from_wait(int status) noexcept {
-  if (WIFSIGNALED(status)) return {.code = -1, .signal = WTERMSIG(status)};
-  return {.code = WEXITSTATUS(status), .signal = 0};
-}
 
 std::string ExitStatus::text() const {
   if (signal == 0) return str("exit code ", code);

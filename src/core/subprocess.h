@@ -40,7 +40,6 @@ struct ExitStatus {
   [[nodiscard]] std::string text() const;
   /// What a shell shows: the code, or 128 plus the signal.
   [[nodiscard]] int shell_code() const noexcept { return signal != 0 ? 128 + signal : code; }
-  [[nodiscard]] static ExitStatus from_wait(int status) noexcept;
 
   bool operator==(const ExitStatus&) const = default;
 };
@@ -83,8 +82,6 @@ struct SpawnOptions {
   /// Gets "+<pid>\n" from the child before it executes the program, so that whoever reads there
   /// knows the process group before anything can be started in it. -1: nothing is written.
   int announce_fd = -1;
-  /// What the child gets when the thread that started it ends; 0: nothing.
-  int death_signal = SIGKILL;
 };
 
 /// The variables of this process with `changes` applied, as "NAME=value". An unset value removes.

@@ -1,5 +1,6 @@
 #include "core/supported.h"
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 
@@ -14,10 +15,13 @@ namespace {
   throw UnsupportedError(str(feature, " is not supported: ", reason, " ", alternative));
 }
 
-void refuse_device(std::string_view type) {
-  refuse(str("distributed_type ", type), "LibTorch for C++ has no back end for this device.",
-         "Use MULTI_GPU or MULTI_CPU.");
-}
+constexpr std::string_view kNoBackEnd = "LibTorch for C++ has no back end for this device.";
+
+using enum DistributedType;
+constexpr std::array kRefusedTypes{kXla,       kMultiNpu, kMultiMlu,   kMultiSdaa,
+                                   kMultiMusa, kMultiHpu, kMultiNeuron};
+constexpr std::array kDynamoBackends{DynamoBackend::kNo, DynamoBackend::kEager,
+                                     DynamoBackend::kCudagraphs, DynamoBackend::kInductor};
 
 /// Sections and keys of a DeepSpeed configuration that change results and have no counterpart.
 constexpr auto kRefusedDeepspeedKeys = std::to_array<std::string_view>(
@@ -39,19 +43,8 @@ bool is_on(const Value& entry) {
 }  // namespace
 
 void require_supported(DistributedType type) {
-  switch (type) {
-    case DistributedType::kXla:
-    case DistributedType::kMultiNpu:
-    case DistributedType::kMultiMlu:
-    case DistributedType::kMultiSdaa:
-    case DistributedType::kMultiMusa:
-    case DistributedType::kMultiHpu:
-    case DistributedType::kMultiNeuron:
-      refuse_device(to_string(type));
-      break;
-    default:
-      break;
-  }
+  if (std::ranges::find(kRefusedTypes, type) == kRefusedTypes.end()) return;
+  refuse(str("distributed_type ", type), kNoBackEnd, "Use MULTI_GPU or MULTI_CPU.");
 }
 
 void require_supported(ComputeEnvironment environment) {
@@ -73,22 +66,15 @@ void require_supported(FP8BackendType backend) {
 }
 
 void require_supported(DynamoBackend backend) {
-  switch (backend) {
-    case DynamoBackend::kNo:
-    case DynamoBackend::kEager:
-    case DynamoBackend::kCudagraphs:
-    case DynamoBackend::kInductor:
-      return;
-    default:
-      refuse(str("The dynamo backend ", backend), "it compiles Python code.",
-             "Use one of: NO, EAGER, CUDAGRAPHS, INDUCTOR.");
-  }
+  if (std::ranges::find(kDynamoBackends, backend) != kDynamoBackends.end()) return;
+  refuse(str("The dynamo backend ", backend), "it compiles Python code.",
+         "Use one of: NO, EAGER, CUDAGRAPHS, INDUCTOR.");
 }
 
 void require_supported(ProfilerActivity activity) {
   if (activity == ProfilerActivity::kMtia || activity == ProfilerActivity::kHpu) {
-    refuse(str("The profiler activity '", activity, "'"),
-           "LibTorch for C++ has no back end for this device.", "Use one of: cpu, cuda, xpu.");
+    refuse(str("The profiler activity '", activity, "'"), kNoBackEnd,
+           "Use one of: cpu, cuda, xpu.");
   }
 }
 

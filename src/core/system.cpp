@@ -65,25 +65,27 @@ class CpuSet {
   std::size_t size_;
 };
 
-std::optional<double> quota_of_v2(const fs::path& folder) {
-  const auto line = read_line(folder / "cpu.max");  // "max 100000" or "150000 100000"
-  if (!line) return std::nullopt;
-  const auto parts = split(trim(*line), ' ');
-  if (parts.size() != 2) return std::nullopt;
-  const auto quota = parse_number<double>(parts[0]);
-  const auto period = parse_number<double>(parts[1]);
-  if (!quota || !period || *period <= 0) return std::nullopt;
+std::optional<double> read_number(const fs::path& file) {
+  const auto line = read_line(file);
+  return line ? parse_number<double>(trim(*line)) : std::nullopt;  // "max" is no number
+}
+
+/// CPUs' worth of time; -1 is no limit.
+std::optional<double> quotient(std::optional<double> quota, std::optional<double> period) {
+  if (quota.value_or(0) <= 0 || period.value_or(0) <= 0) return std::nullopt;
   return *quota / *period;
 }
 
+std::optional<double> quota_of_v2(const fs::path& folder) {
+  const auto line = read_line(folder / "cpu.max");  // "max 100000" or "150000 100000"
+  const auto parts = split(trim(line.value_or("")), ' ');
+  if (parts.size() != 2) return std::nullopt;
+  return quotient(parse_number<double>(parts[0]), parse_number<double>(parts[1]));
+}
+
 std::optional<double> quota_of_v1(const fs::path& folder) {
-  const auto quota_line = read_line(folder / "cpu.cfs_quota_us");  // -1 is no limit
-  const auto period_line = read_line(folder / "cpu.cfs_period_us");
-  if (!quota_line || !period_line) return std::nullopt;
-  const auto quota = parse_number<double>(trim(*quota_line));
-  const auto period = parse_number<double>(trim(*period_line));
-  if (!quota || !period || *quota <= 0 || *period <= 0) return std::nullopt;
-  return *quota / *period;
+  return quotient(read_number(folder / "cpu.cfs_quota_us"),
+                  read_number(folder / "cpu.cfs_period_us"));
 }
 
 /// Up to three numbers with dots between them, at the start of a text that begins with a digit.
@@ -149,12 +151,8 @@ std::optional<double> least_of_cgroups(const SystemRoot& root, std::string_view 
 /// Bytes below a limit. What the kernel can drop from the page cache at once is not in use.
 std::optional<double> memory_below(const fs::path& folder, const char* limit_file,
                                    const char* usage_file) {
-  const auto number_in = [&](const char* file) {
-    const auto line = read_line(folder / file);
-    return line ? parse_number<double>(trim(*line)) : std::nullopt;
-  };
-  const auto limit = number_in(limit_file);  // "max" is no number
-  const auto usage = number_in(usage_file);
+  const auto limit = read_number(folder / limit_file);
+  const auto usage = read_number(folder / usage_file);
   if (!limit || !usage) return std::nullopt;
   double reclaimable = 0;
   std::ifstream stat(folder / "memory.stat");
@@ -186,7 +184,7 @@ std::optional<std::vector<int>> parse_cpulist(std::string_view text) {
   return cpus;
 }
 
-std::string format_cpulist(std::span<const int> cpus) {
+std::string format_cpulist(std::span<const int> cpus, std::string_view separator) {
   std::vector<std::string> parts;
   for (std::size_t i = 0; i < cpus.size();) {
     std::size_t last = i;
@@ -194,7 +192,7 @@ std::string format_cpulist(std::span<const int> cpus) {
     parts.push_back(last == i ? str(cpus[i]) : str(cpus[i], "-", cpus[last]));
     i = last + 1;
   }
-  return join(parts, ",");
+  return join(parts, separator);
 }
 
 std::vector<int> cpus_of_words(std::span<const std::uint64_t> words) {
@@ -364,8 +362,7 @@ const detail::Nvml& nvml_of_this_machine() {
   if (const auto* nvml = detail::Nvml::system()) return *nvml;
   throw UnsupportedError(
       "This machine has no NVIDIA driver that works: libnvidia-ml.so.1 cannot be opened or does "
-      "not "
-      "start.");
+      "not start.");
 }
 
 }  // namespace

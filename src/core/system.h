@@ -24,7 +24,8 @@ struct SystemRoot {
 /// "0-3,8,10-11" -> 0 1 2 3 8 10 11, sorted, each once. Nothing when the text is no such list.
 [[nodiscard]] std::optional<std::vector<int>> parse_cpulist(std::string_view text);
 /// The reverse of `parse_cpulist`: the shortest list of ranges.
-[[nodiscard]] std::string format_cpulist(std::span<const int> cpus);
+[[nodiscard]] std::string format_cpulist(std::span<const int> cpus,
+                                         std::string_view separator = ",");
 /// Bit b of word w stands for CPU 64 * w + b, as NVML tells affinities.
 [[nodiscard]] std::vector<int> cpus_of_words(std::span<const std::uint64_t> words);
 /// Both sides sorted.

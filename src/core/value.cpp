@@ -60,7 +60,6 @@ void check_depth(int depth) {
 }
 
 bool equal(const Value& a, const Value& b, int depth) {
-  using enum Value::Kind;
   check_depth(depth);
   const auto is_whole = [](const Value& v) { return v.is_int() || v.is_bool(); };
   const auto whole = [](const Value& v) { return v.is_int() ? v.as_int() : v.as_bool() ? 1 : 0; };
@@ -68,24 +67,12 @@ bool equal(const Value& a, const Value& b, int depth) {
   if (is_whole(a) && b.is_double()) return equal_numbers(whole(a), b.as_double());
   if (a.is_double() && is_whole(b)) return equal_numbers(whole(b), a.as_double());
   if (a.kind() != b.kind()) return false;
-  switch (a.kind()) {
-    case kDouble:
-      return a.as_double() == b.as_double();
-    case kString:
-      return a.as_string() == b.as_string();
-    case kBytes:
-      return a.as_bytes() == b.as_bytes();
-    case kList:
-    case kTuple:
-      return equal(a.items(), b.items(), depth + 1);
-    case kDict:
-      return equal(a.as_dict(), b.as_dict(), depth + 1);
-    case kTensor:
-    case kObject:
-      return a.leaf() == b.leaf() || a.leaf()->equals(*b.leaf());
-    default:
-      return true;  // none
-  }
+  if (a.is_double()) return a.as_double() == b.as_double();
+  if (a.is_string()) return a.as_string() == b.as_string();
+  if (a.is_bytes()) return a.as_bytes() == b.as_bytes();
+  if (a.is_list() || a.is_tuple()) return equal(a.items(), b.items(), depth + 1);
+  if (a.is_dict()) return equal(a.as_dict(), b.as_dict(), depth + 1);
+  return a.leaf() == b.leaf() || a.leaf()->equals(*b.leaf());  // none has no leaf
 }
 
 void append_repr(std::string& out, const Value& value, int depth);

@@ -280,20 +280,12 @@ void check_engines(const LaunchArguments& arguments, const ResolvedLaunch& run) 
 }
 
 bool engine_in_use(const ResolvedLaunch& run, const Flag& flag) {
-  switch (flag.group) {
-    case FlagGroup::kDeepspeed:
-      return run.deepspeed;
-    case FlagGroup::kFsdp:
-      return run.fsdp;
-    case FlagGroup::kMegatron:
-      return run.megatron;
-    case FlagGroup::kFp8:
-      return run.settings.text("mixed_precision") == "fp8";
-    case FlagGroup::kParallelism:
-      return run.parallelism;
-    default:
-      return true;
-  }
+  if (flag.group == FlagGroup::kDeepspeed) return run.deepspeed;
+  if (flag.group == FlagGroup::kFsdp) return run.fsdp;
+  if (flag.group == FlagGroup::kMegatron) return run.megatron;
+  if (flag.group == FlagGroup::kFp8) return run.settings.text("mixed_precision") == "fp8";
+  if (flag.group == FlagGroup::kParallelism) return run.parallelism;
+  return true;
 }
 
 bool asks_for_agent(const LaunchArguments& arguments) {

@@ -15,7 +15,7 @@ namespace accelerate::detail::launch {
 namespace {
 
 using Order = Coordinator::Order;
-using Orders = std::vector<Order>;
+using Orders = Coordinator::Orders;
 using Kind = AgentMessage::Kind;
 
 // A worker that lost its peers is seldom the root cause. The root cause (the exit code of another

@@ -45,26 +45,26 @@ class Coordinator {
     /// kStart (without port and store), kStop, kEnd or kNotice.
     AgentMessage message = {};
   };
+  using Orders = std::vector<Order>;
 
   Coordinator(CoordinatorRules rules, Clock::time_point now);
 
   // Events. Each returns the orders that follow from it.
-  [[nodiscard]] std::vector<Order> join(Id id, const Member& member, Clock::time_point now);
-  [[nodiscard]] std::vector<Order> failed(Id id, const WorkerFailure& failure,
-                                          Clock::time_point now);
+  [[nodiscard]] Orders join(Id id, const Member& member, Clock::time_point now);
+  [[nodiscard]] Orders failed(Id id, const WorkerFailure& failure, Clock::time_point now);
   /// No worker of the machine runs any more; some of them failed.
-  [[nodiscard]] std::vector<Order> all_ended(Id id, Clock::time_point now);
-  [[nodiscard]] std::vector<Order> succeeded(Id id, Clock::time_point now);
-  [[nodiscard]] std::vector<Order> stopped(Id id, const std::vector<WorkerFailure>& terminated,
-                                           Clock::time_point now);
+  [[nodiscard]] Orders all_ended(Id id, Clock::time_point now);
+  [[nodiscard]] Orders succeeded(Id id, Clock::time_point now);
+  [[nodiscard]] Orders stopped(Id id, const std::vector<WorkerFailure>& terminated,
+                               Clock::time_point now);
   /// The connection to the machine is lost; `why` completes "machine 1 (host) ".
-  [[nodiscard]] std::vector<Order> lost(Id id, const std::string& why, Clock::time_point now);
+  [[nodiscard]] Orders lost(Id id, const std::string& why, Clock::time_point now);
   /// A signal ends the launcher of the machine, which ends its own workers.
-  [[nodiscard]] std::vector<Order> leaves(Id id, int signal, Clock::time_point now);
+  [[nodiscard]] Orders leaves(Id id, int signal, Clock::time_point now);
   /// A launcher got the signal and passed it on. Workers that end because of it stay ended.
   void passed_on(int signal) noexcept { passed_on_ = signal; }
   /// To be called at the time of `next_event`, or earlier.
-  [[nodiscard]] std::vector<Order> tick(Clock::time_point now);
+  [[nodiscard]] Orders tick(Clock::time_point now);
 
   [[nodiscard]] Clock::time_point next_event() const;
   [[nodiscard]] bool gathering() const noexcept { return phase_ == Phase::kGathering; }
@@ -86,21 +86,21 @@ class Coordinator {
   [[nodiscard]] std::vector<Id> in_rank_order() const;
   [[nodiscard]] bool enough() const;
   void gather(Clock::time_point now);
-  [[nodiscard]] std::vector<Order> start_if_complete(Clock::time_point now);
-  [[nodiscard]] std::vector<Order> start();
-  [[nodiscard]] std::vector<Order> stop(Clock::time_point now);
-  [[nodiscard]] std::vector<Order> after_stop(Clock::time_point now);
-  [[nodiscard]] std::vector<Order> end(const Verdict& verdict);
-  [[nodiscard]] std::vector<Order> end_if_all_succeeded();
+  [[nodiscard]] Orders start_if_complete(Clock::time_point now);
+  [[nodiscard]] Orders start();
+  [[nodiscard]] Orders stop(Clock::time_point now);
+  [[nodiscard]] Orders after_stop(Clock::time_point now);
+  [[nodiscard]] Orders end(const Verdict& verdict);
+  [[nodiscard]] Orders end_if_all_succeeded();
   /// A notice for all machines, before the other orders.
-  void announce(const std::string& text, std::vector<Order>& orders) const;
-  [[nodiscard]] std::vector<Order> fail_or_restart(Verdict verdict, Clock::time_point now);
+  void announce(const std::string& text, Orders& orders) const;
+  [[nodiscard]] Orders fail_or_restart(Verdict verdict, Clock::time_point now);
   /// Whether workers ended because a launcher was asked to stop.
   [[nodiscard]] bool ended_on_request(const WorkerFailure& cause) const noexcept;
   [[nodiscard]] bool more_to_learn() const;
   /// Decides about the failures if the time has come or no more is to be learnt.
-  [[nodiscard]] std::vector<Order> decide_if_due(Clock::time_point now);
-  [[nodiscard]] std::vector<Order> decide_about_failures(Clock::time_point now);
+  [[nodiscard]] Orders decide_if_due(Clock::time_point now);
+  [[nodiscard]] Orders decide_about_failures(Clock::time_point now);
 
   CoordinatorRules rules_;
   Phase phase_ = Phase::kGathering;

@@ -77,12 +77,10 @@ Value agent_value(const LaunchConfig& agent) {
 }
 
 Value process_value(const PlannedProcess& process) {
-  Value::Dict dict;
-  dict.set("rank", process.rank);
-  dict.set("local_rank", process.local_rank);
-  dict.set("command", process.argv);
-  dict.set("environment", map_value(process.variables));
-  return dict;
+  return Value::Dict{{"rank", process.rank},
+                     {"local_rank", process.local_rank},
+                     {"command", process.argv},
+                     {"environment", map_value(process.variables)}};
 }
 
 std::string title(const PlannedProcess& process) {
@@ -109,13 +107,12 @@ std::vector<PlannedProcess> planned_processes(const LaunchPlan& plan,
                           .world_size = agent.max_nodes * agent.nproc_per_node};
   std::vector<PlannedProcess> processes;
   for (int local_rank = 0; local_rank < agent.nproc_per_node; ++local_rank) {
-    WorkerPlace place = worker_place(agent, round, local_rank);
-    place.agent_store = agent_store;
-    PlannedProcess process{.local_rank = local_rank,
-                           .argv = worker_arguments(plan.argv, local_rank),
-                           .variables = worker_variables(place, environment)};
+    PlannedProcess process{
+        .local_rank = local_rank,
+        .argv = worker_arguments(plan.argv, local_rank),
+        .variables = worker_variables(agent, round, local_rank, agent_store, environment)};
     if (numbered) {
-      process.rank = place.rank;
+      process.rank = round.first_rank + local_rank;
     } else {
       for (const auto* name : {"RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "ROLE_WORLD_SIZE",
                                "GROUP_WORLD_SIZE"}) {

@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <ctime>
 #include <iterator>
 #include <map>
@@ -15,6 +14,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/numbers.h"
+#include "core/system.h"
 #include "core/text.h"
 #include "launch/terminal_text.h"
 
@@ -280,19 +280,6 @@ std::string other_text(const WorkerFailure& failure, const WorkerFailure& root) 
   return text;
 }
 
-// "0, 2-63"
-std::string ranges(std::vector<int> numbers) {
-  std::ranges::sort(numbers);
-  std::vector<std::string> parts;
-  for (std::size_t i = 0; i < numbers.size();) {
-    std::size_t last = i;
-    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
-    parts.push_back(last == i ? str(numbers[i]) : str(numbers[i], "-", numbers[last]));
-    i = last + 1;
-  }
-  return join(parts);
-}
-
 std::string others_text(const std::vector<WorkerFailure>& failures) {
   std::string text = "Other failures:\n";
   std::vector<int> terminated;
@@ -304,8 +291,9 @@ std::string others_text(const std::vector<WorkerFailure>& failures) {
     if (listed || !failures[i].terminated_by_launcher) text += other_text(failures[i], failures[0]);
   }
   if (listed) return text;
+  std::ranges::sort(terminated);
   const std::string summary =
-      str("ranks ", ranges(std::move(terminated)), ": terminated by launcher");
+      str("ranks ", format_cpulist(terminated, ", "), ": terminated by launcher");  // 0, 2-63
   for (const auto& line : wrap_line(summary, kWidth - 2)) text += str("  ", line, "\n");
   return text;
 }

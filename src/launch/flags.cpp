@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <optional>
 
 #include "accelerate/environment.h"
@@ -248,37 +247,32 @@ void check_choice(const Flag& flag, std::string_view text, std::string_view sour
     const bool by_position = flag.group == kFsdp && flag.kind != kTruthOrChoice;
     if (by_position && position && *position >= 1 && *position <= choices.size()) return;
   }
-  const auto near = nearest(to_lower(text), choices);
   throw ConfigError(str(source, " is '", text, "'. Choose one of: ", join(choices), ".",
-                        near.empty() ? "" : str(" Did you mean '", near, "'?")));
+                        did_you_mean(to_lower(text), choices)));
 }
 
 std::string unchecked_value(const Flag& flag, std::string_view text, std::string_view source) {
+  const bool may_be_auto = flag.kind == kIntegerOrAuto || flag.kind == kNumberOrAuto;
+  if (may_be_auto && to_lower(trim(text)) == "auto") return "auto";
   switch (flag.kind) {
     case kSwitch:
     case kTruth:
       return truth(text, source);
     case kTruthOrChoice:
       return truth_word(text).value_or(std::string(text));
-    case kIntegerOrAuto:
-      return to_lower(trim(text)) == "auto" ? "auto" : integer(text, source);
-    case kNumberOrAuto:
-      return to_lower(trim(text)) == "auto" ? "auto" : number(text, source);
     case kInteger:
+    case kIntegerOrAuto:
       return integer(text, source);
     case kNumber:
+    case kNumberOrAuto:
       return number(text, source);
     case kMachines:
       return machines(text, source);
     case kTruths:
       return truths(text, source);
-    case kText:
-    case kTexts:
-    case kWords:
-    case kOptional:
+    default:
       return std::string(text);
   }
-  return std::string(text);
 }
 
 }  // namespace

@@ -158,41 +158,34 @@ constexpr auto kParallelismFlags = std::to_array<Flag>({
 });
 // clang-format on
 
-// Rows of one engine with what they have in common: the group, the section of the configuration
-// file, and the variable `prefix` + NAME unless the row names another.
-class EngineFlags {
- public:
-  EngineFlags() {
+}  // namespace
+
+std::span<const Flag> engine_flags() {
+  static std::deque<std::string> variables;  // keeps its strings in place
+  static const auto all = [] {
+    std::vector<Flag> flags;
+    // Rows of one engine with what they have in common: the group, the section of the configuration
+    // file, and the variable `prefix` + NAME unless the row names another.
+    const auto add = [&](std::span<const Flag> rows, FlagGroup group, std::string_view key,
+                         const char* prefix) {
+      for (Flag flag : rows) {
+        flag.group = group;
+        flag.key = key;
+        // Three truth values have a variable each.
+        if (prefix != nullptr && flag.variable.empty() && flag.kind != kTruths) {
+          flag.variable = variables.emplace_back(str(prefix, to_upper(flag.name)));
+        }
+        flags.push_back(flag);
+      }
+    };
     add(kDeepspeedFlags, FlagGroup::kDeepspeed, "deepspeed_config", nullptr);
     add(kFsdpFlags, FlagGroup::kFsdp, "fsdp_config", "");
     add(kMegatronFlags, FlagGroup::kMegatron, "megatron_lm_config", "");
     add(kFp8Flags, FlagGroup::kFp8, "fp8_config", "ACCELERATE_");
     add(kParallelismFlags, FlagGroup::kParallelism, "parallelism_config", "");
-  }
-  [[nodiscard]] std::span<const Flag> flags() const { return flags_; }
-
- private:
-  void add(std::span<const Flag> rows, FlagGroup group, std::string_view key, const char* prefix) {
-    for (Flag flag : rows) {
-      flag.group = group;
-      flag.key = key;
-      // Three truth values have a variable each.
-      if (prefix != nullptr && flag.variable.empty() && flag.kind != kTruths) {
-        flag.variable = variables_.emplace_back(str(prefix, to_upper(flag.name)));
-      }
-      flags_.push_back(flag);
-    }
-  }
-
-  std::vector<Flag> flags_;
-  std::deque<std::string> variables_;  // keeps its strings in place
-};
-
-}  // namespace
-
-std::span<const Flag> engine_flags() {
-  static const EngineFlags table;
-  return table.flags();
+    return flags;
+  }();
+  return all;
 }
 
 }  // namespace accelerate::detail::launch

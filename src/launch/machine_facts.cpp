@@ -4,7 +4,6 @@
 #include <array>
 #include <chrono>
 #include <set>
-#include <utility>
 
 #include "accelerate/checks.h"
 #include "accelerate/errors.h"

@@ -276,44 +276,29 @@ LaunchPlan make_plan(const LaunchArguments& arguments, const std::optional<Confi
   return plan;
 }
 
-WorkerPlace worker_place(const LaunchConfig& agent, const LaunchRound& round, int local_rank) {
-  return {.local_rank = local_rank,
-          .local_world_size = agent.nproc_per_node,
-          .rank = round.first_rank + local_rank,
-          .world_size = round.world_size,
-          .group_rank = round.node_rank,
-          .group_world_size = round.nodes,
-          .master_addr = agent.master_addr,
-          .master_port = agent.master_port,
-          .restart_count = round.restart_count,
-          .max_restarts = agent.max_restarts,
-          .run_id = agent.run_id,
-          .role = agent.role};
-}
-
-std::map<std::string, std::string> worker_variables(const WorkerPlace& place,
-                                                    const Environment& outer) {
-  std::map<std::string, std::string> variables{
-      {"LOCAL_RANK", str(place.local_rank)},
-      {"RANK", str(place.rank)},
-      {"GROUP_RANK", str(place.group_rank)},
-      {"ROLE_RANK", str(place.rank)},
-      {"ROLE_NAME", place.role},
-      {"LOCAL_WORLD_SIZE", str(place.local_world_size)},
-      {"WORLD_SIZE", str(place.world_size)},
-      {"GROUP_WORLD_SIZE", str(place.group_world_size)},
-      {"ROLE_WORLD_SIZE", str(place.world_size)},
-      {"MASTER_ADDR", place.master_addr},
-      {"MASTER_PORT", str(place.master_port)},
-      {"TORCHELASTIC_RESTART_COUNT", str(place.restart_count)},
-      {"TORCHELASTIC_MAX_RESTARTS", str(place.max_restarts)},
-      {"TORCHELASTIC_RUN_ID", place.run_id},
-      {"TORCHELASTIC_USE_AGENT_STORE", place.agent_store ? "True" : "False"},
+std::map<std::string, std::string> worker_variables(const LaunchConfig& agent,
+                                                    const LaunchRound& round, int local_rank,
+                                                    bool agent_store, const Environment& outer) {
+  const auto rank = str(round.first_rank + local_rank);
+  return {
+      {"LOCAL_RANK", str(local_rank)},
+      {"RANK", rank},
+      {"GROUP_RANK", str(round.node_rank)},
+      {"ROLE_RANK", rank},
+      {"ROLE_NAME", agent.role},
+      {"LOCAL_WORLD_SIZE", str(agent.nproc_per_node)},
+      {"WORLD_SIZE", str(round.world_size)},
+      {"GROUP_WORLD_SIZE", str(round.nodes)},
+      {"ROLE_WORLD_SIZE", str(round.world_size)},
+      {"MASTER_ADDR", agent.master_addr},
+      {"MASTER_PORT", str(agent.master_port)},
+      {"TORCHELASTIC_RESTART_COUNT", str(round.restart_count)},
+      {"TORCHELASTIC_MAX_RESTARTS", str(agent.max_restarts)},
+      {"TORCHELASTIC_RUN_ID", agent.run_id},
+      {"TORCHELASTIC_USE_AGENT_STORE", agent_store ? "True" : "False"},
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING",
        outer.get("TORCH_NCCL_ASYNC_ERROR_HANDLING").value_or("1")},
   };
-  if (!place.error_file.empty()) variables["TORCHELASTIC_ERROR_FILE"] = place.error_file;
-  return variables;
 }
 
 std::vector<std::string> worker_arguments(const std::vector<std::string>& argv, int local_rank) {

@@ -68,33 +68,13 @@ struct MachineFacts;
                                    const std::optional<ConfigFile>& config,
                                    const Environment& environment, const MachineFacts& facts);
 
-/// The ranks of a worker and the settings of its environment.
-struct WorkerPlace {
-  int local_rank = 0;
-  int local_world_size = 1;
-  int rank = 0;
-  int world_size = 1;
-  int group_rank = 0;  ///< of the machine
-  int group_world_size = 1;
-  std::string master_addr = "127.0.0.1";
-  int master_port = 29500;
-  int restart_count = 0;
-  int max_restarts = 0;
-  std::string run_id = "none";
-  std::string role = "default";
-  /// A helper process serves the store, not rank 0.
-  bool agent_store = false;
-  std::string error_file = {};
-};
-
 struct LaunchRound;
-/// The place of a worker of this machine in a round, with the address and port of `agent`.
-[[nodiscard]] WorkerPlace worker_place(const LaunchConfig& agent, const LaunchRound& round,
-                                       int local_rank);
-
-/// The variables that tell a worker its place: RANK, WORLD_SIZE, ..., TORCHELASTIC_*. `outer` is
-/// the launcher's environment, whose TORCH_NCCL_ASYNC_ERROR_HANDLING is kept.
-[[nodiscard]] std::map<std::string, std::string> worker_variables(const WorkerPlace& place,
+/// The variables that tell a worker of this machine its place in a round: RANK, WORLD_SIZE, ...,
+/// TORCHELASTIC_*. `agent_store`: a helper process serves the store, not rank 0. `outer` is the
+/// launcher's environment, whose TORCH_NCCL_ASYNC_ERROR_HANDLING is kept.
+[[nodiscard]] std::map<std::string, std::string> worker_variables(const LaunchConfig& agent,
+                                                                  const LaunchRound& round,
+                                                                  int local_rank, bool agent_store,
                                                                   const Environment& outer);
 
 /// The arguments of a worker, with ${local_rank} replaced.

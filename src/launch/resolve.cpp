@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <utility>
 
 #include "accelerate/enums.h"
@@ -12,6 +13,49 @@
 
 namespace accelerate::detail::launch {
 namespace {
+
+bool several(const Environment& environment, const char* variable) {
+  return environment.integer({std::string(variable)}, -1) > 1;
+}
+
+bool in_mpi(const Environment& environment) {
+  return several(environment, "PMI_SIZE") || several(environment, "OMPI_COMM_WORLD_SIZE") ||
+         several(environment, "MV2_COMM_WORLD_SIZE");
+}
+
+// The place in a Slurm step, without the address, whose lookup is slow.
+World slurm_world(const Environment& environment) {
+  if (!environment.contains("SLURM_STEP_ID")) return {};
+  auto variables = environment.variables();
+  // Some clusters export torchrun's variables with other meanings.
+  for (const auto* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
+                           "GROUP_WORLD_SIZE", "MASTER_PORT"}) {
+    variables.erase(name);
+  }
+  variables["MASTER_ADDR"] = "unknown";
+  return detect_world(Environment(std::move(variables)), {});
+}
+
+// The job around this launcher. `kSlurmNodes` fills `world` as well.
+OuterJob outer_job(const Environment& environment, World& world) {
+  // WORLD_SIZE alone is not a job: some containers set it.
+  if (several(environment, "WORLD_SIZE") && environment.contains("RANK")) {
+    return OuterJob::kTorchrun;
+  }
+  world = slurm_world(environment);
+  // srun with PMI sets MPI's variables as well, but only Slurm's name the node.
+  const bool slurm = world.source != WorldSource::kAlone && world.node_rank && world.num_nodes;
+  if (slurm && *world.num_nodes > 1 && world.size == *world.num_nodes) {
+    return OuterJob::kSlurmNodes;
+  }
+  if (slurm) return OuterJob::kSlurmTasks;
+  return in_mpi(environment) ? OuterJob::kMpi : OuterJob::kNone;
+}
+
+bool is_python_program(const LaunchArguments& arguments) {
+  if (arguments.on("no_python")) return false;
+  return arguments.on("module") || arguments.program.ends_with(".py");
+}
 
 class Resolver {
  public:
@@ -91,30 +135,16 @@ class Resolver {
 
   void paradigm_of_file(const ClusterConfig& file) {
     using enum DistributedType;
-    const auto choose = [&](std::string_view name) {
-      if (!is_explicit(name)) from_file(name);  // --no_use_fsdp, ACCELERATE_USE_CPU=0
-    };
-    switch (file.distributed_type) {
-      case kNo:
-        break;
-      case kMultiCpu:
-        choose("cpu");
-        break;
-      case kDeepspeed:
-        choose("use_deepspeed");
-        break;
-      case kFsdp:
-        choose("use_fsdp");
-        break;
-      case kMegatronLm:
-        choose("use_megatron_lm");
-        break;
-      case kXla:
-        choose("tpu");
-        break;
-      default:
-        choose("multi_gpu");
-    }
+    static const std::map<DistributedType, std::string_view> kFlags{
+        {kMultiCpu, "cpu"},
+        {kDeepspeed, "use_deepspeed"},
+        {kFsdp, "use_fsdp"},
+        {kMegatronLm, "use_megatron_lm"},
+        {kXla, "tpu"}};
+    const auto found = kFlags.find(file.distributed_type);
+    const auto flag = found != kFlags.end() ? found->second : "multi_gpu";
+    // An explicit setting wins: --no_use_fsdp, ACCELERATE_USE_CPU=0.
+    if (file.distributed_type != kNo && !is_explicit(flag)) from_file(flag);
     if (!file.parallelism_config.empty() && !set_.has("use_parallelism_config")) {
       from_file("use_parallelism_config");
     }
@@ -401,9 +431,13 @@ bool ResolvedLaunch::needs_machine_rank() const {
          settings.text("deepspeed_multinode_launcher") == "nossh";
 }
 
-bool is_python_program(const LaunchArguments& arguments) {
-  if (arguments.on("no_python")) return false;
-  return arguments.on("module") || arguments.program.ends_with(".py");
+std::int64_t mpi_size(const Environment& environment, std::int64_t fallback) {
+  return environment.integer({"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}, fallback);
+}
+
+std::int64_t mpi_local_size(const Environment& environment, std::int64_t fallback) {
+  return environment.integer(
+      {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"}, fallback);
 }
 
 ResolvedLaunch resolve_launch(const LaunchArguments& arguments,

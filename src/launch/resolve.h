@@ -69,14 +69,8 @@ struct ResolvedLaunch {
                                             const Environment& environment,
                                             const MachineFacts& facts);
 
-/// True if the program runs with Python: a script (*.py) or a module.
-[[nodiscard]] bool is_python_program(const LaunchArguments& arguments);
-
 /// The processes of the MPI job around this launcher: all of them, and those of this machine.
 [[nodiscard]] std::int64_t mpi_size(const Environment& environment, std::int64_t fallback);
 [[nodiscard]] std::int64_t mpi_local_size(const Environment& environment, std::int64_t fallback);
-
-/// The job around this launcher. `kSlurmNodes` fills `world` as well.
-[[nodiscard]] OuterJob outer_job(const Environment& environment, World& world);
 
 }  // namespace accelerate::detail::launch

@@ -7,7 +7,6 @@
 
 #include "accelerate/errors.h"
 #include "core/config.h"
-#include "core/config_fields.h"
 #include "core/files.h"
 #include "core/numbers.h"
 #include "core/python_text.h"
@@ -36,26 +35,18 @@ std::string flag_of_key(std::string_view section, std::string key) {
 }
 
 std::optional<std::string> text_of(const Value& value, const std::string& source) {
-  switch (value.kind()) {
-    case Value::Kind::kNone:
-      return std::nullopt;
-    case Value::Kind::kBool:
-      return value.as_bool() ? "true" : "false";
-    case Value::Kind::kInt:
-    case Value::Kind::kDouble:
-      return value.repr();
-    case Value::Kind::kString:
-      return value.as_string();
-    case Value::Kind::kList: {
-      std::vector<std::string> parts;
-      for (const auto& item : value.as_list()) {
-        if (auto text = text_of(item, source)) parts.push_back(*text);
-      }
-      return join(parts, ",");
-    }
-    default:
-      throw ConfigError(str(source, " is a ", value.kind_name(), ", expected a single value."));
+  if (value.is_none()) return std::nullopt;
+  if (value.is_bool()) return value.as_bool() ? "true" : "false";
+  if (value.is_int() || value.is_double()) return value.repr();
+  if (value.is_string()) return value.as_string();
+  if (!value.is_list()) {
+    throw ConfigError(str(source, " is a ", value.kind_name(), ", expected a single value."));
   }
+  std::vector<std::string> parts;
+  for (const auto& item : value.as_list()) {
+    if (auto text = text_of(item, source)) parts.push_back(*text);
+  }
+  return join(parts, ",");
 }
 
 // The values of a configuration file by flag name.

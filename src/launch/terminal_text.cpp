@@ -14,20 +14,15 @@ constexpr char kBell = '\x07';
 // The number of bytes of the control sequence at the start of `text`, including ESC.
 std::size_t sequence_length(std::string_view text) {
   if (text.size() < 2) return text.size();
+  std::size_t end = 2;
   if (text[1] == '[') {  // ends with a letter or one of @[\\]^_`{|}~
-    for (std::size_t i = 2; i < text.size(); ++i) {
-      if (text[i] >= 0x40 && text[i] <= 0x7e) return i + 1;
-    }
-    return text.size();
+    while (end < text.size() && (text[end] < 0x40 || text[end] > 0x7e)) ++end;
+    return std::min(text.size(), end + 1);
   }
-  if (text[1] == ']') {  // a title or a link; ends with a bell or ESC and a backslash
-    for (std::size_t i = 2; i < text.size(); ++i) {
-      if (text[i] == kBell) return i + 1;
-      if (text[i] == kEscape) return std::min(text.size(), i + 2);
-    }
-    return text.size();
-  }
-  return 2;
+  if (text[1] != ']') return end;
+  // A title or a link; ends with a bell or ESC and a backslash.
+  while (end < text.size() && text[end] != kBell && text[end] != kEscape) ++end;
+  return std::min(text.size(), end < text.size() && text[end] == kEscape ? end + 2 : end + 1);
 }
 
 bool is_control(char32_t c) { return (c < 0x20 && c != '\t') || (c >= 0x7f && c < 0xa0); }

@@ -72,18 +72,21 @@ void Workers::start(const LaunchRound& round, const StoreFacts& store) {
   }
 }
 
-std::vector<std::string> Workers::environment_of(const WorkerPlace& place,
+std::vector<std::string> Workers::environment_of(const Place& place, const LaunchRound& round,
                                                  const StoreFacts& store) const {
   std::vector<std::pair<std::string, std::optional<std::string>>> changes;
   // Variables of another launcher that started this one.
-  for (const char* stale : {"ACCELERATE_MASTER_LISTEN_FD", "ACCELERATE_DEBUG_RDV_FILE",
-                            "FORK_LAUNCHED", "TORCHELASTIC_ERROR_FILE"}) {
+  for (const char* stale :
+       {"ACCELERATE_MASTER_LISTEN_FD", "ACCELERATE_DEBUG_RDV_FILE", "FORK_LAUNCHED"}) {
     changes.emplace_back(stale, std::nullopt);
   }
   for (const auto& [name, value] : plan_.variables) changes.emplace_back(name, value);
-  for (const auto& [name, value] : worker_variables(place, Environment::process())) {
+  for (const auto& [name, value] : worker_variables(plan_.agent, round, place.local_rank,
+                                                    store.agent_store, Environment::process())) {
     changes.emplace_back(name, value);
   }
+  changes.emplace_back("MASTER_PORT", str(store.port));
+  changes.emplace_back("TORCHELASTIC_ERROR_FILE", place.error_file.string());
   if (place.rank == 0 && store.listen_fd >= 0) {
     changes.emplace_back("ACCELERATE_MASTER_LISTEN_FD", str(store.listen_fd));
   }
@@ -151,11 +154,7 @@ void Workers::spawn(const LaunchRound& round, const StoreFacts& store, int local
 
   SpawnOptions options;
   options.argv = worker_arguments(plan_.argv, local_rank);
-  WorkerPlace known = worker_place(plan_.agent, round, local_rank);
-  known.master_port = store.port;
-  known.agent_store = store.agent_store;
-  known.error_file = place.error_file.string();
-  options.environment = environment_of(known, store);
+  options.environment = environment_of(place, round, store);
   options.new_session = true;
   // Only the foreground group may read from a terminal; a worker that tries is stopped.
   options.no_input = rank != 0 || ::isatty(STDIN_FILENO) == 1;

@@ -66,7 +66,8 @@ class Workers {
   };
 
   void spawn(const LaunchRound& round, const StoreFacts& store, int local_rank);
-  [[nodiscard]] std::vector<std::string> environment_of(const WorkerPlace& place,
+  [[nodiscard]] std::vector<std::string> environment_of(const Place& place,
+                                                        const LaunchRound& round,
                                                         const StoreFacts& store) const;
   void route(SpawnOptions& options, const LaunchRound& round, Place& place, std::size_t index);
   [[nodiscard]] std::string prefix(int rank, int local_rank) const;

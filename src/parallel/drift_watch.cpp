@@ -13,9 +13,9 @@
 #include "accelerate/errors.h"
 #include "accelerate/state/gradient_state.h"
 #include "comm/peers.h"
-#include "core/failure_hook.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "core/uncaught.h"
 
 namespace accelerate::detail::parallel {
 namespace {

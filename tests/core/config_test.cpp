@@ -8,7 +8,6 @@
 
 #include "accelerate/errors.h"
 #include "captured_log.h"
-#include "core/config_fields.h"
 #include "core/files.h"
 #include "core/yaml.h"
 #include "reference.h"

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "core/config_fields.h"
+#include "core/config.h"
 #include "launch/flags.h"
 #include "launch/planning.h"
 

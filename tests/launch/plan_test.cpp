@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "core/text.h"
+#include "launch/messages.h"
 #include "launch/planning.h"
 
 namespace accelerate::detail::launch {
@@ -192,21 +193,15 @@ TEST(AgentSettings, NeedNoRankWhereMachinesComeAndGo) {
 
 TEST(WorkerVariables, SayWhereAWorkerIs) {
   // The second of three workers on the second of two machines.
-  const WorkerPlace place{.local_rank = 1,
-                          .local_world_size = 3,
-                          .rank = 4,
-                          .world_size = 6,
-                          .group_rank = 1,
-                          .group_world_size = 2,
-                          .master_addr = "head",
-                          .master_port = 5000,
-                          .restart_count = 2,
-                          .max_restarts = 3,
-                          .run_id = "run",
-                          .role = "trainer",
-                          .agent_store = true,
-                          .error_file = "/tmp/e.json"};
-  EXPECT_EQ(worker_variables(place, Environment()),
+  const LaunchConfig agent{.nproc_per_node = 3,
+                           .run_id = "run",
+                           .role = "trainer",
+                           .master_addr = "head",
+                           .master_port = 5000,
+                           .max_restarts = 3};
+  const LaunchRound round{
+      .restart_count = 2, .node_rank = 1, .nodes = 2, .first_rank = 3, .world_size = 6};
+  EXPECT_EQ(worker_variables(agent, round, 1, /*agent_store=*/true, Environment()),
             (Variables{{"LOCAL_RANK", "1"},
                        {"RANK", "4"},
                        {"GROUP_RANK", "1"},
@@ -222,14 +217,14 @@ TEST(WorkerVariables, SayWhereAWorkerIs) {
                        {"TORCHELASTIC_MAX_RESTARTS", "3"},
                        {"TORCHELASTIC_RUN_ID", "run"},
                        {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                       {"TORCHELASTIC_ERROR_FILE", "/tmp/e.json"},
                        {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"}}));
 }
 
 TEST(WorkerVariables, KeepTheErrorHandlingOfNccl) {
   const Environment outer(Variables{{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}});
-  EXPECT_EQ(worker_variables({}, outer).at("TORCH_NCCL_ASYNC_ERROR_HANDLING"), "0");
-  EXPECT_EQ(worker_variables({}, outer).at("TORCHELASTIC_USE_AGENT_STORE"), "False");
+  const auto variables = worker_variables({}, {}, 0, /*agent_store=*/false, outer);
+  EXPECT_EQ(variables.at("TORCH_NCCL_ASYNC_ERROR_HANDLING"), "0");
+  EXPECT_EQ(variables.at("TORCHELASTIC_USE_AGENT_STORE"), "False");
 }
 
 TEST(WorkerArguments, HaveTheLocalRankPutIn) {
