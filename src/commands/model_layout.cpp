@@ -163,58 +163,44 @@ ModelLayout phi(Builder& b, const Settings& c) {
 
 // What tells the models of the Llama family apart.
 struct LlamaKind {
-  std::int64_t vocabulary = 32000;
-  std::int64_t hidden = 4096;
-  std::int64_t intermediate = 11008;
-  std::int64_t layers = 32;
-  std::int64_t heads = 32;
-  std::int64_t key_value_heads = 0;  // 0: as many as heads
-  std::int64_t positions = 2048;
-  std::int64_t head = 0;  // 0: hidden / heads
-  bool query_bias = false;
-  bool head_norms = false;
-  bool fused = false;
-  bool embed_scale = false;
-  std::int64_t experts = 0;
+  std::int64_t vocabulary;
+  std::int64_t hidden;
+  std::int64_t intermediate;
+  std::int64_t layers;
+  std::int64_t heads;
+  std::int64_t key_value_heads;  // 0: as many as heads
+  std::int64_t head;             // its size; 0: hidden / heads
+  std::int64_t positions;
+  struct Parts {
+    bool query_bias = false;
+    bool head_norms = false;
+    bool fused = false;
+    bool embed_scale = false;
+    std::int64_t experts = 0;
+  } has = {};
 };
-constexpr LlamaKind kLlama{};
-constexpr LlamaKind kMistral{.intermediate = 14336, .key_value_heads = 8, .positions = 131072};
-constexpr LlamaKind kMixtral{
-    .intermediate = 14336, .key_value_heads = 8, .positions = 131072, .experts = 8};
-constexpr LlamaKind kQwen2{.vocabulary = 151936,
-                           .intermediate = 22016,
-                           .key_value_heads = 32,
-                           .positions = 32768,
-                           .query_bias = true};
-constexpr LlamaKind kQwen3{.vocabulary = 151936,
-                           .intermediate = 22016,
-                           .key_value_heads = 32,
-                           .positions = 32768,
-                           .head = 128,
-                           .head_norms = true};
-constexpr LlamaKind kGemma{.vocabulary = 256000,
-                           .hidden = 3072,
-                           .intermediate = 24576,
-                           .layers = 28,
-                           .heads = 16,
-                           .key_value_heads = 16,
-                           .positions = 8192,
-                           .head = 256,
-                           .embed_scale = true};
-constexpr LlamaKind kPhi3{
-    .vocabulary = 32064, .hidden = 3072, .intermediate = 8192, .positions = 4096, .fused = true};
+// clang-format off
+//                         vocabulary hidden intermediate layers heads key_value_heads head positions
+constexpr LlamaKind kLlama  {   32000,  4096,       11008,    32,   32,              0,   0,     2048};
+constexpr LlamaKind kMistral{   32000,  4096,       14336,    32,   32,              8,   0,   131072};
+constexpr LlamaKind kMixtral{   32000,  4096,       14336,    32,   32,              8,   0,   131072, {.experts = 8}};
+constexpr LlamaKind kQwen2  {  151936,  4096,       22016,    32,   32,             32,   0,    32768, {.query_bias = true}};
+constexpr LlamaKind kQwen3  {  151936,  4096,       22016,    32,   32,             32, 128,    32768, {.head_norms = true}};
+constexpr LlamaKind kGemma  {  256000,  3072,       24576,    28,   16,             16, 256,     8192, {.embed_scale = true}};
+constexpr LlamaKind kPhi3   {   32064,  3072,        8192,    32,   32,              0,   0,     4096, {.fused = true}};
+// clang-format on
 
 void llama_mlp(Builder& b, const Settings& c, const LlamaKind& kind, const TransformerShape& s,
                const std::string& mlp) {
   const bool bias = c.truth("mlp_bias", false);
-  if (kind.experts > 0) {
-    const auto experts = c.size("num_local_experts", kind.experts);
+  if (kind.has.experts > 0) {
+    const auto experts = c.size("num_local_experts", kind.has.experts);
     b.linear(mlp + "gate", s.hidden, experts, false);
     b.tensor(mlp + "experts.gate_up_proj", {experts, 2, s.intermediate, s.hidden});
     b.tensor(mlp + "experts.down_proj", {experts, s.intermediate, s.hidden});
     return;
   }
-  if (kind.fused) {
+  if (kind.has.fused) {
     b.linear(mlp + "gate_up_proj", s.hidden, 2 * s.intermediate, false);
   } else {
     b.linear(mlp + "{gate_proj,up_proj}", s.hidden, s.intermediate, bias);
@@ -236,25 +222,25 @@ ModelLayout llama(Builder& b, const Settings& c) {
   const auto key_value = c.size("num_key_value_heads", usual_heads) * head;
   const auto query = s.heads * head;
   const bool bias = c.truth("attention_bias", false);
-  const bool query_bias = bias || kind.query_bias;
+  const bool query_bias = bias || kind.has.query_bias;
   b.embedding("embed_tokens", c.size("vocab_size", kind.vocabulary), s.hidden);
-  if (kind.embed_scale) b.buffer("embed_tokens.embed_scale", {1});
+  if (kind.has.embed_scale) b.buffer("embed_tokens.embed_scale", {1});
   b.layers("layers", s.layers, [&](const std::string& layer) {
     const auto attention = layer + "self_attn.";
-    if (kind.fused) {
+    if (kind.has.fused) {
       b.linear(attention + "qkv_proj", s.hidden, query + 2 * key_value, false);
     } else {
       b.linear(attention + "q_proj", s.hidden, query, query_bias);
       b.linear(attention + "{k_proj,v_proj}", s.hidden, key_value, query_bias);
     }
     b.linear(attention + "o_proj", query, s.hidden, bias);
-    if (kind.head_norms) b.norm(attention + "{q_norm,k_norm}", head, false);
+    if (kind.has.head_norms) b.norm(attention + "{q_norm,k_norm}", head, false);
     llama_mlp(b, c, kind, s, layer + "mlp.");
     b.norm(layer + "{input_layernorm,post_attention_layernorm}", s.hidden, false);
   });
   b.norm("norm", s.hidden, false);
   b.rotary(head, c.rotary_factor("partial_rotary_factor", 1.0));
-  if (kind.experts > 0) s.intermediate *= c.size("num_experts_per_tok", 2);
+  if (kind.has.experts > 0) s.intermediate *= c.size("num_experts_per_tok", 2);
   return b.take(s, {"layers.*"});
 }
 
