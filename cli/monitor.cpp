@@ -73,10 +73,11 @@ int serve(RunSet& runs, const detail::launch::Arguments& arguments) {
   if (local) access.hosts = {"localhost", "127.0.0.1", "[::1]", in_address(host)};
   if (!local || arguments.on("token")) access.token = new_token();
   const bool all = host == "0.0.0.0" || host == "::";
+  // Before the message: who reads it may answer at once.
+  detail::launch::SignalQueue signals({SIGINT, SIGTERM, SIGHUP, SIGQUIT});
   print(str("http://", in_address(all ? detail::this_host_name() : host), ":", port, "/",
             access.token.empty() ? "" : str("?token=", access.token), "\n"));
   print_message(str("monitoring '", runs.folder().string(), "'; Ctrl-C ends it."));
-  detail::launch::SignalQueue signals({SIGINT, SIGTERM, SIGHUP, SIGQUIT});
   MonitorPage page(runs, std::move(access));
   PageServer server(std::move(socket), [&](const auto& request) { return page.answer(request); });
   for (;;) {

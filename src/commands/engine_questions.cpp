@@ -149,19 +149,10 @@ void ask_for_transformer_engine(Section& section) {
 Value::Dict ask_for_dynamo(Prompter& prompter) {
   Section section(prompter, "dynamo_");
   if (!section.wants("Do you wish to optimize your program with torch dynamo?")) return {};
-  const Words backends{"eager",
-                       "aot_eager",
-                       "inductor",
-                       "aot_ts_nvfuser",
-                       "nvprims_nvfuser",
-                       "cudagraphs",
-                       "ofi",
-                       "fx2trt",
-                       "onnxrt",
-                       "tensorrt",
-                       "aot_torchxla_trace_once",
-                       "torchxla_trace_once",
-                       "tvm"};
+  const Words backends = split(
+      "eager aot_eager inductor aot_ts_nvfuser nvprims_nvfuser cudagraphs ofi fx2trt onnxrt "
+      "tensorrt aot_torchxla_trace_once torchxla_trace_once tvm",
+      ' ');
   const auto backend = prompter.choose("Which dynamo backend would you like to use?", backends, 2);
   section.set("backend", to_upper(backends[backend]));
   if (section.wants("Do you want to customize the defaults sent to torch.compile?")) {

@@ -4,13 +4,127 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
+#include <utility>
 
 #include "accelerate/errors.h"
-#include "commands/layout_builder.h"
 #include "core/text.h"
 
 namespace accelerate::detail::commands {
 namespace {
+
+/// A config.json. Keys that it leaves out have the default of the model's class in Transformers.
+class Settings {
+ public:
+  Settings(const Value::Dict& config, const std::string& source)
+      : config_(config), source_(source) {}
+
+  /// A width, or the size of a vocabulary.
+  [[nodiscard]] std::int64_t size(const std::string& key, std::int64_t preset) const {
+    return number(key, preset, 1, std::int64_t{1} << 24);
+  }
+  /// How many layers, or groups of them, there are; each becomes entries of the layout.
+  [[nodiscard]] std::int64_t count(const std::string& key, std::int64_t preset) const {
+    return number(key, preset, 0, 4096);
+  }
+  [[nodiscard]] bool truth(const std::string& key, bool preset) const {
+    const Value* value = config_.get(key);
+    return value != nullptr && value->is_bool() ? value->as_bool() : preset;
+  }
+  [[nodiscard]] std::string text(const std::string& key, const std::string& preset = "") const {
+    const Value* value = config_.get(key);
+    return value != nullptr && value->is_string() ? value->as_string() : preset;
+  }
+  /// The part of a head that is rotated: in `rope_parameters`, or under the name that older files
+  /// have.
+  [[nodiscard]] double rotary_factor(const std::string& old_key, double preset) const {
+    const Value* value = config_.get(old_key);
+    if (const Value* rope = config_.get("rope_parameters"); rope != nullptr && rope->is_dict()) {
+      if (const Value* inner = rope->as_dict().get("partial_rotary_factor")) value = inner;
+    }
+    const bool number = value != nullptr && (value->is_double() || value->is_int());
+    return number ? std::clamp(value->as_double(), 0.0, 1.0) : preset;
+  }
+
+ private:
+  [[nodiscard]] std::int64_t number(const std::string& key, std::int64_t preset, std::int64_t min,
+                                    std::int64_t max) const {
+    const Value* value = config_.get(key);
+    if (value == nullptr || value->is_none()) return preset;
+    if (value->is_int() && value->as_int() >= min && value->as_int() <= max) return value->as_int();
+    throw ConfigError(str(source_, ": '", key, "' is ", value->repr(), ", expected a number from ",
+                          min, " to ", max, "."));
+  }
+
+  const Value::Dict& config_;
+  const std::string& source_;
+};
+
+/// Collects the tensors of a model. Paths may end in a list of modules of one size, as a shell has
+/// them: "attn.{q_proj,k_proj}".
+class Builder {
+ public:
+  using Sizes = std::initializer_list<std::int64_t>;
+
+  void tensor(const std::string& name, Sizes sizes) { add(name, sizes, 4); }
+  void linear(const std::string& paths, std::int64_t in, std::int64_t out, bool bias = true) {
+    for (const auto& path : expanded(paths)) {
+      tensor(path + ".weight", {in, out});
+      if (bias) tensor(path + ".bias", {out});
+    }
+  }
+  void norm(const std::string& paths, std::int64_t size, bool bias = true) {
+    for (const auto& path : expanded(paths)) {
+      tensor(path + ".weight", {size});
+      if (bias) tensor(path + ".bias", {size});
+    }
+  }
+  void embedding(const std::string& path, std::int64_t count, std::int64_t size) {
+    tensor(path + ".weight", {count, size});
+  }
+  void buffer(const std::string& name, Sizes sizes, std::int64_t element_bytes = 4) {
+    add(name, sizes, element_bytes);
+    layout_.tensors.back().trainable = false;
+  }
+  /// Those of a rotary embedding that turns a part of each head.
+  void rotary(std::int64_t head, double factor) {
+    const auto rotated = static_cast<std::int64_t>(static_cast<double>(head) * factor);
+    buffer("rotary_emb.inv_freq", {rotated / 2});
+    buffer("rotary_emb.original_inv_freq", {rotated / 2});
+  }
+  /// Calls `add_layer` with the path of each layer: "h.0." to "h.11.".
+  template <class AddLayer>
+  void layers(const std::string& path, std::int64_t count, const AddLayer& add_layer) {
+    for (std::int64_t i = 0; i < count; ++i) add_layer(str(path, ".", i, "."));
+  }
+
+  ModelLayout take(const TransformerShape& shape, std::vector<std::string> no_split) {
+    layout_.shape = shape;
+    layout_.no_split = std::move(no_split);
+    return std::move(layout_);
+  }
+
+ private:
+  static std::vector<std::string> expanded(const std::string& paths) {
+    const auto brace = paths.find('{');
+    if (brace == paths.npos) return {paths};
+    auto names = split(paths.substr(brace + 1, paths.size() - brace - 2), ',');
+    for (auto& name : names) name.insert(0, paths, 0, brace);
+    return names;
+  }
+
+  void add(const std::string& name, Sizes sizes, std::int64_t element_bytes) {
+    std::int64_t elements = 1;
+    bool fits = true;
+    for (const auto size : sizes) fits &= !__builtin_mul_overflow(elements, size, &elements);
+    std::int64_t bytes = 0;
+    fits &= !__builtin_mul_overflow(elements, element_bytes, &bytes);
+    if (!fits) throw ConfigError(str("The size of '", name, "' does not fit into 64 bits."));
+    layout_.tensors.push_back({name, elements, bytes});
+  }
+
+  ModelLayout layout_;
+};
 
 // Where a config.json has the shape.
 struct ShapeKeys {
@@ -163,58 +277,44 @@ ModelLayout phi(Builder& b, const Settings& c) {
 
 // What tells the models of the Llama family apart.
 struct LlamaKind {
-  std::int64_t vocabulary = 32000;
-  std::int64_t hidden = 4096;
-  std::int64_t intermediate = 11008;
-  std::int64_t layers = 32;
-  std::int64_t heads = 32;
-  std::int64_t key_value_heads = 0;  // 0: as many as heads
-  std::int64_t positions = 2048;
-  std::int64_t head = 0;  // 0: hidden / heads
-  bool query_bias = false;
-  bool head_norms = false;
-  bool fused = false;
-  bool embed_scale = false;
-  std::int64_t experts = 0;
+  std::int64_t vocabulary;
+  std::int64_t hidden;
+  std::int64_t intermediate;
+  std::int64_t layers;
+  std::int64_t heads;
+  std::int64_t key_value_heads;  // 0: as many as heads
+  std::int64_t head;             // its size; 0: hidden / heads
+  std::int64_t positions;
+  struct Parts {
+    bool query_bias = false;
+    bool head_norms = false;
+    bool fused = false;
+    bool embed_scale = false;
+    std::int64_t experts = 0;
+  } has = {};
 };
-constexpr LlamaKind kLlama{};
-constexpr LlamaKind kMistral{.intermediate = 14336, .key_value_heads = 8, .positions = 131072};
-constexpr LlamaKind kMixtral{
-    .intermediate = 14336, .key_value_heads = 8, .positions = 131072, .experts = 8};
-constexpr LlamaKind kQwen2{.vocabulary = 151936,
-                           .intermediate = 22016,
-                           .key_value_heads = 32,
-                           .positions = 32768,
-                           .query_bias = true};
-constexpr LlamaKind kQwen3{.vocabulary = 151936,
-                           .intermediate = 22016,
-                           .key_value_heads = 32,
-                           .positions = 32768,
-                           .head = 128,
-                           .head_norms = true};
-constexpr LlamaKind kGemma{.vocabulary = 256000,
-                           .hidden = 3072,
-                           .intermediate = 24576,
-                           .layers = 28,
-                           .heads = 16,
-                           .key_value_heads = 16,
-                           .positions = 8192,
-                           .head = 256,
-                           .embed_scale = true};
-constexpr LlamaKind kPhi3{
-    .vocabulary = 32064, .hidden = 3072, .intermediate = 8192, .positions = 4096, .fused = true};
+// clang-format off
+//                         vocabulary hidden intermediate layers heads key_value_heads head positions
+constexpr LlamaKind kLlama  {   32000,  4096,       11008,    32,   32,              0,   0,     2048};
+constexpr LlamaKind kMistral{   32000,  4096,       14336,    32,   32,              8,   0,   131072};
+constexpr LlamaKind kMixtral{   32000,  4096,       14336,    32,   32,              8,   0,   131072, {.experts = 8}};
+constexpr LlamaKind kQwen2  {  151936,  4096,       22016,    32,   32,             32,   0,    32768, {.query_bias = true}};
+constexpr LlamaKind kQwen3  {  151936,  4096,       22016,    32,   32,             32, 128,    32768, {.head_norms = true}};
+constexpr LlamaKind kGemma  {  256000,  3072,       24576,    28,   16,             16, 256,     8192, {.embed_scale = true}};
+constexpr LlamaKind kPhi3   {   32064,  3072,        8192,    32,   32,              0,   0,     4096, {.fused = true}};
+// clang-format on
 
 void llama_mlp(Builder& b, const Settings& c, const LlamaKind& kind, const TransformerShape& s,
                const std::string& mlp) {
   const bool bias = c.truth("mlp_bias", false);
-  if (kind.experts > 0) {
-    const auto experts = c.size("num_local_experts", kind.experts);
+  if (kind.has.experts > 0) {
+    const auto experts = c.size("num_local_experts", kind.has.experts);
     b.linear(mlp + "gate", s.hidden, experts, false);
     b.tensor(mlp + "experts.gate_up_proj", {experts, 2, s.intermediate, s.hidden});
     b.tensor(mlp + "experts.down_proj", {experts, s.intermediate, s.hidden});
     return;
   }
-  if (kind.fused) {
+  if (kind.has.fused) {
     b.linear(mlp + "gate_up_proj", s.hidden, 2 * s.intermediate, false);
   } else {
     b.linear(mlp + "{gate_proj,up_proj}", s.hidden, s.intermediate, bias);
@@ -236,25 +336,25 @@ ModelLayout llama(Builder& b, const Settings& c) {
   const auto key_value = c.size("num_key_value_heads", usual_heads) * head;
   const auto query = s.heads * head;
   const bool bias = c.truth("attention_bias", false);
-  const bool query_bias = bias || kind.query_bias;
+  const bool query_bias = bias || kind.has.query_bias;
   b.embedding("embed_tokens", c.size("vocab_size", kind.vocabulary), s.hidden);
-  if (kind.embed_scale) b.buffer("embed_tokens.embed_scale", {1});
+  if (kind.has.embed_scale) b.buffer("embed_tokens.embed_scale", {1});
   b.layers("layers", s.layers, [&](const std::string& layer) {
     const auto attention = layer + "self_attn.";
-    if (kind.fused) {
+    if (kind.has.fused) {
       b.linear(attention + "qkv_proj", s.hidden, query + 2 * key_value, false);
     } else {
       b.linear(attention + "q_proj", s.hidden, query, query_bias);
       b.linear(attention + "{k_proj,v_proj}", s.hidden, key_value, query_bias);
     }
     b.linear(attention + "o_proj", query, s.hidden, bias);
-    if (kind.head_norms) b.norm(attention + "{q_norm,k_norm}", head, false);
+    if (kind.has.head_norms) b.norm(attention + "{q_norm,k_norm}", head, false);
     llama_mlp(b, c, kind, s, layer + "mlp.");
     b.norm(layer + "{input_layernorm,post_attention_layernorm}", s.hidden, false);
   });
   b.norm("norm", s.hidden, false);
   b.rotary(head, c.rotary_factor("partial_rotary_factor", 1.0));
-  if (kind.experts > 0) s.intermediate *= c.size("num_experts_per_tok", 2);
+  if (kind.has.experts > 0) s.intermediate *= c.size("num_experts_per_tok", 2);
   return b.take(s, {"layers.*"});
 }
 

@@ -28,9 +28,13 @@ std::string unanswered(const std::string& question) {
   return str(question, question.ends_with('?') ? " " : ": ");
 }
 
-std::optional<std::string> canonical(launch::FlagKind kind, const std::string& answer) {
+/// The number that an answer is, in the form that flags of this kind have.
+template <class T>
+std::optional<T> number_in(const std::string& answer, launch::FlagKind kind, T min, T max) {
   try {
-    return launch::canonical_value({.name = "answer", .kind = kind}, answer, "");
+    const auto text = launch::canonical_value({.name = "answer", .kind = kind}, answer, "");
+    const auto value = parse_number<T>(text);
+    return value && *value >= min && *value <= max ? value : std::nullopt;
   } catch (const ConfigError&) {
     return std::nullopt;
   }
@@ -56,20 +60,16 @@ std::int64_t ask_integer(Prompter& prompter, const std::string& question,
                                        : str("a whole number, at least ", range.min);
   return ask_until_valid<std::int64_t>(
       prompter, preset ? str(question, " [", *preset, "]: ") : unanswered(question), preset,
-      expected, [&](const std::string& answer) -> std::optional<std::int64_t> {
-        const auto text = canonical(launch::FlagKind::kInteger, answer);
-        const auto value = parse_number<std::int64_t>(text.value_or(""));
-        return value && *value >= range.min && *value <= range.max ? value : std::nullopt;
+      expected, [&](const std::string& answer) {
+        return number_in(answer, launch::FlagKind::kInteger, range.min, range.max);
       });
 }
 
 double ask_number(Prompter& prompter, const std::string& question, double preset) {
+  constexpr double kMost = std::numeric_limits<double>::infinity();
   return ask_until_valid<double>(prompter, str(question, " [", python_repr(preset), "]: "), preset,
-                                 "a number, 0 or more",
-                                 [](const std::string& answer) -> std::optional<double> {
-                                   const auto text = canonical(launch::FlagKind::kNumber, answer);
-                                   const auto value = parse_number<double>(text.value_or(""));
-                                   return value && *value >= 0 ? value : std::nullopt;
+                                 "a number, 0 or more", [](const std::string& answer) {
+                                   return number_in(answer, launch::FlagKind::kNumber, 0.0, kMost);
                                  });
 }
 

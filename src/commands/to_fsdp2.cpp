@@ -13,13 +13,17 @@ namespace {
 constexpr std::string_view kReshard = "fsdp_reshard_after_forward";
 constexpr std::string_view kStrategy = "fsdp_sharding_strategy";
 constexpr std::string_view kVersion = "fsdp_version";
-constexpr std::array<std::string_view, 3> kRemoved{
-    "fsdp_backward_prefetch", "fsdp_sync_module_states", "fsdp_use_orig_params"};
-constexpr std::array<std::string_view, 1> kNotYetThere{"fsdp_forward_prefetch"};
 
-bool contains(std::span<const std::string_view> keys, std::string_view key) {
-  return std::ranges::find(keys, key) != keys.end();
-}
+struct DroppedKey {
+  std::string_view name;
+  std::string_view why;
+};
+constexpr std::array<DroppedKey, 4> kDropped{{
+    {"fsdp_backward_prefetch", "has been removed"},
+    {"fsdp_sync_module_states", "has been removed"},
+    {"fsdp_use_orig_params", "has been removed"},
+    {"fsdp_forward_prefetch", "is not yet implemented"},
+}};
 
 // Whether a strategy of version 1 frees parameters after the forward pass. Other values stay.
 Value reshards(const Value& strategy) {
@@ -55,12 +59,10 @@ Fsdp2Conversion convert_to_fsdp2(Value::Dict config) {
   for (const auto& [key, value] : old) {
     const auto name = key.to_string();
     // Parity: Python 1.13 keeps these keys without a word, against its own table.
-    if (contains(kRemoved, name)) {
+    const auto* const dropped = std::ranges::find(kDropped, name, &DroppedKey::name);
+    if (dropped != kDropped.end()) {
       result.notices.push_back(
-          str("Argument ", name, " has been removed in FSDP2, skipping this key..."));
-    } else if (contains(kNotYetThere, name)) {
-      result.notices.push_back(
-          str("Argument ", name, " is not yet implemented in FSDP2, skipping this key..."));
+          str("Argument ", name, " ", dropped->why, " in FSDP2, skipping this key..."));
     } else if (name == kStrategy || name == kReshard) {
       converted.set(std::string(kReshard), reshards(value));
     } else {

@@ -180,30 +180,26 @@ void check_table(const KeyTable& table, const std::string& rule) {
   }
 }
 
+/// What a step is made of.
+std::vector<RecipePointer> inputs_of(const decltype(TensorRecipe::step)& step) {
+  if (const auto* transpose = std::get_if<TensorRecipe::Transpose>(&step)) return {transpose->of};
+  if (const auto* part = std::get_if<TensorRecipe::Part>(&step)) return {part->of};
+  if (const auto* whole = std::get_if<TensorRecipe::Join>(&step)) return whole->of;
+  return {};
+}
+
 /// The names in the file that a recipe reads.
 void add_sources(const TensorRecipe& recipe, std::vector<std::string>& keys) {
-  if (const auto* file = std::get_if<TensorRecipe::FromFile>(&recipe.step)) {
+  if (const auto* file = std::get_if<TensorRecipe::FromFile>(&recipe.step))
     keys.push_back(file->key);
-  } else if (const auto* transpose = std::get_if<TensorRecipe::Transpose>(&recipe.step)) {
-    add_sources(*transpose->of, keys);
-  } else if (const auto* part = std::get_if<TensorRecipe::Part>(&recipe.step)) {
-    add_sources(*part->of, keys);
-  } else {
-    for (const auto& one : std::get<TensorRecipe::Join>(recipe.step).of) add_sources(*one, keys);
-  }
+  for (const auto& input : inputs_of(recipe.step)) add_sources(*input, keys);
 }
 
 }  // namespace
 
 RecipePointer make_recipe(decltype(TensorRecipe::step) step) {
   std::size_t steps = 1;
-  if (const auto* transpose = std::get_if<TensorRecipe::Transpose>(&step)) {
-    steps += transpose->of->steps;
-  } else if (const auto* part = std::get_if<TensorRecipe::Part>(&step)) {
-    steps += part->of->steps;
-  } else if (const auto* whole = std::get_if<TensorRecipe::Join>(&step)) {
-    for (const auto& one : whole->of) steps += one->steps;
-  }
+  for (const auto& input : inputs_of(step)) steps += input->steps;
   return std::make_shared<const TensorRecipe>(TensorRecipe{std::move(step), steps});
 }
 

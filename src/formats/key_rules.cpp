@@ -135,20 +135,24 @@ void detail::formats::KeyTable::make_room(std::size_t bytes) {
 
 KeyMapping& KeyMapping::strip_prefix(std::string prefix) {
   const auto description = str("strip_prefix '", prefix, "'");
-  return add(renaming_rule(description, [prefix](const std::string& name, MatchBudget&) {
-    return name.starts_with(prefix) ? std::optional(name.substr(prefix.size())) : std::nullopt;
-  }));
+  return add(renaming_rule(
+      description, [prefix = std::move(prefix)](const std::string& name, MatchBudget&) {
+        return name.starts_with(prefix) ? std::optional(name.substr(prefix.size())) : std::nullopt;
+      }));
 }
 
 KeyMapping& KeyMapping::add_prefix(std::string prefix) {
-  return add(
-      renaming_rule(str("add_prefix '", prefix, "'"),
-                    [prefix](const std::string& name, MatchBudget&) { return prefix + name; }));
+  const auto description = str("add_prefix '", prefix, "'");
+  return add(renaming_rule(description,
+                           [prefix = std::move(prefix)](const std::string& name, MatchBudget&) {
+                             return prefix + name;
+                           }));
 }
 
 KeyMapping& KeyMapping::rename(std::string from, std::string to) {
   const auto description = str("rename '", from, "' to '", to, "'");
-  return add(renaming_rule(description, [from, to](const std::string& name, MatchBudget&) {
+  return add(renaming_rule(description, [from = std::move(from), to = std::move(to)](
+                                            const std::string& name, MatchBudget&) {
     return name == from ? std::optional(to) : std::nullopt;
   }));
 }

@@ -29,26 +29,6 @@ void collect(const Value& value, Storages& storages) {
   }
 }
 
-/// Reads the pickles at the start of a file, one after the other.
-class Pickles {
- public:
-  explicit Pickles(const ByteSource& source)
-      : source_(source),
-        bytes_(source.read(0, std::min(source.size(), PickleSource().max_bytes))),
-        rest_(bytes_) {}
-
-  [[nodiscard]] std::uint64_t position() const { return bytes_.size() - rest_.size(); }
-  Value next() {
-    return pickle_load_first(rest_,
-                             {.name = source_.name(), .origin = source_.origin() + position()});
-  }
-
- private:
-  const ByteSource& source_;
-  std::string bytes_;
-  std::string_view rest_;
-};
-
 }  // namespace
 
 bool is_legacy_archive(const ByteSource& source) {
@@ -56,23 +36,28 @@ bool is_legacy_archive(const ByteSource& source) {
 }
 
 LegacyArchive read_legacy_archive(const ByteSource& source) {
-  Pickles pickles(source);
-  (void)pickles.next();
-  if (pickles.next() != Value(kVersion)) {
+  const auto bytes = source.read(0, std::min(source.size(), PickleSource().max_bytes));
+  std::string_view rest = bytes;
+  const auto position = [&] { return std::uint64_t{bytes.size() - rest.size()}; };
+  const auto next = [&] {
+    return pickle_load_first(rest, {.name = source.name(), .origin = source.origin() + position()});
+  };
+  (void)next();  // the magic number
+  if (next() != Value(kVersion)) {
     source.refuse(kMagic.size(), str("the version of the format is not ", kVersion));
   }
-  const Value machine = pickles.next();
+  const Value machine = next();
   const auto* little = machine.is_dict() ? machine.as_dict().get("little_endian") : nullptr;
   if (little == nullptr || *little != Value(true)) {
-    source.refuse(pickles.position(), "the file was not written on a little-endian machine");
+    source.refuse(position(), "the file was not written on a little-endian machine");
   }
-  LegacyArchive archive{.value = pickles.next(), .storages = {}};
-  const Value keys = pickles.next();
-  if (!keys.is_list()) source.refuse(pickles.position(), "the keys of the storages are no list");
+  LegacyArchive archive{.value = next(), .storages = {}};
+  const Value keys = next();
+  if (!keys.is_list()) source.refuse(position(), "the keys of the storages are no list");
 
   Storages storages;
   collect(archive.value, storages);
-  auto at = pickles.position();
+  auto at = position();
   for (const auto& key : keys.as_list()) {
     const auto found = key.is_string() ? storages.find(key.as_string()) : storages.end();
     if (found == storages.end()) {

@@ -24,6 +24,10 @@ class PickleLeaf : public ValueLeaf {
     const auto* same = dynamic_cast<const T*>(&other);
     return same != nullptr && same->identity() == static_cast<const T*>(this)->identity();
   }
+
+ private:
+  friend T;
+  PickleLeaf() = default;
 };
 
 /// A class or function of Python, by name.

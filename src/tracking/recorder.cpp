@@ -128,12 +128,10 @@ void Recorder::quietly(F f) noexcept {
     f();
   } catch (const std::exception& error) {
     try {
-      const std::unique_lock lock(mutex_);
-      if (std::exchange(warned_, true)) return;
-    } catch (...) {
-      return;
-    }
-    try {
+      {
+        const std::scoped_lock lock(mutex_);
+        if (std::exchange(warned_, true)) return;
+      }
       warn_from_any_rank(str("The recorder for `accelerate monitor` has left out an entry: ",
                              error.what(), " Training goes on."));
     } catch (...) {

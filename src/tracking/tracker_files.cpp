@@ -142,11 +142,11 @@ Value with_valid_text(const Value& value) {
   return entries;
 }
 
-std::string csv_field(const std::string& bytes, char delimiter) {
-  auto text = valid_utf8(bytes);
-  if (text.find_first_of(str(delimiter, "\"\r\n")) == std::string::npos) return text;
+std::string csv_field(const std::string& text, char delimiter) {
+  auto valid = valid_utf8(text);
+  if (valid.find_first_of(str(delimiter, "\"\r\n")) == std::string::npos) return valid;
   std::string quoted = "\"";
-  for (const char c : text) quoted.append(c == '"' ? 2 : 1, c);
+  for (const char c : valid) quoted.append(c == '"' ? 2 : 1, c);
   return quoted + '"';
 }
 

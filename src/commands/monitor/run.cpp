@@ -143,15 +143,9 @@ std::string Run::name() const {
   return parts.empty() ? folder.filename().string() : join(parts, " ");
 }
 
-double Run::updated() const {
-  double latest = 0;
-  for (const auto& [rank, record] : ranks) latest = std::max(latest, record.updated);
-  return latest;
-}
-
-double Run::steps() const {
+double Run::greatest(double RankRecord::* member) const {
   double most = 0;
-  for (const auto& [rank, record] : ranks) most = std::max(most, record.steps);
+  for (const auto& [rank, record] : ranks) most = std::max(most, record.*member);
   return most;
 }
 

@@ -109,8 +109,8 @@ struct Run {
   double started = 0;
 
   [[nodiscard]] std::string name() const;
-  [[nodiscard]] double updated() const;
-  [[nodiscard]] double steps() const;
+  [[nodiscard]] double updated() const { return greatest(&RankRecord::updated); }
+  [[nodiscard]] double steps() const { return greatest(&RankRecord::steps); }
   [[nodiscard]] RunState state(double now) const;
   /// By the last half minute of the run.
   [[nodiscard]] std::optional<Straggler> straggler() const;
@@ -122,6 +122,7 @@ struct Run {
   void add_line(int rank, std::string_view text);
 
  private:
+  [[nodiscard]] double greatest(double RankRecord::* member) const;
   void add_values(const std::string& prefix, const Value::Dict& values, std::optional<double> step,
                   double time);
   void add_steps(int rank, const Value::Dict& line, double time);
