@@ -276,7 +276,7 @@ class Resolver {
       run_.mode = LaunchMode::kSimple;
       notice_job_size();
       if (arguments_.typed("num_processes") && run_.outer == OuterJob::kSlurmTasks) {
-        run_.warnings.push_back(
+        run_.warnings.emplace_back(
             "Slurm has started this launcher once per task, so each starts one process and "
             "--num_processes does not count. For a launcher per machine: srun "
             "--ntasks-per-node=1.");
