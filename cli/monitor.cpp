@@ -75,8 +75,8 @@ int serve(RunSet& runs, const detail::launch::Arguments& arguments) {
   const bool all = host == "0.0.0.0" || host == "::";
   print(str("http://", in_address(all ? detail::this_host_name() : host), ":", port, "/",
             access.token.empty() ? "" : str("?token=", access.token), "\n"));
-  print_message(str("monitoring '", runs.folder().string(), "'; Ctrl-C ends it."));
   detail::launch::SignalQueue signals({SIGINT, SIGTERM, SIGHUP, SIGQUIT});
+  print_message(str("monitoring '", runs.folder().string(), "'; Ctrl-C ends it."));
   MonitorPage page(runs, std::move(access));
   PageServer server(std::move(socket), [&](const auto& request) { return page.answer(request); });
   for (;;) {
