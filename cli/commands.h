@@ -9,7 +9,7 @@
 
 namespace accelerate::cli {
 
-int launch(const detail::launch::Arguments& typed);
+int launch(const detail::launch::Arguments& arguments);
 int config(const detail::launch::Arguments& arguments);
 int env(const detail::launch::Arguments& arguments);
 int estimate_memory(const detail::launch::Arguments& arguments);

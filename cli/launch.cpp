@@ -16,7 +16,7 @@
 #include "core/subprocess.h"
 #include "core/text.h"
 #include "launch/agent.h"
-#include "launch/arguments.h"
+#include "launch/command.h"
 #include "launch/dry_run.h"
 #include "launch/log_folder.h"
 #include "launch/machine_facts.h"
@@ -130,8 +130,7 @@ void write_deepspeed_environment(const LaunchPlan& plan, const Environment& envi
 
 }  // namespace
 
-int launch(const detail::launch::Arguments& typed) {
-  const auto arguments = detail::launch::launch_arguments(typed);
+int launch(const detail::launch::Arguments& arguments) {
   const auto environment = Environment::process();
   const auto config = detail::launch::read_launch_config(arguments, environment);
   const auto facts = detail::launch::gather_machine_facts(environment);

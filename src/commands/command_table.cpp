@@ -4,7 +4,7 @@
 #include <array>
 #include <limits>
 
-#include "launch/arguments.h"
+#include "launch/command.h"
 
 namespace accelerate::detail::commands {
 namespace {

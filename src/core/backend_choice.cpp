@@ -59,16 +59,15 @@ BackendChoice on_accelerator(const BackendFacts& facts) {
     const std::string counts = str(here, " processes on this host share ", facts.device_count,
                                    facts.device_count == 1 ? " GPU" : " GPUs");
     if (facts.backend) {
-      throw CommError(str(counts, ", but nccl needs a GPU of its own for each process. Start at ",
-                          "most ", facts.device_count,
-                          " here, or leave the backend out: then "
-                          "gloo is used."));
+      throw CommError(
+          str(counts, ", but nccl needs a GPU of its own for each process. Start at most ",
+              facts.device_count, " here, or leave the backend out: then gloo is used."));
     }
     choice.backend = "gloo";
-    choice.warning = str(counts,
-                         ": they communicate by gloo, through the host's memory, which is "
-                         "slow. Start at most ",
-                         facts.device_count, " here to use nccl.");
+    choice.warning =
+        str(counts,
+            ": they communicate by gloo, through the host's memory, which is slow. Start at most ",
+            facts.device_count, " here to use nccl.");
   }
   if (facts.collectives_on_cpu_too && (choice.backend == "nccl" || choice.backend == "xccl")) {
     choice.backend = str(facts.accelerator, ":", *choice.backend, ",cpu:gloo");
@@ -91,10 +90,10 @@ BackendChoice choose_backend(const BackendFacts& facts) {
   if (!facts.accelerator.empty()) return on_accelerator(facts);
   if (facts.num_processes == 1) return {.cpu = true};
   BackendChoice choice = on_cpu(facts);
-  choice.warning = str(facts.num_processes,
-                       " processes were started on a machine without "
-                       "accelerator: they work together on the CPU. Set cpu (or "
-                       "ACCELERATE_USE_CPU=1) to say that this is meant.");
+  choice.warning =
+      str(facts.num_processes,
+          " processes were started on a machine without accelerator: they work together "
+          "on the CPU. Set cpu (or ACCELERATE_USE_CPU=1) to say that this is meant.");
   return choice;
 }
 

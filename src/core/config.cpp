@@ -265,14 +265,6 @@ Value::Dict read_dict(const fs::path& path, bool json) {
   return std::move(value).as_dict();
 }
 
-void write_yaml(const fs::path& path, const Value::Dict& dict) {
-  write_file_atomically(path, yaml_dumps(dict));
-}
-
-void write_json(const fs::path& path, const Value::Dict& dict) {
-  write_file_atomically(path, json_dumps(dict, {.indent = 2, .sort_keys = true}) + "\n");
-}
-
 template <class C>
 C read_file(const fs::path& path, bool json) {
   return C::from_dict(read_dict(path, json), name_of(path));
@@ -358,19 +350,20 @@ std::optional<fs::path> write_basic_config(std::string_view mixed_precision,
 using detail::read_config;
 
 /// The members that read and write files, which are the same for both kinds of configuration.
-#define ACCELERATE_CONFIG_FILES(T)                                \
-  T T::from_yaml_file(const std::filesystem::path& path) {        \
-    return detail::read_file<T>(path, /*json=*/false);            \
-  }                                                               \
-  T T::from_json_file(const std::filesystem::path& path) {        \
-    return detail::read_file<T>(path, /*json=*/true);             \
-  }                                                               \
-  void T::to_yaml_file(const std::filesystem::path& path) const { \
-    detail::write_yaml(path, to_dict());                          \
-  }                                                               \
-  void T::to_json_file(const std::filesystem::path& path) const { \
-    detail::write_json(path, to_dict());                          \
-  }                                                               \
+#define ACCELERATE_CONFIG_FILES(T)                                                     \
+  T T::from_yaml_file(const std::filesystem::path& path) {                             \
+    return detail::read_file<T>(path, /*json=*/false);                                 \
+  }                                                                                    \
+  T T::from_json_file(const std::filesystem::path& path) {                             \
+    return detail::read_file<T>(path, /*json=*/true);                                  \
+  }                                                                                    \
+  void T::to_yaml_file(const std::filesystem::path& path) const {                      \
+    detail::write_file_atomically(path, detail::yaml_dumps(to_dict()));                \
+  }                                                                                    \
+  void T::to_json_file(const std::filesystem::path& path) const {                      \
+    const auto text = detail::json_dumps(to_dict(), {.indent = 2, .sort_keys = true}); \
+    detail::write_file_atomically(path, text + "\n");                                  \
+  }                                                                                    \
   Value::Dict T::to_dict() const { return detail::write_config(*this); }
 
 ACCELERATE_CONFIG_FILES(ClusterConfig)

@@ -5,7 +5,7 @@
 namespace accelerate {
 
 std::string TreePath::str() const {
-  const std::string above = parent_ == nullptr ? "" : parent_->str();
+  std::string above = parent_ == nullptr ? "" : parent_->str();
   switch (step_) {
     case Step::kRoot:
       return above;

@@ -91,7 +91,7 @@ class Writer {
   void new_line(int depth) {
     if (!options_.indent) return;
     out_ += '\n';
-    out_.append(static_cast<std::size_t>(*options_.indent * depth), ' ');
+    out_.append(static_cast<std::size_t>(*options_.indent) * static_cast<std::size_t>(depth), ' ');
   }
 
   void write_string(std::string_view text) {

@@ -9,13 +9,15 @@
 
 namespace accelerate {
 
+using detail::join;
+using detail::str;
+
 MeshLayout::MeshLayout(std::vector<std::string> names, std::vector<std::int64_t> shape)
     : names_(std::move(names)), shape_(std::move(shape)) {
   if (names_.size() != shape_.size() || names_.empty() ||
       std::ranges::any_of(shape_, [](std::int64_t size) { return size < 1; })) {
-    throw ArgumentError(detail::str("A mesh needs one positive size for each name. The names are (",
-                                    detail::join(names_), "), the sizes (", detail::join(shape_),
-                                    ")."));
+    throw ArgumentError(str("A mesh needs one positive size for each name. The names are (",
+                            join(names_), "), the sizes (", join(shape_), ")."));
   }
 }
 
@@ -25,15 +27,15 @@ void MeshLayout::flatten(std::string name, const std::vector<std::string>& dimen
     const auto found = std::ranges::find(names_, dimension);
     const auto index = static_cast<std::size_t>(found - names_.begin());
     if (found == names_.end() || (!indices.empty() && index <= indices.back())) {
-      throw ArgumentError(detail::str(
-          "The dimensions (", detail::join(dimensions), ") cannot be flattened into '", name,
-          "': they must be of the mesh (", detail::join(names_), "), and in its order."));
+      throw ArgumentError(str("The dimensions (", join(dimensions), ") cannot be flattened into '",
+                              name, "': they must be of the mesh (", join(names_),
+                              "), and in its order."));
     }
     indices.push_back(index);
   }
   if (indices.empty() || has(name)) {
     throw ArgumentError(
-        detail::str("'", name, "' ", indices.empty() ? "has no dimensions." : "is there already."));
+        str("'", name, "' ", indices.empty() ? "has no dimensions." : "is there already."));
   }
   flattened_.emplace_back(std::move(name), std::move(indices));
 }
@@ -56,9 +58,8 @@ std::vector<std::size_t> MeshLayout::axes(std::string_view name) const {
   for (const auto& [flattened, indices] : flattened_) {
     if (flattened == name) return indices;
   }
-  throw ArgumentError(
-      detail::str("The mesh has no dimension '", name, "'. It has: ", detail::join(names_),
-                  flattened_.empty() ? "" : ", ", detail::join(flattened_names()), "."));
+  throw ArgumentError(str("The mesh has no dimension '", name, "'. It has: ", join(names_),
+                          flattened_.empty() ? "" : ", ", join(flattened_names()), "."));
 }
 
 std::int64_t MeshLayout::size() const noexcept {
@@ -73,7 +74,7 @@ std::int64_t MeshLayout::size(std::string_view name) const {
 
 std::vector<std::int64_t> MeshLayout::coordinates(std::int64_t rank) const {
   if (rank < 0 || rank >= size()) {
-    throw ArgumentError(detail::str("Rank ", rank, " is not in a mesh of ", size(), " ranks."));
+    throw ArgumentError(str("Rank ", rank, " is not in a mesh of ", size(), " ranks."));
   }
   std::vector<std::int64_t> result(shape_.size());
   for (std::size_t axis = shape_.size(); axis-- > 0;) {

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "core/text.h"
+
 namespace accelerate::detail::inline core {
 
 /// The number that the whole text is; nullopt for any other text or a number out of range.
@@ -15,6 +17,14 @@ template <class T>
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return number;
+}
+
+/// The same with blanks around it and a '+' before it allowed.
+template <class T>
+[[nodiscard]] std::optional<T> parse_signed_number(std::string_view text) {
+  text = trim(text);
+  if (text.starts_with('+')) text.remove_prefix(1);
+  return parse_number<T>(text);
 }
 
 /// True for one or more decimal digits and nothing else.

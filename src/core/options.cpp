@@ -5,16 +5,6 @@
 #include "core/numbers.h"
 
 namespace accelerate::detail::inline core {
-namespace {
-
-template <class T>
-std::optional<T> number(std::string_view text) {
-  text = trim(text);
-  if (text.starts_with('+')) text.remove_prefix(1);
-  return parse_number<T>(text);
-}
-
-}  // namespace
 
 void require_at_least(std::int64_t least, std::string_view name, std::int64_t value) {
   if (value >= least) return;
@@ -29,12 +19,12 @@ void require_one_of(const std::vector<std::string>& choices, std::string_view na
 }
 
 std::int64_t read_integer(std::string_view text, std::string_view source) {
-  if (const auto value = number<std::int64_t>(text)) return *value;
+  if (const auto value = parse_signed_number<std::int64_t>(text)) return *value;
   throw ConfigError(str(source, " is '", text, "', which is not a whole number."));
 }
 
 double read_double(std::string_view text, std::string_view source) {
-  if (const auto value = number<double>(text)) return *value;
+  if (const auto value = parse_signed_number<double>(text)) return *value;
   throw ConfigError(str(source, " is '", text, "', which is not a number."));
 }
 

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
-#include <memory>
 #include <set>
 #include <system_error>
 #include <thread>
@@ -46,24 +45,9 @@ std::vector<int> read_cpulist(const fs::path& file) {
   return line ? parse_cpulist(*line).value_or(std::vector<int>{}) : std::vector<int>{};
 }
 
-/// A kernel's CPU set of any size; the fixed cpu_set_t ends at 1024.
-class CpuSet {
- public:
-  explicit CpuSet(int cpus) : set_(CPU_ALLOC(cpus), &free), size_(CPU_ALLOC_SIZE(cpus)) {
-    CPU_ZERO_S(size_, set_.get());
-  }
-  [[nodiscard]] cpu_set_t* get() const { return set_.get(); }
-  [[nodiscard]] std::size_t size() const { return size_; }
-  void add(int cpu) { CPU_SET_S(static_cast<std::size_t>(cpu), size_, set_.get()); }
-  [[nodiscard]] bool contains(int cpu) const {
-    return CPU_ISSET_S(static_cast<std::size_t>(cpu), size_, set_.get());
-  }
-
- private:
-  static void free(cpu_set_t* set) { CPU_FREE(set); }
-  std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set_;
-  std::size_t size_;
-};
+/// A kernel's CPU set of any size, as words of 64 bits; the fixed cpu_set_t ends at 1024.
+using CpuWords = std::vector<std::uint64_t>;
+cpu_set_t* as_set(CpuWords& words) { return reinterpret_cast<cpu_set_t*>(words.data()); }
 
 std::optional<double> read_number(const fs::path& file) {
   const auto line = read_line(file);
@@ -212,25 +196,21 @@ std::vector<int> intersection(std::span<const int> a, std::span<const int> b) {
 }
 
 std::vector<int> allowed_cpus() {
-  std::vector<int> cpus;
   // The kernel refuses a set smaller than its own, whatever this process may use: grow until it
   // fits.
   for (int most = 1024; most <= kMostCpus; most *= 2) {
-    CpuSet set(most);
-    if (::sched_getaffinity(0, set.size(), set.get()) != 0) continue;
-    for (int cpu = 0; cpu < most; ++cpu) {
-      if (set.contains(cpu)) cpus.push_back(cpu);
-    }
-    break;
+    CpuWords words(static_cast<std::size_t>(most) / 64);
+    if (::sched_getaffinity(0, words.size() * 8, as_set(words)) == 0) return cpus_of_words(words);
   }
-  return cpus;
+  return {};
 }
 
 std::optional<std::string> restrict_to_cpus(std::span<const int> cpus) {
   if (cpus.empty()) return "there is no CPU among them";
-  CpuSet set(cpus.back() + 1);
-  for (const int cpu : cpus) set.add(cpu);
-  if (::sched_setaffinity(0, set.size(), set.get()) == 0) return std::nullopt;
+  CpuWords words(static_cast<std::size_t>(cpus.back()) / 64 + 1);
+  for (const int cpu : cpus)
+    words[static_cast<std::size_t>(cpu) / 64] |= std::uint64_t{1} << cpu % 64;
+  if (::sched_setaffinity(0, words.size() * 8, as_set(words)) == 0) return std::nullopt;
   return std::generic_category().message(errno);
 }
 

@@ -1,8 +1,7 @@
-#include "launch/arguments.h"
-
+// The command line of `accelerate launch`.
 #include <array>
-#include <iterator>
-#include <utility>
+
+#include "launch/command.h"
 
 namespace accelerate::detail::launch {
 namespace {
@@ -48,19 +47,5 @@ constexpr Command kLaunch{
 }  // namespace
 
 const Command& launch_command() { return kLaunch; }
-
-LaunchArguments launch_arguments(Arguments parsed) {
-  auto typed = std::exchange(parsed.operands, {});
-  LaunchArguments arguments{std::move(parsed)};
-  if (typed.empty()) return arguments;  // --help
-  arguments.program = std::move(typed.front());
-  arguments.program_arguments.assign(std::move_iterator(typed.begin() + 1),
-                                     std::move_iterator(typed.end()));
-  return arguments;
-}
-
-LaunchArguments parse_launch_arguments(std::span<const std::string> words) {
-  return launch_arguments(parse_arguments(kLaunch, words));
-}
 
 }  // namespace accelerate::detail::launch

@@ -29,7 +29,7 @@ std::string_view instead_of(std::string_view flag) {
 }
 
 // True if the flag was typed with another value than the default.
-bool differs_from_default(const LaunchArguments& arguments, const Flag& flag) {
+bool differs_from_default(const Arguments& arguments, const Flag& flag) {
   const auto typed = arguments.values.find(flag.name);
   if (typed == arguments.values.end()) return false;
   if (flag.kind == FlagKind::kSwitch) return typed->second == "true";
@@ -77,16 +77,13 @@ void normalise_address(Settings& settings) {
     throw ConfigError(str(who, " is '", address,
                           "', an address with a port. Give the port by --main_process_port."));
   }
-  for (const Setting& setting : settings.list()) {
-    if (setting.name != "main_process_ip" || setting.value == address) continue;
-    settings.set(setting.name, address, setting.source, setting.origin);
-    return;
-  }
+  settings.set("main_process_ip", address, settings.source("main_process_ip"),
+               settings.origin("main_process_ip"));
 }
 
 }  // namespace
 
-void check_typed_flags(const LaunchArguments& arguments) {
+void check_typed_flags(const Arguments& arguments) {
   std::vector<std::string> chosen;
   for (const auto* name : {"cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp"}) {
     if (arguments.on(name)) chosen.push_back(str("--", name));
@@ -117,7 +114,7 @@ void check_config_is_local(const ConfigFile& file) {
                              "--config_file of a run on machines of your own."));
 }
 
-void check_reachable(const LaunchArguments& arguments, ResolvedLaunch& run) {
+void check_reachable(const Arguments& arguments, ResolvedLaunch& run) {
   for (const auto* name : {"tpu", "tpu_cluster"}) {
     if (!run.settings.truth(name)) continue;
     const bool file = run.settings.source(name) == SettingSource::kConfig;
@@ -258,7 +255,7 @@ void check_endpoint(ResolvedLaunch& run) {
   }
 }
 
-void check_engines(const LaunchArguments& arguments, const ResolvedLaunch& run) {
+void check_engines(const Arguments& arguments, const ResolvedLaunch& run) {
   const Settings& settings = run.settings;
   if (run.fsdp && settings.truth("fsdp_cpu_ram_efficient_loading") &&
       !settings.truth("fsdp_sync_module_states")) {
@@ -288,13 +285,13 @@ bool engine_in_use(const ResolvedLaunch& run, const Flag& flag) {
   return true;
 }
 
-bool asks_for_agent(const LaunchArguments& arguments) {
+bool asks_for_agent(const Arguments& arguments) {
   return std::ranges::any_of(general_flags(), [&](const Flag& flag) {
     return flag.agent == AgentUse::kDemand && differs_from_default(arguments, flag);
   });
 }
 
-std::vector<std::string> idle_flags(const LaunchArguments& arguments, const ResolvedLaunch& run) {
+std::vector<std::string> idle_flags(const Arguments& arguments, const ResolvedLaunch& run) {
   std::vector<std::string> idle;
   for (const Flag& flag : launch_flags()) {
     const bool of_idle_engine = arguments.typed(flag.name) && !engine_in_use(run, flag);

@@ -67,4 +67,7 @@ struct Arguments {
 /// value, and a missing, invalid or surplus operand, unless --help is among the flags.
 [[nodiscard]] Arguments parse_arguments(const Command& command, std::span<const std::string> words);
 
+/// `accelerate launch`. Its operands are the program and the words behind it.
+[[nodiscard]] const Command& launch_command();
+
 }  // namespace accelerate::detail::launch

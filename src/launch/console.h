@@ -16,8 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/descriptor.h"
 #include "core/subprocess.h"
-#include "launch/channel.h"
 
 namespace accelerate::detail::launch {
 

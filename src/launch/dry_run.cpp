@@ -52,28 +52,27 @@ Value map_value(const std::map<std::string, std::string>& map) {
 Value agent_value(const LaunchConfig& agent) {
   std::vector<std::string> signals;
   for (const int signal : agent.signals_to_handle) signals.push_back(signal_name(signal));
-  Value::Dict dict;
-  dict.set("min_nodes", agent.min_nodes);
-  dict.set("max_nodes", agent.max_nodes);
-  dict.set("nproc_per_node", agent.nproc_per_node);
-  dict.set("node_rank", agent.node_rank);
-  dict.set("run_id", agent.run_id);
-  dict.set("role", agent.role);
-  dict.set("rdzv_backend", agent.rdzv_backend);
-  dict.set("rdzv_conf", map_value(agent.rdzv_configs));
-  dict.set("master_addr", agent.master_addr);
-  dict.set("master_port", agent.master_port);
-  dict.set("local_addr", agent.local_addr.empty() ? Value() : Value(agent.local_addr));
-  dict.set("max_restarts", agent.max_restarts);
-  dict.set("monitor_interval", agent.monitor_interval);
-  dict.set("log_dir", agent.logs.log_dir ? Value(agent.logs.log_dir->string()) : Value());
-  dict.set("redirects", streams_value(agent.logs.redirects));
-  dict.set("tee", streams_value(agent.logs.tee));
-  dict.set("local_ranks_filter", agent.logs.local_ranks_filter);
-  dict.set("log_line_prefix_template", agent.log_line_prefix_template);
-  dict.set("signals_to_handle", signals);
-  dict.set("shutdown_timeout", agent.shutdown_timeout.count());
-  return dict;
+  return Value::Dict{
+      {"min_nodes", agent.min_nodes},
+      {"max_nodes", agent.max_nodes},
+      {"nproc_per_node", agent.nproc_per_node},
+      {"node_rank", agent.node_rank},
+      {"run_id", agent.run_id},
+      {"role", agent.role},
+      {"rdzv_backend", agent.rdzv_backend},
+      {"rdzv_conf", map_value(agent.rdzv_configs)},
+      {"master_addr", agent.master_addr},
+      {"master_port", agent.master_port},
+      {"local_addr", agent.local_addr.empty() ? Value() : Value(agent.local_addr)},
+      {"max_restarts", agent.max_restarts},
+      {"monitor_interval", agent.monitor_interval},
+      {"log_dir", agent.logs.log_dir ? Value(agent.logs.log_dir->string()) : Value()},
+      {"redirects", streams_value(agent.logs.redirects)},
+      {"tee", streams_value(agent.logs.tee)},
+      {"local_ranks_filter", agent.logs.local_ranks_filter},
+      {"log_line_prefix_template", agent.log_line_prefix_template},
+      {"signals_to_handle", signals},
+      {"shutdown_timeout", agent.shutdown_timeout.count()}};
 }
 
 Value process_value(const PlannedProcess& process) {

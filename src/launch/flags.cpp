@@ -172,17 +172,10 @@ constexpr auto kGeneralFlags = std::to_array<Flag>({
   throw ConfigError(str(source, " is '", text, "', expected ", wanted, "."));
 }
 
-template <class T>
-std::optional<T> signed_number(std::string_view text) {
-  if (text.starts_with('+')) text.remove_prefix(1);
-  return parse_number<T>(text);
-}
-
 std::string integer(std::string_view text, std::string_view source) {
-  const auto trimmed = trim(text);
-  if (const auto number = signed_number<std::int64_t>(trimmed)) return str(*number);
+  if (const auto number = parse_signed_number<std::int64_t>(text)) return str(*number);
   // Files say 1e8 and 4.0 for whole numbers.
-  const auto number = signed_number<double>(trimmed);
+  const auto number = parse_signed_number<double>(text);
   constexpr double kExact = 9007199254740992.0;  // 2^53
   if (!number || std::trunc(*number) != *number || std::abs(*number) > kExact) {
     refuse(source, text, "a whole number");
@@ -191,7 +184,7 @@ std::string integer(std::string_view text, std::string_view source) {
 }
 
 std::string number(std::string_view text, std::string_view source) {
-  const auto value = signed_number<double>(trim(text));
+  const auto value = parse_signed_number<double>(text);
   if (!value || !std::isfinite(*value)) refuse(source, text, "a number");
   return python_repr(*value);
 }
@@ -227,7 +220,7 @@ std::string machines(std::string_view text, std::string_view source) {
   const auto parts = split(trim(text), ':');
   std::vector<int> numbers;
   for (const auto& part : parts) {
-    if (const auto value = signed_number<int>(trim(part))) numbers.push_back(*value);
+    if (const auto value = parse_signed_number<int>(part)) numbers.push_back(*value);
   }
   if (numbers.size() != parts.size() || numbers.size() > 2) {
     refuse(source, text, "a number of machines, or MIN:MAX");
@@ -243,7 +236,7 @@ void check_choice(const Flag& flag, std::string_view text, std::string_view sour
   if (flag.loose) {
     const auto same = [&](const std::string& c) { return to_lower(c) == to_lower(text); };
     if (std::ranges::any_of(choices, same)) return;
-    const auto position = signed_number<std::size_t>(text);
+    const auto position = parse_number<std::size_t>(text);
     const bool by_position = flag.group == kFsdp && flag.kind != kTruthOrChoice;
     if (by_position && position && *position >= 1 && *position <= choices.size()) return;
   }
@@ -314,8 +307,8 @@ std::string canonical_value(const Flag& flag, std::string_view text, std::string
 
 MachineRange machine_range(std::string_view text) {
   const auto parts = split(text, ':');
-  const int min = signed_number<int>(parts.front()).value_or(1);
-  return {.min = min, .max = signed_number<int>(parts.back()).value_or(min)};
+  const int min = parse_signed_number<int>(parts.front()).value_or(1);
+  return {.min = min, .max = parse_signed_number<int>(parts.back()).value_or(min)};
 }
 
 }  // namespace accelerate::detail::launch

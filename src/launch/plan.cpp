@@ -11,7 +11,7 @@
 #include "core/ports.h"
 #include "core/subprocess.h"
 #include "core/text.h"
-#include "launch/arguments.h"
+#include "launch/command.h"
 #include "launch/machine_facts.h"
 #include "launch/messages.h"
 #include "launch/mode_variables.h"
@@ -158,8 +158,7 @@ LaunchConfig agent_config(const ResolvedLaunch& run, const Environment& environm
   return config;
 }
 
-std::vector<std::string> program_command(const LaunchArguments& arguments,
-                                         const ResolvedLaunch& run,
+std::vector<std::string> program_command(const Arguments& arguments, const ResolvedLaunch& run,
                                          const Environment& environment) {
   std::vector<std::string> argv;
   if (run.python) {
@@ -168,8 +167,7 @@ std::vector<std::string> program_command(const LaunchArguments& arguments,
     if (run.mode == LaunchMode::kAgent) argv.emplace_back("-u");
     if (arguments.on("module")) argv.emplace_back("-m");
   }
-  argv.push_back(arguments.program);
-  argv.insert(argv.end(), arguments.program_arguments.begin(), arguments.program_arguments.end());
+  argv.insert(argv.end(), arguments.operands.begin(), arguments.operands.end());
   return argv;
 }
 
@@ -193,8 +191,7 @@ std::vector<std::string> mpirun_command(const ResolvedLaunch& run,
   return argv;
 }
 
-std::vector<std::string> deepspeed_command(const LaunchArguments& arguments,
-                                           const ResolvedLaunch& run) {
+std::vector<std::string> deepspeed_command(const Arguments& arguments, const ResolvedLaunch& run) {
   const Settings& settings = run.settings;
   const std::string launcher = settings.text("deepspeed_multinode_launcher").value_or("pdsh");
   std::vector<std::string> argv{"deepspeed"};
@@ -221,8 +218,7 @@ std::vector<std::string> deepspeed_command(const LaunchArguments& arguments,
   } else if (!run.python) {
     add({"--no_python"});
   }
-  argv.push_back(arguments.program);
-  argv.insert(argv.end(), arguments.program_arguments.begin(), arguments.program_arguments.end());
+  argv.insert(argv.end(), arguments.operands.begin(), arguments.operands.end());
   return argv;
 }
 
@@ -239,7 +235,7 @@ int local_rank_here(OuterJob outer, const Environment& environment) {
 
 }  // namespace
 
-LaunchPlan make_plan(const LaunchArguments& arguments, const std::optional<ConfigFile>& config,
+LaunchPlan make_plan(const Arguments& arguments, const std::optional<ConfigFile>& config,
                      const Environment& environment, const MachineFacts& facts) {
   ResolvedLaunch run = resolve_launch(arguments, config, environment, facts);
   LaunchPlan plan;
@@ -247,7 +243,7 @@ LaunchPlan make_plan(const LaunchArguments& arguments, const std::optional<Confi
   plan.quiet = arguments.on("quiet");
   plan.warnings = std::move(run.warnings);
   plan.variables = mode_variables(run, environment, facts, plan.warnings);
-  plan.program = arguments.program;
+  plan.program = arguments.operands.front();
   plan.argv = program_command(arguments, run, environment);
   // Checked in every mode: a typing error is reported before the first large run.
   plan.agent = agent_config(run, environment, plan.warnings);
@@ -256,7 +252,7 @@ LaunchPlan make_plan(const LaunchArguments& arguments, const std::optional<Confi
   }
   if (run.mode == LaunchMode::kCommand && run.deepspeed) {
     plan.argv = deepspeed_command(arguments, run);
-    plan.program_at = plan.argv.size() - arguments.program_arguments.size() - 1;
+    plan.program_at = plan.argv.size() - arguments.operands.size();
     std::vector<std::pair<std::string, std::string>> pairs(plan.variables.begin(),
                                                            plan.variables.end());
     std::erase_if(pairs, [](const auto& pair) { return pair.second.empty(); });

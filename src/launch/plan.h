@@ -59,12 +59,12 @@ struct LaunchPlan {
   std::vector<std::string> deepspeed_environment = {};
 };
 
-struct LaunchArguments;
+struct Arguments;
 struct ConfigFile;
 struct MachineFacts;
 
 /// The plan of a command line. Throws the same errors as `resolve_launch`.
-[[nodiscard]] LaunchPlan make_plan(const LaunchArguments& arguments,
+[[nodiscard]] LaunchPlan make_plan(const Arguments& arguments,
                                    const std::optional<ConfigFile>& config,
                                    const Environment& environment, const MachineFacts& facts);
 

@@ -52,14 +52,14 @@ OuterJob outer_job(const Environment& environment, World& world) {
   return in_mpi(environment) ? OuterJob::kMpi : OuterJob::kNone;
 }
 
-bool is_python_program(const LaunchArguments& arguments) {
+bool is_python_program(const Arguments& arguments) {
   if (arguments.on("no_python")) return false;
-  return arguments.on("module") || arguments.program.ends_with(".py");
+  return arguments.on("module") || arguments.operands.front().ends_with(".py");
 }
 
 class Resolver {
  public:
-  Resolver(const LaunchArguments& arguments, const std::optional<ConfigFile>& config,
+  Resolver(const Arguments& arguments, const std::optional<ConfigFile>& config,
            const Environment& environment, const MachineFacts& facts)
       : arguments_(arguments), config_(config), environment_(environment), facts_(facts) {}
 
@@ -276,7 +276,7 @@ class Resolver {
       run_.mode = LaunchMode::kSimple;
       notice_job_size();
       if (arguments_.typed("num_processes") && run_.outer == OuterJob::kSlurmTasks) {
-        run_.warnings.push_back(
+        run_.warnings.emplace_back(
             "Slurm has started this launcher once per task, so each starts one process and "
             "--num_processes does not count. For a launcher per machine: srun "
             "--ntasks-per-node=1.");
@@ -407,7 +407,7 @@ class Resolver {
             ". Pass them or write them into a configuration file to avoid this message."));
   }
 
-  const LaunchArguments& arguments_;
+  const Arguments& arguments_;
   const std::optional<ConfigFile>& config_;
   const Environment& environment_;
   const MachineFacts& facts_;
@@ -440,8 +440,7 @@ std::int64_t mpi_local_size(const Environment& environment, std::int64_t fallbac
       {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"}, fallback);
 }
 
-ResolvedLaunch resolve_launch(const LaunchArguments& arguments,
-                              const std::optional<ConfigFile>& config,
+ResolvedLaunch resolve_launch(const Arguments& arguments, const std::optional<ConfigFile>& config,
                               const Environment& environment, const MachineFacts& facts) {
   return Resolver(arguments, config, environment, facts).run();
 }

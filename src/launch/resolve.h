@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "accelerate/environment.h"
-#include "launch/arguments.h"
+#include "launch/command.h"
 #include "launch/machine_facts.h"
 #include "launch/settings.h"
 
@@ -64,7 +64,7 @@ struct ResolvedLaunch {
 ///
 /// Throws `ConfigError` with the names of flags, variables or file that do not fit together, and
 /// `UnsupportedError` for features that only Python Accelerate has.
-[[nodiscard]] ResolvedLaunch resolve_launch(const LaunchArguments& arguments,
+[[nodiscard]] ResolvedLaunch resolve_launch(const Arguments& arguments,
                                             const std::optional<ConfigFile>& config,
                                             const Environment& environment,
                                             const MachineFacts& facts);

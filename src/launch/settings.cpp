@@ -125,7 +125,7 @@ ConfigFile launch_config_from(const Value::Dict& content, const std::string& pat
   return file;
 }
 
-std::optional<ConfigFile> read_launch_config(const LaunchArguments& arguments,
+std::optional<ConfigFile> read_launch_config(const Arguments& arguments,
                                              const Environment& environment) {
   fs::path path;
   if (const auto given = arguments.values.find("config_file"); given != arguments.values.end()) {
@@ -197,7 +197,7 @@ std::vector<Setting> Settings::list() const {
   return result;
 }
 
-void merge_settings(std::span<const Flag> flags, const LaunchArguments& arguments,
+void merge_settings(std::span<const Flag> flags, const Arguments& arguments,
                     const Environment& environment, const std::optional<ConfigFile>& config,
                     const std::function<bool(const Flag&)>& wanted, Settings& settings) {
   const FileValues file(config);

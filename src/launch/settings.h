@@ -13,7 +13,7 @@
 
 #include "accelerate/config.h"
 #include "accelerate/environment.h"
-#include "launch/arguments.h"
+#include "launch/command.h"
 #include "launch/flags.h"
 #include "launch/plan.h"
 
@@ -29,7 +29,7 @@ struct ConfigFile {
 
 /// Reads the file of --config_file, or the default one if it exists and --cpu was not typed. Throws
 /// `ConfigError`.
-[[nodiscard]] std::optional<ConfigFile> read_launch_config(const LaunchArguments& arguments,
+[[nodiscard]] std::optional<ConfigFile> read_launch_config(const Arguments& arguments,
                                                            const Environment& environment);
 /// A configuration file made from its content.
 [[nodiscard]] ConfigFile launch_config_from(const Value::Dict& content, const std::string& path);
@@ -61,7 +61,7 @@ class Settings {
 
 /// Looks up the flags for which `wanted` returns true in all four sources. Typed flags are always
 /// taken.
-void merge_settings(std::span<const Flag> flags, const LaunchArguments& arguments,
+void merge_settings(std::span<const Flag> flags, const Arguments& arguments,
                     const Environment& environment, const std::optional<ConfigFile>& config,
                     const std::function<bool(const Flag&)>& wanted, Settings& settings);
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "launch/channel.h"
+#include "core/descriptor.h"
 
 namespace accelerate::detail::launch {
 

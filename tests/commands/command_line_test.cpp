@@ -13,7 +13,7 @@
 #include "commands/running.h"
 #include "core/json.h"
 #include "core/text.h"
-#include "launch/arguments.h"
+#include "launch/command.h"
 #include "support/command.h"
 
 namespace accelerate::detail::commands {

@@ -1,4 +1,4 @@
-#include "launch/arguments.h"
+#include "launch/command.h"
 
 #include <gtest/gtest.h>
 
@@ -36,15 +36,13 @@ TEST(LaunchArgumentsTest, RefuseAMixtureOfBothInOneFlag) {
 
 TEST(LaunchArgumentsTest, GiveEveryWordBehindTheProgramToIt) {
   const auto arguments = parsed("--cpu ./train --cpu --num_processes 7 -m x");
-  EXPECT_EQ(arguments.program, "./train");
-  EXPECT_EQ(arguments.program_arguments, (Words{"--cpu", "--num_processes", "7", "-m", "x"}));
+  EXPECT_EQ(arguments.operands, (Words{"./train", "--cpu", "--num_processes", "7", "-m", "x"}));
   EXPECT_FALSE(arguments.typed("num_processes"));
 }
 
 TEST(LaunchArgumentsTest, EndTheFlagsAtTwoDashes) {
   const auto arguments = parsed("--cpu -- --odd-name a");
-  EXPECT_EQ(arguments.program, "--odd-name");
-  EXPECT_EQ(arguments.program_arguments, Words{"a"});
+  EXPECT_EQ(arguments.operands, (Words{"--odd-name", "a"}));
 }
 
 TEST(LaunchArgumentsTest, KnowShortForms) {
@@ -143,7 +141,7 @@ TEST(LaunchArgumentsTest, ReadTheTripleOfPrecisions) {
 TEST(LaunchArgumentsTest, TakeTheFormOfADryRunBehindTheSignOnly) {
   EXPECT_EQ(parsed("--dry_run x").values.at("dry_run"), "text");
   EXPECT_EQ(parsed("--dry-run=json x").values.at("dry_run"), "json");
-  EXPECT_EQ(parsed("--dry_run json").program, "json");
+  EXPECT_EQ(parsed("--dry_run json").operands, Words{"json"});
   EXPECT_TRUE(has(error_of("--dry_run=xml x"), "text, json"));
 }
 

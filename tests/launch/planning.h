@@ -13,7 +13,7 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "core/yaml.h"
-#include "launch/arguments.h"
+#include "launch/command.h"
 #include "launch/machine_facts.h"
 #include "launch/plan.h"
 #include "launch/resolve.h"
@@ -59,8 +59,8 @@ inline Words words_of(const std::string& line) {
   return words;
 }
 
-inline LaunchArguments parsed(const std::string& line) {
-  return parse_launch_arguments(words_of(line));
+inline Arguments parsed(const std::string& line) {
+  return parse_arguments(launch_command(), words_of(line));
 }
 
 inline std::optional<ConfigFile> file_of(const Around& around) {
