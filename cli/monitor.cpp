@@ -70,7 +70,7 @@ int serve(RunSet& runs, const detail::launch::Arguments& arguments) {
   const int port = detail::port_of(socket);
   const bool local = detail::is_loopback(detail::own_address(socket));
   PageAccess access{.cookie = str("accelerate_monitor_", port)};
-  if (local) access.hosts = {"localhost", "127.0.0.1", "[::1]", in_address(host)};
+  if (local) access.hosts = {"localhost", "127.0.0.1", "[::1]", detail::to_lower(in_address(host))};
   if (!local || arguments.on("token")) access.token = new_token();
   const bool all = host == "0.0.0.0" || host == "::";
   // Before the message: who reads it may answer at once.

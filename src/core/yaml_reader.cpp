@@ -128,10 +128,10 @@ class Reader {
     const auto given = view(tag);
     if (!given.empty() && given != "!" && given != str(kTagPrefix, kind)) refuse_tag(given, event);
     // Until the end is reached there is nothing to repeat; an older anchor of that name is gone.
-    remember(anchor, std::nullopt);
+    if (anchor != nullptr) anchors_[std::string(view(anchor))] = std::nullopt;
   }
 
-  void remember(const yaml_char_t* anchor, const std::optional<Node>& node) {
+  void remember(const yaml_char_t* anchor, const Node& node) {
     if (anchor != nullptr) anchors_[std::string(view(anchor))] = node;
   }
 

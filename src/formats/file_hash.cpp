@@ -34,9 +34,7 @@ class OrderedHash {
       slot.bytes.resize(length);
       read(slot.bytes);
     } catch (...) {
-      lock.lock();
-      failed_ = true;
-      room_.notify_all();
+      fail(lock);
       throw;
     }
     lock.lock();
@@ -45,9 +43,14 @@ class OrderedHash {
     hashing_ = true;
     for (auto* next = &slot; next->ready; next = &slots_[hashed_ % slots_.size()]) {
       lock.unlock();
-      hash_.update(next->bytes);
-      total_ += static_cast<std::int64_t>(next->bytes.size());
-      if (progress_) progress_(total_);
+      try {
+        hash_.update(next->bytes);
+        total_ += static_cast<std::int64_t>(next->bytes.size());
+        if (progress_) progress_(total_);
+      } catch (...) {
+        fail(lock);
+        throw;
+      }
       lock.lock();
       next->ready = false;
       ++hashed_;
@@ -59,6 +62,12 @@ class OrderedHash {
   [[nodiscard]] std::uint64_t digest() const { return hash_.digest(); }
 
  private:
+  void fail(std::unique_lock<std::mutex>& lock) {
+    lock.lock();
+    failed_ = true;
+    room_.notify_all();
+  }
+
   struct Slot {
     std::vector<std::byte> bytes = {};
     bool ready = false;
@@ -81,7 +90,8 @@ std::uint64_t xxh3_of(const MappedFile& file, std::int64_t offset, std::int64_t 
                       const HashProgress& progress) {
   constexpr std::size_t kChunksPerThread = 8;
   const auto count = static_cast<std::size_t>((size + kChunk - 1) / kChunk);
-  const auto threads = std::clamp<std::size_t>(count / kChunksPerThread, 1, transfer_threads());
+  const auto threads = std::clamp<std::size_t>(count / kChunksPerThread, 1,
+                                               std::max<std::size_t>(1, transfer_threads()));
   OrderedHash hash(threads, progress);
   run_in_parallel(count, threads, [&](std::size_t i) {
     const auto at = static_cast<std::int64_t>(i) * kChunk;

@@ -51,7 +51,8 @@ class Writer {
 
   void switches() {
     set_switch("ACCELERATE_DEBUG_MODE", set_.truth("debug"), "true", "false");
-    set_switch("ACCELERATE_MONITOR", set_.truth("monitor"), "1", "0");
+    // Given, it goes before what the program says.
+    if (set_.has("monitor")) variables_["ACCELERATE_MONITOR"] = set_.truth("monitor") ? "1" : "0";
     set_switch("ACCELERATE_CPU_AFFINITY", set_.truth("enable_cpu_affinity"), "1", "0");
     set_switch("ACCELERATE_USE_DEEPSPEED", run_.deepspeed, "true", "false");
     set_switch("ACCELERATE_USE_FSDP", run_.fsdp, "true", "false");

@@ -217,11 +217,17 @@ bool StateRefill::add(Optimizer& optimizer, const Tensor& parameter, const Named
     with_adapter(optimizer, [&]<class Adapter>(Adapter) {
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (found == optimizer.state().end()) return;
+      const auto options = Adapter::own_options(group_of(optimizer, parameter).options());
+      std::size_t slot = 0;
       Adapter::for_each_state(static_cast<typename Adapter::State&>(*found->second),
                               [&]<class T>(std::string_view name, T& field) {
+                                [[maybe_unused]] const auto here = slot++;
                                 const auto* const tensor = find_tensor(tensors, name);
                                 if constexpr (std::is_same_v<T, Tensor>) {
-                                  if (!field.defined() && tensor == nullptr) return;
+                                  if (!field.defined() && tensor == nullptr) {
+                                    fits = fits && !uses_slot(options, here, parameter);
+                                    return;
+                                  }
                                   fits = fits && tensor != nullptr &&
                                          has_state_shape(name, *tensor, parameter) &&
                                          can_be_refilled(name, field, parameter, /*references=*/1);

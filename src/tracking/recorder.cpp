@@ -108,7 +108,8 @@ std::size_t append_numbers(std::string& text, const std::string& prefix, const V
 Recorder::Recorder(RecorderOptions options)
     : options_(std::move(options)),
       file_(options_.folder / str("rank_", options_.rank, ".jsonl")),
-      outbox_({.tracker = "monitor", .max_bytes = kMostBytes}, deliver_to_files) {
+      outbox_(std::make_unique<Outbox>(OutboxOptions{.tracker = "monitor", .max_bytes = kMostBytes},
+                                       deliver_to_files)) {
   quietly([&] {
     const Value::Dict facts{{"rank", options_.rank},     {"world", options_.world},
                             {"host", this_host_name()},  {"pid", static_cast<int>(::getpid())},
@@ -124,6 +125,7 @@ Recorder::~Recorder() { finish(std::uncaught_exceptions() > 0); }
 
 template <class F>
 void Recorder::quietly(F f) noexcept {
+  if (owner_.is_forked_copy()) return;  // the thread is not here, and a lock may be held for ever
   try {
     f();
   } catch (const std::exception& error) {
@@ -153,7 +155,7 @@ void Recorder::add(std::string_view line) {
     return;
   }
   lines_ += entry;
-  if (lines_.size() > kMostBytes / 2) changed_.notify_one();
+  if (lines_.size() > kMostBytes / 2) changed_->notify_one();
 }
 
 void Recorder::describe(const std::string& name, const Value::Dict& config) noexcept {
@@ -180,6 +182,7 @@ std::int64_t Recorder::steps() {
 }
 
 bool Recorder::count_step() noexcept {
+  if (owner_.is_forked_copy()) return false;
   const auto now = Clock::now();
   const std::scoped_lock lock(mutex_);
   if (steps_++ == 0) {
@@ -243,14 +246,14 @@ void Recorder::run() {
   while (!stop) {
     quietly([&] {
       if (Clock::now() >= next_sample) {
-        next_sample += kBetweenSamples;
+        next_sample = Clock::now() + kBetweenSamples;
         sample_system();
       }
       deliver();
     });
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kBetweenWrites,
-                      [&] { return stop_ || lines_.size() > kMostBytes / 2; });
+    changed_->wait_for(lock, kBetweenWrites,
+                       [&] { return stop_ || lines_.size() > kMostBytes / 2; });
     stop = stop_;
   }
 }
@@ -261,12 +264,14 @@ void Recorder::deliver() {
     const std::scoped_lock lock(mutex_);
     lines.swap(lines_);
   }
-  if (!lines.empty()) outbox_.post({.target = file_.string(), .bytes = std::move(lines)});
+  if (!lines.empty()) outbox_->post({.target = file_.string(), .bytes = std::move(lines)});
 }
 
 void Recorder::finish(bool failed) noexcept {
-  if (owner_.is_forked_copy()) {  // the thread is not here
+  if (owner_.is_forked_copy()) {
     if (thread_.joinable()) thread_.detach();
+    (void)changed_.release();  // the thread waits there, so that its destructor would not end
+    (void)outbox_.release();   // what it holds is the parent's
     return;
   }
   if (!thread_.joinable()) return;
@@ -277,7 +282,7 @@ void Recorder::finish(bool failed) noexcept {
       const std::scoped_lock lock(mutex_);
       stop_ = true;
     }
-    changed_.notify_one();
+    changed_->notify_one();
     thread_.join();
     deliver();
     if (lost_ == 0) return;
@@ -285,7 +290,7 @@ void Recorder::finish(bool failed) noexcept {
                            lost_ == 1 ? " entry" : " entries",
                            ": too long, or the disk did not answer."));
   });
-  outbox_.finish();
+  outbox_->finish();
 }
 
 }  // namespace accelerate::detail::tracking

@@ -88,10 +88,10 @@ class Recorder {
   RecorderOptions options_;
   std::filesystem::path file_;
   Clock::time_point started_ = Clock::now();
-  Outbox outbox_;
+  std::unique_ptr<Outbox> outbox_;
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   std::string lines_;  ///< not written yet
   std::int64_t lost_ = 0;
   bool stop_ = false;

@@ -32,9 +32,9 @@ struct BigNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(BigNet);
 
-void plan_a_big_model(const BigNet& net) {
+double plan_a_big_model(BigNet& net) {
   auto sizes = accelerate::compute_module_sizes(*net, {.dtype = torch::kFloat16});
-  sizes.get("encoder", 0.0);  // bytes of a module with all inside; "" is the model
+  auto bytes = sizes.get("encoder", 0.0);  // of a module with all inside; "" is the model
   auto [total, largest] = accelerate::calculate_maximum_sizes(*net);
 
   auto budget = accelerate::get_balanced_memory(*net, {.no_split_module_classes = {"Block"}});
@@ -43,7 +43,7 @@ void plan_a_big_model(const BigNet& net) {
 
   accelerate::load_checkpoint_in_model(*net, "model",
                                        {.device_map = map, .offload_folder = "spill"});
-  accelerate::print(total, largest.second);
+  return bytes + total + largest.size;
 }
 
 torch::Tensor keep_weights_in_a_folder(const BigNet& net) {

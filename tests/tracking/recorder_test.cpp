@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -37,6 +39,25 @@ std::vector<Json> with(const std::vector<Json>& lines, const char* key) {
     if (line.contains(key)) found.push_back(line);
   }
   return found;
+}
+
+TEST(RecorderTest, OfAForkedCopyWritesNothingAndEnds) {
+  const test::Folder folder;
+  auto recorder = std::make_unique<Recorder>(RecorderOptions{.folder = folder.path()});
+  std::this_thread::sleep_for(milliseconds(100));  // its thread waits now
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(10);
+    recorder->log({{"loss", 0.5}}, 1);
+    const bool due = recorder->count_step();
+    recorder.reset();
+    ::_exit(due ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  recorder->finish();
+  EXPECT_TRUE(with(lines_in(folder.path()), "values").empty());
 }
 
 TEST(RecorderTest, WritesStartValuesStepsMemoryAndEnd) {

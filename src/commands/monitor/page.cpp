@@ -96,7 +96,7 @@ PageReply MonitorPage::answer(const PageRequest& request) {
     if (request.path == "/" && request.query.contains("token")) {
       return {.status = 303,
               .headers = {"Location: /", str("Set-Cookie: ", access_.cookie, "=", access_.token,
-                                             "; HttpOnly; SameSite=Strict; Path=/")}};
+                                             "; HttpOnly; SameSite=Lax; Path=/")}};
     }
   }
   if (request.path == "/")

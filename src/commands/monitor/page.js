@@ -26,6 +26,7 @@ function short(value, digits = 4) {
   if (size >= 1000) return Math.round(value).toLocaleString('en');
   return String(parseFloat(value.toPrecision(digits)));
 }
+const count = value => value === null || value === undefined ? '–' : Math.round(value).toLocaleString('en');
 function bytes(value) {
   if (value === null || value === undefined) return '–';
   const units = ['B', 'KB', 'MB', 'GB', 'TB'];
@@ -52,6 +53,7 @@ function ticks(low, high, count) {
   const raw = (high - low) / count;
   const power = Math.pow(10, Math.floor(Math.log10(raw)));
   const step = [1, 2, 5, 10].map(f => f * power).find(each => each >= raw * 0.75);
+  if (!(low + step > low)) return [low];  // numbers are not that exact
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
   return found;
@@ -287,7 +289,7 @@ function showRuns() {
     const detail = node('span', undefined, 'detail');
     detail.append(node('span', run.state, 'state ' + run.state));
     const rate = run.rate === null ? '' : ' · ' + short(run.rate, 3) + ' ' + run.unit;
-    detail.append(document.createTextNode((run.steps ? ' · step ' + short(run.steps, 9) : '') + rate));
+    detail.append(document.createTextNode((run.steps ? ' · step ' + count(run.steps) : '') + rate));
     item.append(box, node('span', run.name, 'name'), detail);
     item.addEventListener('click', () => focusOn(run.id));
     return item;
@@ -315,7 +317,7 @@ function showRanks() {
   table('ranks', heads, state.ranks.map(rank => {
     const isLate = late !== null && Number(late[1]) === rank.rank;
     const cells = [[rank.rank + (isLate ? ' straggler' : ''), isLate ? 'number late' : 'number'], [rank.host], [rank.device],
-      [short(rank.steps, 9), 'number'], [rank.step_ms === null ? '–' : short(rank.step_ms, 3) + ' ms', 'number'],
+      [count(rank.steps), 'number'], [rank.step_ms === null ? '–' : short(rank.step_ms, 3) + ' ms', 'number'],
       [rank.wait_ms === null ? '–' : short(rank.wait_ms, 3) + ' ms', 'number'], [bytes(rank.memory), 'number']];
     if (gpu) cells.push([bytes(rank.gpu_memory) + ' of ' + bytes(rank.gpu_total), 'number'], [inUnit(rank.gpu_busy, '%'), 'number']);
     return row(cells);
@@ -331,7 +333,7 @@ function showFacts() {
     const loss = state.charts.find(chart => chart.group === 'metric');
     const line = loss && loss.lines.find(each => each.run === run.id);
     if (line) facts.push([loss.title, short(line.last)]);
-    if (run.steps) facts.push(['Step', short(run.steps, 9)]);
+    if (run.steps) facts.push(['Step', count(run.steps)]);
     if (run.rate !== null) facts.push([run.unit === 'steps/s' ? 'Steps/s' : 'Samples/s', short(run.rate, 3)]);
     if (mean('step_ms') !== null) facts.push(['Step time', short(mean('step_ms'), 3) + ' ms']);
     if (mean('wait_ms') !== null) facts.push(['Waiting', short(100 * mean('wait_ms') / mean('step_ms'), 2) + ' %']);

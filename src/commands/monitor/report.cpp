@@ -21,11 +21,12 @@ constexpr double kRecent = 10;  // seconds, of the numbers in tables
 
 /// A list of numbers: curves have too many of them for a tree of values.
 std::string numbers_of(const std::vector<Bucket>& curve, double Bucket::* member) {
+  const int precision = member == &Bucket::x ? 15 : 7;
   std::string text = "[";
   std::array<char, 32> digits{};
   for (const auto& bucket : curve) {
     const auto end = std::to_chars(digits.begin(), digits.end(), bucket.*member,
-                                   std::chars_format::general, /*precision=*/7);
+                                   std::chars_format::general, precision);
     text.append(text.size() > 1 ? "," : "").append(digits.data(), end.ptr);
   }
   return text + "]";

@@ -24,8 +24,8 @@ namespace fs = std::filesystem;
 constexpr auto kBetweenDiscoveries = std::chrono::seconds(2);
 constexpr auto kCheckpointsStayFor = std::chrono::seconds(3);
 constexpr int kDeepest = 6;
-// A folder with more than this is no folder of runs.
-constexpr int kMostEntries = 50'000;
+// A folder with more than this holds data: the rest of it is left out.
+constexpr int kMostEntries = 5'000;
 constexpr std::size_t kMostLogs = 50;
 constexpr std::size_t kChunk = 1 << 20;
 constexpr std::size_t kTailBytes = 64 << 10;
@@ -125,19 +125,22 @@ void RunSet::discover() {
   logs_.clear();
   std::set<fs::path> trackers;
   std::error_code error;
-  int entries = 0;
-  fs::recursive_directory_iterator it(folder_, fs::directory_options::skip_permission_denied,
-                                      error);
-  for (; !error && it != fs::recursive_directory_iterator() && ++entries < kMostEntries;
-       it.increment(error)) {
-    std::error_code gone;
-    const auto name = it->path().filename().string();
-    if (it->is_directory(gone)) {
-      if (it.depth() >= kDeepest || name.starts_with('.') || name == "checkpoints") {
-        it.disable_recursion_pending();
+  std::vector<std::pair<fs::path, int>> folders{{folder_, 0}};
+  while (!folders.empty()) {
+    const auto [folder, depth] = std::move(folders.back());
+    folders.pop_back();
+    int entries = 0;
+    for (fs::directory_iterator it(folder, error);
+         !error && it != fs::directory_iterator() && ++entries < kMostEntries;
+         it.increment(error)) {
+      std::error_code gone;
+      const auto name = it->path().filename().string();
+      if (it->is_regular_file(gone)) {
+        look_at(it->path(), trackers);
+      } else if (it->is_directory(gone) && !it->is_symlink(gone) && depth < kDeepest &&
+                 !name.starts_with('.') && name != "checkpoints") {
+        folders.emplace_back(it->path(), depth + 1);
       }
-    } else if (it->is_regular_file(gone)) {
-      look_at(it->path(), trackers);
     }
   }
   // A run that records itself has the values of its trackers too.
@@ -167,7 +170,11 @@ bool RunSet::read_some(Source& source) {
   const auto size = static_cast<std::uint64_t>(facts.st_size);
   bytes_known_ += size - std::min(size, source.offset);
   // What shrinks was replaced; its old content stays.
-  if (size < source.offset) source.offset = 0;
+  if (size < source.offset) {
+    source.offset = 0;
+    source.partial.clear();
+    source.skipping = false;
+  }
   if (size == source.offset) return false;
   std::string bytes(std::min<std::uint64_t>(size - source.offset, kChunk), '\0');
   const auto count =
