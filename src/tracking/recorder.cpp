@@ -270,7 +270,8 @@ void Recorder::deliver() {
 void Recorder::finish(bool failed) noexcept {
   if (owner_.is_forked_copy()) {
     if (thread_.joinable()) thread_.detach();
-    // The thread waits at one, whose destructor would not end; what the other holds is the parent's.
+    // The thread waits at one, whose destructor would not end; what the other holds is the
+    // parent's.
     [[maybe_unused]] const auto left = std::pair(changed_.release(), outbox_.release());
     return;
   }

@@ -338,31 +338,6 @@ TEST_F(LoadCheckpointTest, EnforcesTheFormatInTheMetadata) {
   }
 }
 
-TEST_F(LoadCheckpointTest, ShowsItsProgressIfThatIsWanted) {
-  test::Small net;
-  const auto shown = [&](const LoadCheckpointOptions& options) {
-    testing::internal::CaptureStderr();
-    load_checkpoint_in_model(net, reference_path("models/small_10GB_safetensors"), options);
-    return testing::internal::GetCapturedStderr();
-  };
-  const auto bytes = std::to_string([&] {
-    std::size_t sum = 0;
-    for (const auto& item : state_dict(net)) sum += item.value().nbytes();
-    return sum;
-  }());
-  const auto whole = "Loading weights: 100%";
-  EXPECT_EQ(shown({}), "");
-  EXPECT_TRUE(has(shown({.progress = true}), whole));
-  EXPECT_TRUE(has(shown({.progress = true}), bytes + "/" + bytes));
-  EXPECT_TRUE(has(shown({.device_map = {{"linear1", "disk"}, {"", "cpu"}},
-                         .offload_folder = path_ / "spill",
-                         .progress = true}),
-                  bytes + "/" + bytes));
-  const auto patched = patch_environment({{"ACCELERATE_PROGRESS", "1"}});
-  EXPECT_TRUE(has(shown({}), whole));
-  EXPECT_EQ(shown({.progress = false}), "");
-}
-
 TEST_F(LoadCheckpointTest, RefusesArchivesThatHoldNoStateDict) {
   torch_save(Value(3), path_ / "three.bin");
   EXPECT_EQ(

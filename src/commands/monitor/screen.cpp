@@ -208,7 +208,8 @@ std::vector<std::string> MonitorScreen::lines(const ScreenSize& size, double now
     const auto place = std::ranges::find(runs, run) - runs.begin() + 1;
     lines.push_back(str(
         colored(kBold, launch::printable_line(run->name())), "  ",
-        colored(color_of(state), std::string(to_string(state))), "  step ", std::llround(run->steps()),
+        colored(color_of(state), std::string(to_string(state))), "  step ",
+        std::llround(run->steps()),
         rate ? str("  ", short_number(*rate), run->counts_samples ? " samples/s" : " steps/s") : "",
         "  ", format_interval(run->updated() - run->started),
         runs.size() > 1 ? str("  run ", place, " of ", runs.size()) : ""));
