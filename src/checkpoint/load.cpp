@@ -283,7 +283,8 @@ void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& pl
   if (offloaded) offloaded->finish();
 
   TensorSources::Destinations destinations;
-  std::unordered_set<const c10::TensorImpl*> residents;  // a tied one may be on disk by another name
+  std::unordered_set<const c10::TensorImpl*>
+      residents;  // a tied one may be on disk by another name
   for (std::size_t i = 0; i < places.size(); ++i) {
     const auto& [name, recipe] = plan.copies[i];
     if (places[i].store == Store::kResident) {

@@ -41,7 +41,8 @@ void check_model(const ModulePtr& model) {
   for (const auto& parameter : model->parameters()) {
     if (find_managed(parameter) != nullptr) {
       throw StateError(
-          "The weights of this model are dispatched or offloaded already. Call remove_hooks() of what the first "
+          "The weights of this model are dispatched or offloaded already. Call remove_hooks() of "
+          "what the first "
           "call returned.");
     }
   }

@@ -367,8 +367,8 @@ void LazyEngine::serve() {
   }
 }
 
-/// A worker that hangs in a fill that took longer than allowed goes on without us, and holds what it
-/// uses.
+/// A worker that hangs in a fill that took longer than allowed goes on without us, and holds what
+/// it uses.
 void LazyEngine::stop() noexcept {
   Lock lock(mutex);
   stopping = true;

@@ -144,7 +144,7 @@ struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
   Group* being_filled = nullptr;
   bool stopping = false;
   bool is_abandoned = false;  // the handle is gone
-  bool is_late = false;  // a fill took longer than allowed
+  bool is_late = false;       // a fill took longer than allowed
 };
 
 }  // namespace accelerate::detail::offload

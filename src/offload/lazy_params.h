@@ -75,7 +75,7 @@ class ACCELERATE_API LazyParams {
 [[nodiscard]] c10::Device with_index(c10::Device device);
 
 /// Others cannot be put into a storage of their own, and stay where they are.
-[[nodiscard]] bool can_be_managed(const at::Tensor& tensor);
+[[nodiscard]] ACCELERATE_API bool can_be_managed(const at::Tensor& tensor);
 /// A managed tensor has a store: its bytes may be absent.
 [[nodiscard]] ACCELERATE_API bool is_offloaded(const at::Tensor& tensor);
 /// The values of any tensor, in host memory: of an offloaded one they come from its store, and

@@ -125,7 +125,8 @@ bool must_move(const at::Tensor& tensor, c10::Device device) {
   return tensor.defined() && tensor.device() != device && !(tensor.is_cpu() && tensor.dim() == 0);
 }
 
-/// Moves all arguments that are not for the host to `device`, recorded for backward. Returns false if they were there.
+/// Moves all arguments that are not for the host to `device`, recorded for backward. Returns false
+/// if they were there.
 bool move_arguments(const c10::OperatorHandle& op, const OperatorFacts& facts,
                     torch::jit::Stack& stack, c10::Device device) {
   const auto count = op.schema().arguments().size();
