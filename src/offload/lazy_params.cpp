@@ -223,9 +223,10 @@ LazyParams::~LazyParams() {
     LazyEngine::Lock lock(engine.mutex);
     if (const auto failure = engine.restore_all(lock)) std::rethrow_exception(failure);
   } catch (const std::exception& error) {
-    warn(str("Offloaded parameters could not be restored; those that are in use come back when that "
-             "ends, others throw when they are used: ",
-             error.what()));
+    warn(
+        str("Offloaded parameters could not be restored; those that are in use come back when that "
+            "ends, others throw when they are used: ",
+            error.what()));
   }
   engine.stop();
   const LazyEngine::Lock lock(engine.mutex);

@@ -127,6 +127,25 @@ TEST_F(LazyEdges, TheDeviceMapGoesWithTheHandleThatSetIt) {
   EXPECT_FALSE(hf_device_map(*net));
 }
 
+TEST_F(LazyEdges, AModelThatIsSpreadIsNotDispatchedAgain) {
+  LazyParams engine{LazyOptions{}};
+  engine.manage_resident({{"first.weight", net->first->weight}});
+  EXPECT_TRUE(has(message_of<StateError>([&] { (void)cpu_offload(net, {.lazy = managed()}); }),
+                  "dispatched or offloaded already"));
+}
+
+TEST_F(LazyEdges, AChangeAfterAStateDictWasTakenIsKept) {
+  LazyParams engine{LazyOptions{}};
+  manage_by_module(engine, *net, in_host_memory(*net));
+  const auto weight = offload::find_managed(net->first->weight);
+  weight->pin(offload::Access::kWrite);  // as an operator that has not written yet
+  (void)offload::host_value(net->first->weight);
+  net->first->weight.data_ptr<float>()[0] = 42;
+  weight->unpin();
+  engine.offload_now();
+  EXPECT_EQ(offload::host_value(net->first->weight)[0][0].item<float>(), 42);
+}
+
 TEST_F(LazyEdges, WhatAGraphUsesStaysUntilTheEnd) {
   std::optional<LazyParams> engine(LazyOptions{.keep = 3});
   manage_by_module(*engine, *net, in_host_memory(*net));
