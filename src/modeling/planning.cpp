@@ -123,8 +123,9 @@ void report(const detail::DevicePlan& plan) {
 /// The maps of dispatched models.
 class DeviceMaps {
  public:
+  // Never destroyed: a handle of static duration takes its map away when the program ends.
   static DeviceMaps& instance() {
-    static DeviceMaps maps;
+    static auto& maps = *new DeviceMaps;
     return maps;
   }
   void set(const std::shared_ptr<const Module>& model, const std::optional<DeviceMap>& map,
