@@ -283,12 +283,15 @@ void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& pl
   if (offloaded) offloaded->finish();
 
   TensorSources::Destinations destinations;
+  std::unordered_set<const c10::TensorImpl*>
+      residents;  // a tied one may be on disk by another name
   for (std::size_t i = 0; i < places.size(); ++i) {
     const auto& [name, recipe] = plan.copies[i];
     if (places[i].store == Store::kResident) {
       allocate(own[name], places[i], name);
+      residents.insert(own[name].unsafeGetTensorImpl());
       destinations.emplace_back(recipe, own[name].detach());
-    } else {
+    } else if (!residents.contains(own[name].unsafeGetTensorImpl())) {
       allocate(own[name], {.device = c10::kMeta, .dtype = places[i].dtype}, name);
     }
   }

@@ -84,7 +84,7 @@ void offload_weight(const at::Tensor& weight, std::string_view weight_name,
     throw StateError(detail::str("offload_weight: '", weight_name,
                                  "' is on the meta device and has no elements to write."));
   }
-  const auto data = weight.detach().cpu().contiguous();
+  const auto data = weight.detach().resolve_conj().resolve_neg().cpu().contiguous();
   detail::OutputFile file(file_of(offload_folder, weight_name));
   const auto bytes = static_cast<std::size_t>(data.nbytes());
   file.reserve(static_cast<std::int64_t>(bytes));

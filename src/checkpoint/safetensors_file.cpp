@@ -20,6 +20,7 @@
 #include "core/text.h"
 #include "formats/mapped_file.h"
 #include "formats/safetensors_header.h"
+#include "modeling/lazy_key.h"
 
 namespace accelerate::safetensors {
 
@@ -208,7 +209,8 @@ void File::read_into(const std::vector<std::pair<std::string, at::Tensor>>& dest
                               "] and cannot be read into one of shape [",
                               detail::join(destination.sizes()), "]."));
     }
-    if (destination.scalar_type() != form.type || !destination.is_contiguous()) {
+    if (destination.scalar_type() != form.type || !destination.is_contiguous() ||
+        detail::modeling::is_marked(destination)) {
       conversions.emplace_back(&entry, destination);
     } else if (destination.is_cpu()) {
       pieces.push_back({impl_->offset_of(entry), Impl::memory_of(destination)});

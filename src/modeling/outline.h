@@ -32,8 +32,9 @@ struct ModuleOutline {
 [[nodiscard]] bool has_class(const torch::nn::Module& module,
                              const std::vector<std::string>& names);
 
-/// What `hf_device_map` gives for the model from now on; nullopt: nothing.
+/// What `hf_device_map` gives for the model from now on; nullopt: nothing, if it is of this owner.
 ACCELERATE_API void set_device_map(const std::shared_ptr<const torch::nn::Module>& model,
-                                   const std::optional<DeviceMap>& device_map);
+                                   const std::optional<DeviceMap>& device_map,
+                                   const void* owner = nullptr);
 
 }  // namespace accelerate::detail::modeling

@@ -123,25 +123,35 @@ void report(const detail::DevicePlan& plan) {
 /// The maps of dispatched models.
 class DeviceMaps {
  public:
+  // Never destroyed: a handle of static duration takes its map away when the program ends.
   static DeviceMaps& instance() {
-    static DeviceMaps maps;
+    static auto& maps = *new DeviceMaps;
     return maps;
   }
-  void set(const std::shared_ptr<const Module>& model, const std::optional<DeviceMap>& map) {
+  void set(const std::shared_ptr<const Module>& model, const std::optional<DeviceMap>& map,
+           const void* owner) {
     const std::scoped_lock lock(mutex_);
     std::erase_if(maps_, [](const auto& entry) { return entry.first.expired(); });
-    maps_.erase(model);
-    if (map) maps_.emplace(model, *map);
+    const auto found = maps_.find(model);
+    if (map) {
+      maps_.insert_or_assign(model, Owned{*map, owner});
+    } else if (found != maps_.end() && found->second.owner == owner) {
+      maps_.erase(found);
+    }
   }
   [[nodiscard]] std::optional<DeviceMap> of(const Module& model) {
     const std::scoped_lock lock(mutex_);
     const auto found = maps_.find(model.weak_from_this());
-    return found == maps_.end() ? std::nullopt : std::optional(found->second);
+    return found == maps_.end() ? std::nullopt : std::optional(found->second.map);
   }
 
  private:
+  struct Owned {
+    DeviceMap map;
+    const void* owner = nullptr;
+  };
   std::mutex mutex_;
-  std::map<std::weak_ptr<const Module>, DeviceMap, std::owner_less<>> maps_;
+  std::map<std::weak_ptr<const Module>, Owned, std::owner_less<>> maps_;
 };
 
 }  // namespace
@@ -319,8 +329,9 @@ std::optional<DeviceMap> hf_device_map(const Module& model) {
 }
 
 void detail::modeling::set_device_map(const std::shared_ptr<const Module>& model,
-                                      const std::optional<DeviceMap>& device_map) {
-  DeviceMaps::instance().set(model, device_map);
+                                      const std::optional<DeviceMap>& device_map,
+                                      const void* owner) {
+  DeviceMaps::instance().set(model, device_map, owner);
 }
 
 }  // namespace accelerate

@@ -39,9 +39,10 @@ c10::Device torch_device(const MapDevice& device) {
 void check_model(const ModulePtr& model) {
   if (model == nullptr) throw ArgumentError("There is no model to dispatch: the holder is empty.");
   for (const auto& parameter : model->parameters()) {
-    if (parameter.defined() && is_offloaded(parameter)) {
+    if (find_managed(parameter) != nullptr) {
       throw StateError(
-          "The weights of this model are offloaded already. Call remove_hooks() of what the first "
+          "The weights of this model are dispatched or offloaded already. Call remove_hooks() of "
+          "what the first "
           "call returned.");
     }
   }
@@ -155,7 +156,7 @@ CorePtr make_core(const ModulePtr& model, const DeviceMap& map, c10::Device main
                .several_devices = core->several_devices,
                .pinned = &core->lazy->pinned_budget()},
               *core->lazy);
-  modeling::set_device_map(model, map);
+  modeling::set_device_map(model, map, core.get());
   if (!offloaded.empty()) {
     info(str("Some parameters are offloaded to ", join(offloaded, " and "),
              ": they come to the device when they are used."));
@@ -192,7 +193,7 @@ DeviceMap computed_map(const Module& model, const std::string& kind,
 DispatchedCore::DispatchedCore(ModulePtr model, DeviceMap map, c10::Device device)
     : module(std::move(model)), device_map(std::move(map)), main_device(device) {}
 
-DispatchedCore::~DispatchedCore() = default;
+DispatchedCore::~DispatchedCore() { modeling::set_device_map(module, std::nullopt, this); }
 
 std::shared_ptr<void> DispatchedCore::enter_forward() const {
   if (lazy) lazy->check_not_moved();
@@ -214,7 +215,7 @@ void DispatchedCore::reset() const {
 void DispatchedCore::remove_hooks() {
   if (lazy) lazy->restore();
   several_devices = false;
-  modeling::set_device_map(module, std::nullopt);
+  modeling::set_device_map(module, std::nullopt, this);
 }
 
 void DispatchedCore::refuse_to_move() const {
@@ -259,13 +260,12 @@ CorePtr cpu_offload_with_hook(const ModulePtr& model, const CpuOffloadWithHookOp
     core->lazy->before_fill([previous = *options.prev_module_hook] { previous.offload(); });
   }
   if (device.is_cpu() && !lazy.manage_on_cpu) return core;
-  std::vector<NamedTensor> tensors;
-  const auto state = accelerate::state_dict(*model);
-  for (const auto& item : state) tensors.push_back({item.key(), item.value()});
-  core->lazy->manage("", tensors, device, [&](const GroupPlan& plan) {
-    return make_host_store(
-        plan, [&](const std::string& name) { return state[name]; }, core->lazy->pinned_budget());
-  });
+  place_model(*model,
+              {.place_of = [&](const std::string&) { return Place{Keep::kInHostMemory, device}; },
+               .offload_buffers = true,
+               .preload_module_classes = {model->name()},  // all of it is one group
+               .pinned = &core->lazy->pinned_budget()},
+              *core->lazy);
   return core;
 }
 

@@ -196,14 +196,17 @@ std::unique_ptr<Store> make_file_store(const GroupPlan& plan, const FileRanges& 
                                        const FileStoreOptions& options) {
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < plan.storages.size(); ++i) {
-    // Tied tensors are the same bytes under several names: one of them is enough.
+    // Tied tensors are the same bytes under several names: one of the longest is enough.
     std::map<std::size_t, const TensorPlan*> wanted;
     std::map<std::size_t, Piece> found;
     for (const auto& tensor : plan.storages[i].tensors) {
-      wanted.try_emplace(tensor.offset, &tensor);
+      auto& longest = wanted.try_emplace(tensor.offset, &tensor).first->second;
+      if (tensor.bytes > longest->bytes) longest = &tensor;
       const auto range = ranges.find(tensor.name);
       if (range == ranges.end()) continue;
-      found.try_emplace(tensor.offset, Piece{i, tensor, range->second});
+      const Piece piece{i, tensor, range->second};
+      auto& known = found.try_emplace(tensor.offset, piece).first->second;
+      if (tensor.bytes > known.tensor.bytes) known = piece;
     }
     for (const auto& [offset, tensor] : wanted) {
       const auto piece = found.find(offset);

@@ -99,7 +99,7 @@ class Caster {
         continue;
       }
       const auto full = name.empty() ? item.key() : name + "." + item.key();
-      if (std::isfinite(largest(storage_)) &&
+      if (std::isfinite(largest(storage_)) && tensor.numel() > 0 &&
           tensor.abs().max().item<double>() > largest(storage_)) {
         detail::warn(detail::str("'", full, "' has values beyond ", largest(storage_),
                                  ", the largest of ", toString(storage_),

@@ -9,6 +9,7 @@
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
+#include "core/log.h"
 #include "core/text.h"
 #include "offload/released_storage.h"
 #include "state/accelerator_backend.h"
@@ -23,6 +24,12 @@ std::int64_t bytes_of(const std::optional<MemorySize>& size) {
 
 std::uint64_t pair_of(std::size_t before, std::size_t current) {
   return static_cast<std::uint64_t>(before) << 32U | (current & 0xFFFFFFFFU);
+}
+
+std::exception_ptr cannot_bring(const Group& group, const std::exception& error) {
+  return std::make_exception_ptr(
+      StateError(str("The parameter '", group.entries.front()->name(),
+                     "' could not be brought to its device: ", error.what())));
 }
 
 bool is_capturing() {
@@ -50,7 +57,10 @@ std::string Entry::absent() const {
              "pointer use align_module_device, to save the model its state_dict().");
 }
 void Entry::pin(Access access) { engine->pin(*this, access); }
-void Entry::unpin() noexcept { engine->unpin(*group); }
+void Entry::unpin() noexcept {
+  const auto held = engine;  // the group may let it go
+  held->unpin(*group);
+}
 
 void LazyEngine::pin(Entry& entry, Access access) {
   Lock lock(mutex);
@@ -65,6 +75,10 @@ void LazyEngine::pin(Entry& entry, Access access) {
   try {
     if (group.state == State::kResident) {
       ++stats.hits;
+      if (group.slot != nullptr && !group.is_captured && is_capturing()) {
+        group.is_captured = true;  // the graph keeps its address
+        ++group.pins;
+      }
     } else {
       bring(group, lock);
     }
@@ -77,9 +91,17 @@ void LazyEngine::pin(Entry& entry, Access access) {
   }
 }
 
-void LazyEngine::unpin(Group& group) {
-  const Lock lock(mutex);
+void LazyEngine::unpin(Group& group) noexcept {
+  Lock lock(mutex);
   --group.pins;
+  if (group.is_used() || !is_abandoned) return;
+  try {
+    restore(group, lock);
+  } catch (const std::exception& error) {
+    warn(str("The parameter '", group.entries.front()->name(),
+             "' could not be restored, and throws when it is used: ", error.what()));
+    abandon(group);
+  }
 }
 
 // -- bringing a group -----------------------------------------------------------------------------
@@ -120,11 +142,15 @@ void LazyEngine::start_fill(Group& group, Slot* slot) {
   if (group.store->is_mapped()) {
     group.state = State::kFilled;
   } else if (group.store->is_slow()) {
-    if (!worker.joinable()) {
-      worker = std::thread([self = shared_from_this()] { self->serve(); });
+    try {
+      if (!worker.joinable()) {
+        worker = std::thread([self = shared_from_this()] { self->serve(); });
+      }
+      queue.push_back(&group);
+      changed.notify_all();
+    } catch (const std::exception& error) {
+      finish_fill(group, cannot_bring(group, error));
     }
-    queue.push_back(&group);
-    changed.notify_all();
   } else {
     finish_fill(group, fill_slot(group));
   }
@@ -143,9 +169,7 @@ std::exception_ptr LazyEngine::fill_slot(const Group& group) {
   } catch (const CheckpointError&) {
     return std::current_exception();  // names parameter, file and offset
   } catch (const std::exception& error) {
-    return std::make_exception_ptr(
-        StateError(str("The parameter '", group.entries.front()->name(),
-                       "' could not be brought to its device: ", error.what())));
+    return cannot_bring(group, error);
   }
 }
 
@@ -202,21 +226,24 @@ void LazyEngine::bind(Group& group) {
 
 void LazyEngine::write_back(Group& group) {
   if (!group.dirty) return;
+  const bool in_use = group.pins > 0;  // an operator of another thread may be about to change it
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto write = [&] {
     for (const auto& entry : group.entries) {
       if (!entry->dirty) continue;
       group.store->write_back(entry->index, memory_of(*entry));
-      entry->dirty = false;
+      entry->dirty = in_use;
     }
   };
   if (group.slot != nullptr) {
+    const auto users = in_use ? group.slot->users : std::vector<c10::Stream>();
     SlotRing::leave(*group.slot);
     ring->copy(*group.slot, write);
+    group.slot->users = users;
   } else {
     write();
   }
-  group.dirty = false;
+  group.dirty = in_use;
   ++stats.writebacks;
 }
 
@@ -257,6 +284,7 @@ std::size_t LazyEngine::successor_of(std::size_t previous, std::size_t group) co
 /// Another group than the last one is in use: releases groups that were used before, brings those
 /// that will be next.
 void LazyEngine::arrive(Group& group) {
+  if (stopping || is_capturing()) return;
   if (current != kNoGroup) successors[pair_of(before, current)] = group.index;
   before = std::exchange(current, group.index);
   group.arrival = ++arrivals;
@@ -271,7 +299,6 @@ void LazyEngine::arrive(Group& group) {
 }
 
 void LazyEngine::prefetch() {
-  if (is_capturing()) return;
   std::vector<std::size_t> wanted;
   auto previous = before;
   auto last = current;
@@ -340,20 +367,19 @@ void LazyEngine::serve() {
   }
 }
 
-/// Returns false if the worker hangs in a fill that took longer than allowed: it goes on without
-/// us.
-bool LazyEngine::stop() noexcept {
+/// A worker that hangs in a fill that took longer than allowed goes on without us, and holds what
+/// it uses.
+void LazyEngine::stop() noexcept {
   Lock lock(mutex);
   stopping = true;
   changed.notify_all();
-  if (!worker.joinable()) return true;
+  if (!worker.joinable()) return;
   if (is_late && being_filled != nullptr) {
     worker.detach();
-    return false;
+    return;
   }
   lock.unlock();
   worker.join();
-  return true;
 }
 
 }  // namespace accelerate::detail::offload

@@ -68,10 +68,14 @@ struct Group {
   State state = State::kReleased;
   Slot* slot = nullptr;  // null where the store maps
   int pins = 0;
+  bool is_captured = false;  // by a CUDA graph, which pins it for good
   bool dirty = false;
   bool came_ahead = false;
   std::uint64_t arrival = 0;  // when another group was in use before, counted in changes
   std::exception_ptr failure;
+
+  /// By operators or aligned modules.
+  [[nodiscard]] bool is_used() const { return pins > (is_captured ? 1 : 0); }
 };
 
 /// Shared by the handle, by operators that are running and by the thread that reads files.
@@ -80,7 +84,7 @@ struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
 
   // -- for operators
   void pin(Entry& entry, Access access);
-  void unpin(Group& group);
+  void unpin(Group& group) noexcept;
 
   // All below are called with the mutex held.
   using Lock = std::unique_lock<std::mutex>;
@@ -100,13 +104,21 @@ struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
   [[nodiscard]] Slot* slot_ahead(std::span<const std::size_t> wanted);
   [[nodiscard]] at::Tensor memory_of(const Entry& entry) const;
   [[nodiscard]] at::Tensor host_bytes(Entry& entry);
-  void restore(Entry& entry);
+  void restore(Entry& entry, const at::Tensor& bytes);
+  /// Throws `StateError` if operators or aligned modules use the group.
+  void check_unused(const Group& group) const;
+  /// Gives the tensors of a group back; it is not managed from now on.
+  void restore(Group& group, Lock& lock);
+  /// All groups that can be restored. Returns what the first of the others failed with.
+  [[nodiscard]] std::exception_ptr restore_all(Lock& lock);
+  /// A group that could not be restored: its tensors throw when they are used.
+  void abandon(Group& group) noexcept;
   /// For the largest group so far, within the budget.
   void resize_ring();
   void note_resident();
 
   void serve();
-  [[nodiscard]] bool stop() noexcept;
+  void stop() noexcept;
 
   LazyOptions options;
   const std::int64_t timeout_seconds;
@@ -131,7 +143,8 @@ struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
   std::deque<Group*> queue;
   Group* being_filled = nullptr;
   bool stopping = false;
-  bool is_late = false;  // a fill took longer than allowed
+  bool is_abandoned = false;  // the handle is gone
+  bool is_late = false;       // a fill took longer than allowed
 };
 
 }  // namespace accelerate::detail::offload

@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <limits>
 #include <unordered_map>
 
 #include "accelerate/errors.h"
@@ -27,13 +28,6 @@ const c10::StorageImpl* storage_of(const c10::TensorImpl& tensor) {
   return tensor.has_storage() ? tensor.unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
 
-/// Others cannot be put into a storage of their own, and stay where they are.
-bool can_be_managed(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
-         !tensor.is_nested() && !tensor.is_quantized() && tensor.is_contiguous() &&
-         tensor.nbytes() > 0 && find_managed(tensor) == nullptr;
-}
-
 /// A tensor that is resident for good: only the arguments beside it are moved.
 class ResidentStorage final : public ManagedStorage {
  public:
@@ -47,9 +41,11 @@ class ResidentStorage final : public ManagedStorage {
 };
 
 void check_counts(std::int64_t prefetch_depth, std::int64_t keep) {
-  if (prefetch_depth >= 0 && keep >= 1) return;
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (prefetch_depth >= 0 && prefetch_depth <= kMost && keep >= 1 && keep <= kMost) return;
   throw ConfigError(str("LazyOptions has prefetch_depth = ", prefetch_depth, " and keep = ", keep,
-                        ": prefetch_depth must be 0 or more, keep 1 or more."));
+                        ": prefetch_depth must be 0 or more, keep 1 or more, both at most ", kMost,
+                        "."));
 }
 
 /// The tensors of a group by storage, and where each of them will be.
@@ -81,18 +77,36 @@ std::vector<std::shared_ptr<Entry>> plan_group(const std::vector<NamedTensor>& t
   return entries;
 }
 
-/// Keeps the storage, and with it all views, where the device stays the same.
-void take_over(Entry& entry, const std::vector<at::Tensor>& tensors, c10::Device device) {
-  const auto& first = tensors.front();
-  if (first.device() == device) {
-    entry.storage =
-        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(first.storage().unsafeGetStorageImpl());
-  } else {
-    entry.storage = make_empty_storage(first.storage().nbytes(), device);
-    for (const auto& tensor : tensors) rebind(tensor, entry.storage, entry.name());
+c10::intrusive_ptr<c10::StorageImpl> share_storage(const at::Tensor& tensor) {
+  return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+      tensor.storage().unsafeGetStorageImpl());
+}
+
+/// Keeps the storage, and with it all views, where the device stays the same. If it throws, all
+/// tensors are as they were.
+void take_over(const std::vector<std::shared_ptr<Entry>>& entries,
+               const std::vector<std::vector<at::Tensor>>& by_entry, c10::Device device) {
+  std::vector<std::pair<at::Tensor, c10::intrusive_ptr<c10::StorageImpl>>> before;
+  try {
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      auto& entry = *entries[i];
+      entry.storage = share_storage(by_entry[i].front());
+      if (entry.storage->device() == device) continue;
+      entry.storage = make_empty_storage(entry.storage->nbytes(), device);
+      for (const auto& tensor : by_entry[i]) {
+        auto storage = share_storage(tensor);
+        rebind(tensor, entry.storage, entry.name());
+        before.emplace_back(tensor, std::move(storage));
+      }
+    }
+  } catch (...) {
+    for (const auto& [tensor, storage] : before) rebind(tensor, storage, "");
+    throw;
   }
-  forbid(*entry.storage, entry.absent());
-  for (const auto& tensor : tensors) mark(*tensor.unsafeGetTensorImpl());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    forbid(*entries[i]->storage, entries[i]->absent());
+    for (const auto& tensor : by_entry[i]) mark(*tensor.unsafeGetTensorImpl());
+  }
 }
 
 /// The tensors that still are what `manage` got.
@@ -107,14 +121,16 @@ std::vector<at::Tensor> living(const Entry& entry) {
   return tensors;
 }
 
+/// Where its tensors are after `restore`.
+c10::Device home_of(const Entry& entry) {
+  return entry.original.is_meta() ? c10::Device(c10::kCPU) : entry.original;
+}
+
 }  // namespace
 
-void LazyEngine::restore(Entry& entry) {
-  const at::AutoDispatchBelowADInplaceOrView below;
+void LazyEngine::restore(Entry& entry, const at::Tensor& bytes) {
   const auto tensors = living(entry);
-  const auto home = entry.original.is_meta() ? c10::Device(c10::kCPU) : entry.original;
-  // If the model is gone, its values are not needed.
-  const auto bytes = tensors.empty() ? at::Tensor() : host_bytes(entry).to(home);
+  const auto home = home_of(entry);
   if (bytes.defined() && home == entry.storage->device()) {
     auto* source = bytes.storage().unsafeGetStorageImpl();
     allow(*entry.storage, source->set_data_ptr(c10::DataPtr(nullptr, home)));
@@ -124,14 +140,69 @@ void LazyEngine::restore(Entry& entry) {
   }
   for (const auto& tensor : tensors) {
     if (home != entry.storage->device()) {
-      rebind(tensor,
-             c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-                 bytes.storage().unsafeGetStorageImpl()),
-             entry.name());
+      rebind(tensor, share_storage(bytes), entry.name());
     }
     unmark(*tensor.unsafeGetTensorImpl());
   }
   forget_storage(*entry.storage);
+}
+
+void LazyEngine::check_unused(const Group& group) const {
+  if (!group.is_used()) return;
+  throw StateError(str("The parameter '", group.entries.front()->name(),
+                       "' cannot be restored: it is in use. End what align_module_device returned, "
+                       "and the operators of other threads, first."));
+}
+
+void LazyEngine::restore(Group& group, Lock& lock) {
+  if (group.state == State::kFilling) wait_until_filled(group, lock);
+  check_unused(group);
+  ring->synchronize();  // a copy ahead may still read the memory of the store
+  const at::AutoDispatchBelowADInplaceOrView below;
+  std::vector<at::Tensor> bytes;  // all first: nothing has changed if one cannot be had
+  for (const auto& entry : group.entries) {
+    // If the model is gone, its values are not needed.
+    bytes.push_back(living(*entry).empty() ? at::Tensor() : host_bytes(*entry).to(home_of(*entry)));
+  }
+  for (std::size_t i = 0; i < bytes.size(); ++i) restore(*group.entries[i], bytes[i]);
+  std::erase(here, &group);
+  if (group.slot != nullptr) ring->give_back(std::exchange(group.slot, nullptr));
+  group.state = State::kReleased;
+  group.pins = 0;
+  group.is_captured = false;
+  for (const auto& entry : group.entries) entry->engine.reset();
+}
+
+std::exception_ptr LazyEngine::restore_all(Lock& lock) {
+  std::exception_ptr failure;
+  for (auto i = groups.size(); i-- > 0;) {
+    try {
+      restore(*groups[i], lock);
+      stats.managed_bytes -= static_cast<std::int64_t>(groups[i]->plan.bytes);
+      groups.erase(groups.begin() + static_cast<std::ptrdiff_t>(i));
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  for (std::size_t i = 0; i < groups.size(); ++i) groups[i]->index = i;
+  for (const auto& [alias, storage] : residents) {
+    if (const auto tensor = alias.tensor.lock()) unmark(*tensor);
+    forget_storage(*storage);
+  }
+  residents.clear();
+  successors.clear();
+  before = current = kNoGroup;
+  if (ring) ring->free_memory();
+  note_resident();
+  return failure;
+}
+
+void LazyEngine::abandon(Group& group) noexcept {
+  for (const auto& entry : group.entries) {
+    forbid(*entry->storage, entry->absent());
+    forget_storage(*entry->storage);
+    entry->engine.reset();
+  }
 }
 
 at::Tensor LazyEngine::host_bytes(Entry& entry) {
@@ -147,19 +218,21 @@ LazyParams::LazyParams(const LazyOptions& options)
 
 LazyParams::~LazyParams() {
   if (engine_ == nullptr) return;
+  auto& engine = *engine_;
   try {
-    restore();
+    LazyEngine::Lock lock(engine.mutex);
+    if (const auto failure = engine.restore_all(lock)) std::rethrow_exception(failure);
   } catch (const std::exception& error) {
-    warn(str("Offloaded parameters could not be restored, and throw when they are used: ",
-             error.what()));
+    warn(
+        str("Offloaded parameters could not be restored; those that are in use come back when that "
+            "ends, others throw when they are used: ",
+            error.what()));
   }
-  const bool ended = engine_->stop();
-  const LazyEngine::Lock lock(engine_->mutex);
-  for (const auto& group : engine_->groups) {
-    for (const auto& entry : group->entries) {
-      forget_storage(*entry->storage);
-      if (ended) entry->engine.reset();
-    }
+  engine.stop();
+  const LazyEngine::Lock lock(engine.mutex);
+  engine.is_abandoned = true;
+  for (const auto& group : engine.groups) {
+    if (!group->is_used()) engine.abandon(*group);
   }
 }
 
@@ -183,11 +256,10 @@ void LazyParams::manage(const std::string& group, const std::vector<NamedTensor>
                             ". Offloaded weights of one model compute on one device."));
   }
   managed->index = engine.groups.size();
-  for (std::size_t i = 0; i < managed->entries.size(); ++i) {
-    const auto& entry = managed->entries[i];
+  take_over(managed->entries, by_entry, device);
+  for (const auto& entry : managed->entries) {
     entry->engine = engine_;
     entry->group = managed.get();
-    take_over(*entry, by_entry[i], device);
     manage_storage(*entry->storage, entry);
   }
   if (!managed->store->is_mapped()) {
@@ -202,8 +274,7 @@ void LazyParams::manage_resident(const std::vector<NamedTensor>& tensors) {
   const LazyEngine::Lock lock(engine_->mutex);
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.has_storage() || tensor.layout() != at::kStrided) continue;
-    auto storage =
-        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(tensor.storage().unsafeGetStorageImpl());
+    auto storage = share_storage(tensor);
     mark(*tensor.unsafeGetTensorImpl());
     manage_storage(*storage, std::make_shared<ResidentStorage>(tensor.device()));
     engine_->residents.emplace_back(
@@ -243,26 +314,8 @@ void LazyParams::reset() {
 void LazyParams::restore() {
   auto& engine = *engine_;
   LazyEngine::Lock lock(engine.mutex);
-  while (!engine.groups.empty()) {
-    auto& group = *engine.groups.back();
-    if (group.state == State::kFilling) engine.wait_until_filled(group, lock);
-    engine.ring->synchronize();  // a copy ahead may still read the memory of the store
-    for (const auto& entry : group.entries) engine.restore(*entry);
-    std::erase(engine.here, &group);
-    if (group.slot != nullptr) engine.ring->give_back(group.slot);
-    for (const auto& entry : group.entries) entry->engine.reset();
-    engine.groups.pop_back();
-  }
-  for (const auto& [alias, storage] : engine.residents) {
-    if (const auto tensor = alias.tensor.lock()) unmark(*tensor);
-    forget_storage(*storage);
-  }
-  engine.residents.clear();
-  engine.successors.clear();
-  engine.before = engine.current = kNoGroup;
-  if (engine.ring) engine.ring->free_memory();
-  engine.note_resident();
-  engine.stats.managed_bytes = 0;
+  for (const auto& group : engine.groups) engine.check_unused(*group);
+  if (const auto failure = engine.restore_all(lock)) std::rethrow_exception(failure);
 }
 
 void LazyParams::check_not_moved() const {
@@ -295,6 +348,12 @@ LazyStats LazyParams::stats() const {
 c10::Device with_index(c10::Device device) {
   if (!device.is_cuda() || device.has_index()) return device;
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+bool can_be_managed(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
+         !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() &&
+         tensor.is_contiguous() && tensor.nbytes() > 0 && find_managed(tensor) == nullptr;
 }
 
 bool is_offloaded(const at::Tensor& tensor) {

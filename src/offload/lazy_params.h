@@ -33,15 +33,15 @@ struct LazyEngine;
 class ACCELERATE_API LazyParams {
  public:
   explicit LazyParams(const LazyOptions& options);
-  /// As `restore`. What cannot be restored throws when it is used; what no model has any more is
-  /// dropped.
+  /// As `restore`. What is in use is restored when that ends; what cannot be restored throws when
+  /// it is used; what no model has any more is dropped.
   ~LazyParams();
   LazyParams(const LazyParams&) = delete;
   LazyParams& operator=(const LazyParams&) = delete;
 
   /// Takes tensors over as one group, which computes on `device`. Tensors that are managed already
   /// (tied to one of another group), and those without a dense storage, are left as they are. All
-  /// names of a tensor should be given. If `make_store` throws, nothing has changed.
+  /// names of a tensor should be given. If it throws, nothing has changed.
   void manage(const std::string& group, const std::vector<NamedTensor>& tensors, c10::Device device,
               const MakeStore& make_store);
   /// Tensors that stay on their device; the arguments of operators on them are moved there.
@@ -57,8 +57,9 @@ class ACCELERATE_API LazyParams {
   /// Groups that failed are brought again when they are used.
   void reset();
   /// All tensors get their bytes back, on the device where they were before `manage`; those that
-  /// were on the meta device come to the CPU. Nothing is managed afterwards. Throws what a store
-  /// throws; tensors that were restored before that stay so.
+  /// were on the meta device come to the CPU. Nothing is managed afterwards. Throws `StateError`
+  /// before anything changes if a tensor is in use; what a store throws once the tensors of all
+  /// other groups are restored.
   void restore();
 
   /// Throws `StateError` that names a tensor which was moved, or got other data, by others.
@@ -73,6 +74,8 @@ class ACCELERATE_API LazyParams {
 /// The current device of this thread, for a device type without an index that has several.
 [[nodiscard]] c10::Device with_index(c10::Device device);
 
+/// Others cannot be put into a storage of their own, and stay where they are.
+[[nodiscard]] ACCELERATE_API bool can_be_managed(const at::Tensor& tensor);
 /// A managed tensor has a store: its bytes may be absent.
 [[nodiscard]] ACCELERATE_API bool is_offloaded(const at::Tensor& tensor);
 /// The values of any tensor, in host memory: of an offloaded one they come from its store, and

@@ -104,7 +104,8 @@ class CastStore final : public Store {
     for (const auto& storage : plan_.storages) {
       auto& kept = kept_.emplace_back();
       for (const auto& tensor : storage.tensors) {
-        kept.push_back(flat_value(value_of, tensor).to(dtype));
+        kept.push_back(
+            flat_value(value_of, tensor).to(dtype, /*non_blocking=*/false, /*copy=*/true));
       }
     }
   }

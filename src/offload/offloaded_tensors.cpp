@@ -73,8 +73,17 @@ void get_state_dict_from_offload(Module& module, std::string_view module_name,
 
 // -- a module in memory ---------------------------------------------------------------------------
 
-/// What to undo for one tensor.
+/// What to undo for one tensor at the end.
 struct AlignedModule::Held {
+  explicit Held(at::Tensor of) : tensor(std::move(of)) {}
+  Held(Held&&) noexcept = default;
+  ~Held() {
+    const at::NoGradGuard no_grad;
+    if (pinned) pinned->unpin();
+    if (before.defined()) replace(tensor, before);
+    if (home && tensor.defined()) replace(tensor, tensor.detach().to(*home));
+  }
+
   at::Tensor tensor;
   /// It is pinned.
   std::shared_ptr<offload::ManagedStorage> pinned = nullptr;
@@ -89,26 +98,23 @@ AlignedModule::AlignedModule(Module& module, std::optional<c10::Device> device) 
   for (const auto& tensor : own_tensors(module)) {
     const auto managed = offload::find_managed(tensor);
     if (managed != nullptr && (!device || managed->device() == *device)) {
+      auto& held = held_.emplace_back(tensor);
       managed->pin(offload::Access::kRead);
-      held_.push_back({.tensor = tensor, .pinned = managed});
+      held.pinned = managed;
     } else if (managed != nullptr) {
-      auto value = offload::host_value(tensor).to(*device);
-      held_.push_back({.tensor = tensor, .before = tensor.detach()});
-      replace(tensor, value);
+      auto& held = held_.emplace_back(tensor);
+      auto before = tensor.detach();
+      replace(tensor, offload::host_value(tensor).to(*device));
+      held.before = std::move(before);
     } else if (device && tensor.device() != *device) {
-      held_.push_back({.tensor = tensor, .home = tensor.device()});
+      auto& held = held_.emplace_back(tensor);
+      const auto home = tensor.device();
       replace(tensor, tensor.detach().to(*device));
+      held.home = home;
     }
   }
 }
 
-AlignedModule::~AlignedModule() {
-  const at::NoGradGuard no_grad;
-  for (const auto& held : held_) {
-    if (held.pinned) held.pinned->unpin();
-    if (held.before.defined()) replace(held.tensor, held.before);
-    if (held.home) replace(held.tensor, held.tensor.detach().to(*held.home));
-  }
-}
+AlignedModule::~AlignedModule() = default;
 
 }  // namespace accelerate

@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -86,12 +87,18 @@ class Placer {
     if (is_block) put(name, items);
   }
 
+  static bool can_be_managed(const Tied& tied) {
+    return std::ranges::all_of(tied.tensors, offload::can_be_managed, &NamedTensor::tensor);
+  }
+
+  /// What cannot be managed stays on the device where it computes.
   void put(const std::string& name, const std::vector<Item>& items) {
     for (const auto keep : {Keep::kInHostMemory, Keep::kOnDisk}) {
       std::vector<NamedTensor> tensors;
       auto device = c10::Device(c10::kCPU);
       for (const auto& [tied, place] : items) {
-        if (place.keep != keep || std::exchange(tied->is_placed, true)) continue;
+        if (place.keep != keep || tied->is_placed || !can_be_managed(*tied)) continue;
+        tied->is_placed = true;
         tensors.insert(tensors.end(), tied->tensors.begin(), tied->tensors.end());
         device = place.device;
       }
@@ -119,13 +126,18 @@ class Placer {
 
   void move(const Tied& tied, c10::Device device) {
     const auto& [name, first] = tied.tensors.front();
-    if (first.is_meta()) {
+    if (first.is_meta() && first.numel() > 0) {
       throw StateError(str("'", name,
                            "' has no value: it is on the meta device. Load a checkpoint first, or "
                            "use load_checkpoint_and_dispatch."));
     }
     const at::NoGradGuard no_grad;
-    if (first.device() != device && tied.tensors.size() == 1) {
+    if (first.is_meta()) {
+      for (const auto& [alias, tensor] : tied.tensors) {
+        modeling::replace_data(tensor, at::empty_like(tensor, tensor.options().device(device)),
+                               alias);
+      }
+    } else if (first.device() != device && tied.tensors.size() == 1) {
       modeling::replace_data(first, first.detach().to(device), name);
     } else if (first.device() != device) {
       const auto size = static_cast<std::int64_t>(first.storage().nbytes());

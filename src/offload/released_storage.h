@@ -11,17 +11,15 @@
 
 #include <string>
 
+#include "modeling/lazy_key.h"
+
 namespace accelerate::detail::offload {
 
-/// On managed tensors and views of them. No part of LibTorch uses it. It is above autograd and
-/// autocast, so that composite operators that look at raw pointers (cuDNN's RNNs) are seen too.
-inline constexpr auto kLazyKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+using modeling::is_marked;
+using modeling::kLazyKey;
 /// Enabled for a thread by a scope: every operator of the thread passes by.
 inline constexpr auto kModeKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-[[nodiscard]] inline bool is_marked(const at::Tensor& tensor) {
-  return tensor.key_set().has(kLazyKey);
-}
 /// Operators on the tensor, and on views that are made from now on, pass by the trigger. `set_data`
 /// takes the mark off.
 void mark(c10::TensorImpl& tensor);

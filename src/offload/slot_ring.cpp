@@ -15,6 +15,13 @@ SlotRing::SlotRing(c10::Device device) : device_(device) {
   }
 }
 
+SlotRing::~SlotRing() {
+  try {
+    synchronize();
+  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): no copy runs on a lost device
+  }
+}
+
 c10::Stream SlotRing::current_stream() const {
   return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
 }

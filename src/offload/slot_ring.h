@@ -34,6 +34,10 @@ struct Slot {
 class SlotRing {
  public:
   explicit SlotRing(c10::Device device);
+  /// Waits for all copies: they use the memory of stores.
+  ~SlotRing();
+  SlotRing(const SlotRing&) = delete;
+  SlotRing& operator=(const SlotRing&) = delete;
   [[nodiscard]] c10::Device device() const noexcept { return device_; }
 
   /// At most `count` slots of `bytes` bytes. Memory is allocated when a slot is taken first.

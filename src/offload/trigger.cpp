@@ -49,6 +49,8 @@ struct OperatorFacts {
   std::bitset<kMostArguments> writes;
   /// Written without the schema saying so, if the argument `training` is true.
   std::bitset<kMostArguments> statistics;
+  /// Read by the host: the steps of a packed sequence.
+  std::bitset<kMostArguments> on_host;
   std::optional<std::size_t> training = std::nullopt;
   Factory factory = Factory::kNone;
   std::size_t device_argument = 0;
@@ -81,6 +83,10 @@ OperatorFacts read_schema(const c10::FunctionSchema& schema) {
     const auto& name = arguments[i].name();
     if (name == "running_mean" || name == "running_var") {
       facts.statistics.set(std::min(i, kMostArguments - 1));
+    }
+    if (name == "batch_sizes" ||
+        (name == "lengths" && schema.name() == "aten::_pack_padded_sequence")) {
+      facts.on_host.set(std::min(i, kMostArguments - 1));
     }
     if (name == "training" || name == "use_input_stats") facts.training = i;
     if (name == "device") facts.device_argument = i;
@@ -119,7 +125,8 @@ bool must_move(const at::Tensor& tensor, c10::Device device) {
   return tensor.defined() && tensor.device() != device && !(tensor.is_cpu() && tensor.dim() == 0);
 }
 
-/// Moves all arguments to `device`, recorded for backward. Returns false if they were there.
+/// Moves all arguments that are not for the host to `device`, recorded for backward. Returns false
+/// if they were there.
 bool move_arguments(const c10::OperatorHandle& op, const OperatorFacts& facts,
                     torch::jit::Stack& stack, c10::Device device) {
   const auto count = op.schema().arguments().size();
@@ -136,6 +143,7 @@ bool move_arguments(const c10::OperatorHandle& op, const OperatorFacts& facts,
   };
   for (std::size_t i = 0; i < count; ++i) {
     auto& argument = stack[stack.size() - count + i];
+    if (facts.on_host.test(std::min(i, kMostArguments - 1))) continue;
     bool elsewhere = false;
     for_each_tensor(argument, [&](const at::Tensor& tensor) {
       elsewhere = elsewhere || must_move(tensor, device);
@@ -259,11 +267,12 @@ void fill_in_device(const OperatorFacts& facts, std::size_t count, torch::jit::S
 }
 
 /// Whether arguments are on several accelerators, or on one and on the CPU.
-bool devices_differ(Arguments arguments) {
+bool devices_differ(Arguments arguments, const OperatorFacts& facts) {
   std::optional<c10::Device> first;
   bool differ = false;
-  for (const auto& argument : arguments) {
-    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (facts.on_host.test(std::min(i, kMostArguments - 1))) continue;
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
       if (!tensor.defined() || (tensor.is_cpu() && tensor.dim() == 0)) return;
       if (!first) first = tensor.device();
       differ = differ || tensor.device() != *first;
@@ -283,7 +292,7 @@ void on_mode(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   }
   if (thread_state.one_device_per_operator && thread_state.last_device && !keys.has(kLazyKey) &&
       op.schema().name() != "aten::copy_" &&
-      devices_differ(Arguments(stack->data() + stack->size() - count, count))) {
+      devices_differ(Arguments(stack->data() + stack->size() - count, count), facts)) {
     const c10::impl::ExcludeDispatchKeyGuard once(kModeKey);
     move_arguments(op, facts, *stack, *thread_state.last_device);
     op.callBoxed(stack);

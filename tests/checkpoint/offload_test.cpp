@@ -317,6 +317,21 @@ TEST_F(MappedLoadTest, TiesStay) {
   test::expect_equal(net, *tied);
 }
 
+TEST_F(MappedLoadTest, ATiedTensorStaysInMemoryIfOneOfItsNamesDoes) {
+  const auto tied = test::filled<test::Tied>();
+  StateDict both("Tensor");  // a file with the values under each name
+  for (const auto& item : state_dict(*tied)) both.insert(item.key(), item.value().clone());
+  safetensors::save_file(both, path_ / "tied.safetensors");
+  for (const std::string on_disk : {"embed", "head"}) {
+    test::Tied net;
+    DeviceMap map{{"embed", "cpu"}, {"block", "cpu"}, {"head", "cpu"}};
+    map.set(on_disk, "disk");
+    load_checkpoint_in_model(net, path_ / "tied.safetensors",
+                             {.device_map = map, .offload_folder = path_ / ("spill_" + on_disk)});
+    test::expect_equal(net, *tied);
+  }
+}
+
 TEST_F(MappedLoadTest, NamesWhatIsWrong) {
   test::Small net;
   EXPECT_EQ(message_of<ArgumentError>(
