@@ -156,8 +156,8 @@ void LazyEngine::start_fill(Group& group, Slot* slot) {
   }
 }
 
-/// Returns what it failed with. Called without the mutex for slow stores: nobody else touches the
-/// slot of a group that is Filling.
+/// Returns what it failed with. Called without the mutex for slow stores: no other thread touches
+/// the slot of a group that is Filling.
 std::exception_ptr LazyEngine::fill_slot(const Group& group) {
   const at::AutoDispatchBelowADInplaceOrView below;
   try {

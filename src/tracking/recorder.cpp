@@ -125,7 +125,7 @@ Recorder::~Recorder() { finish(std::uncaught_exceptions() > 0); }
 
 template <class F>
 void Recorder::quietly(F f) noexcept {
-  if (owner_.is_forked_copy()) return;  // the thread is not here, and a lock may be held for ever
+  if (owner_.is_forked_copy()) return;  // only the parent has the thread, which may hold the lock
   try {
     f();
   } catch (const std::exception& error) {

@@ -20,14 +20,10 @@ namespace accelerate {
 namespace {
 
 using test::has;
+using test::input;
 using test::message_of;
 using test::seeded;
 using test::ThreeLayers;
-
-torch::Tensor input() {
-  torch::manual_seed(3);
-  return torch::randn({5, 6});
-}
 
 /// With a norm that has buffers, and a head that is tied to the first layer.
 struct TiedNetImpl : torch::nn::Module {

@@ -33,15 +33,11 @@ namespace offload = detail::offload;
 using offload::LazyParams;
 using test::has;
 using test::in_host_memory;
+using test::input;
 using test::manage_by_module;
 using test::message_of;
 using test::seeded;
 using test::ThreeLayers;
-
-torch::Tensor input() {
-  torch::manual_seed(3);
-  return torch::randn({5, 6});
-}
 
 /// A GPU of which a test says whether it captures a graph.
 class CapturingGpu final : public test::FakeGpu {

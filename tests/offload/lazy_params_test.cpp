@@ -40,15 +40,11 @@ namespace offload = detail::offload;
 using offload::LazyParams;
 using test::has;
 using test::in_host_memory;
+using test::input;
 using test::manage_by_module;
 using test::message_of;
 using test::seeded;
 using test::ThreeLayers;
-
-torch::Tensor input() {
-  torch::manual_seed(3);
-  return torch::randn({5, 6});
-}
 
 /// What a store of the test does before it fills.
 class WatchedStore final : public offload::Store {

@@ -42,7 +42,7 @@ class ACCELERATE_API DispatchedCore {
   DispatchedCore(const DispatchedCore&) = delete;
   DispatchedCore& operator=(const DispatchedCore&) = delete;
 
-  /// Checks that nobody has moved the weights. The guard that it returns lives until the forward
+  /// Checks that the weights were not moved. The guard that it returns lives until the forward
   /// has ended.
   [[nodiscard]] std::shared_ptr<void> enter_forward() const;
   [[nodiscard]] StateDict state_dict() const;
@@ -53,7 +53,7 @@ class ACCELERATE_API DispatchedCore {
   void remove_hooks();
   [[noreturn]] void refuse_to_move() const;
 
-  /// Goes after the module: if nobody else holds that, nothing is put back.
+  /// Goes after the module: if no other owner holds it, nothing is put back.
   std::unique_ptr<LazyParams> lazy;
   std::shared_ptr<torch::nn::Module> module;
   DeviceMap device_map;
