@@ -32,12 +32,13 @@ class Slurm {
   [[nodiscard]] CommandOptions srun(const std::vector<std::string>& arguments) const;
   /// Another command there.
   [[nodiscard]] CommandOptions command(const std::vector<std::string>& argv) const;
+  /// The ends of the daemons' logs, for failures.
+  [[nodiscard]] std::string logs() const;
 
  private:
   void write_configuration() const;
   void start(int host, const std::vector<std::string>& argv);
   [[nodiscard]] bool is_ready() const;
-  [[nodiscard]] std::string logs() const;
 
   const Hosts& hosts_;
   Folder folder_;
