@@ -29,7 +29,7 @@ using Seconds = std::chrono::duration<double>;
 /// Set, or with no value unset.
 using Variables = std::vector<std::pair<std::string, std::optional<std::string>>>;
 
-/// Time limits are for a machine that does nothing else; sanitizers take longer.
+/// Time limits are for a machine that does nothing else: longer under sanitizers and beside others.
 [[nodiscard]] Seconds patient(Seconds limit);
 
 /// A folder that is removed at the end.
