@@ -16,6 +16,7 @@
 #include "core/text.h"
 #include "optim/optimizer_state.h"
 #include "parallel/data_parallel.h"
+#include "state/tensor_device.h"
 
 namespace accelerate::detail::accelerator {
 namespace {
@@ -148,7 +149,7 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   model->device = core.state.device();
   model->cast = core.cast;
   if (places(core, placement) && !spread) {
-    model->module->to(model->device);
+    model->module->to(state::tensor_device(model->device));
   } else if (const auto parameters = model->module->parameters(); !parameters.empty()) {
     model->device = parameters.front().device();
   }
@@ -171,7 +172,9 @@ std::shared_ptr<optim::OptimizerCore> Preparer::optimizer(
   if (core.state.use_distributed() && core.options.drift_check > 0) {
     result->before_step = StepChecks();
   }
-  if (places(core, placement)) optim::move_optimizer_state(*result->optimizer, core.state.device());
+  if (places(core, placement)) {
+    optim::move_optimizer_state(*result->optimizer, state::tensor_device(core.state.device()));
+  }
   add(result);
   return result;
 }

@@ -16,6 +16,7 @@
 #include "formats/format_error.h"
 #include "formats/legacy_archive.h"
 #include "modeling/torch_dtype.h"
+#include "state/tensor_device.h"
 
 namespace accelerate {
 namespace detail::checkpoint {
@@ -135,7 +136,7 @@ class TensorLoader {
   }
 
   [[nodiscard]] c10::Device device() const {
-    return options_.map_location.value_or(c10::Device(c10::kCPU));
+    return state::tensor_device(options_.map_location.value_or(c10::Device(c10::kCPU)));
   }
 
   const formats::FileBytes& file_;

@@ -21,6 +21,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
 #include "core/text.h"
+#include "state/tensor_device.h"
 
 namespace accelerate {
 namespace {
@@ -281,7 +282,7 @@ void set_module_tensor_to_device(Module& module, std::string_view tensor_name,
   } else if (options.dtype && !is_integral(data) && (options.value || device.is_meta())) {
     data = data.to(*options.dtype, options.non_blocking);
   }
-  data = data.to(device, options.non_blocking);
+  data = data.to(detail::state::tensor_device(device), options.non_blocking);
   if (options.value || data.device() != tensor.device() ||
       data.scalar_type() != tensor.scalar_type()) {
     detail::modeling::replace_data(tensor, data, name);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -120,6 +121,26 @@ TEST(TorchLoad, ComparesChecksumsIfAsked) {
       "'" + legacy +
           "' is a file from before Torch 1.6, which has no checksums. Load it without "
           "verify_checksums.");
+}
+
+/// Whether the bytes at `address` are those of a file.
+bool is_mapped(const void* address, const std::string& path) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const auto begin = std::stoull(line, nullptr, 16);
+    const auto end = std::stoull(line.substr(line.find('-') + 1), nullptr, 16);
+    const auto at = reinterpret_cast<std::uintptr_t>(address);
+    if (at >= begin && at < end) return line.ends_with(path);
+  }
+  return false;
+}
+
+TEST(TorchLoad, MapsTheFileForAnyIndexOfTheCpu) {
+  for (const std::string device : {"cpu", "cpu:0", "cpu:1"}) {
+    const Value value =
+        torch_load(reference("shared.pt"), {.map_location = c10::Device(device), .mmap = true});
+    EXPECT_TRUE(is_mapped(value.at("weight").as_tensor().data_ptr(), "shared.pt")) << device;
+  }
 }
 
 TEST(TorchLoad, MapsTheFileIfAsked) {
