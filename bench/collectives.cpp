@@ -7,7 +7,7 @@
 #include <map>
 
 #include "comm/peers.h"
-#include "comm/shm_copy.h"
+#include "core/copy_past_cache.h"
 #include "support.h"
 
 namespace {
@@ -63,13 +63,13 @@ class Copies {
 
   void operator()() const {
     auto* const piece = bytes_of(piece_);
-    const bool large = accelerate::detail::comm::exceeds_cache(all_.nbytes() * all_.size(0));
+    const bool large = accelerate::detail::exceeds_cache(all_.nbytes() * all_.size(0));
     for (std::int64_t at = 0; at < own_.numel(); at += kPiece) {
       std::memcpy(piece, bytes_of(own_) + at, kPiece);
       for (std::int64_t rank = 0; rank < all_.size(0); ++rank) {
         auto* const to = bytes_of(all_[rank]) + at;
         if (large) {
-          accelerate::detail::comm::copy_past_cache(to, piece, kPiece);
+          accelerate::detail::copy_past_cache(to, piece, kPiece);
         } else {
           std::memcpy(to, piece, kPiece);
         }

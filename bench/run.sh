@@ -5,6 +5,7 @@
 #   bench/run.sh gpu    one process on a GPU
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
+#   BENCH_THREADS      threads of each process, 1
 #   BENCH              which of: startup collectives ddp training hosts data files models offload planner states guard monitor launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
@@ -18,7 +19,7 @@ export TMPDIR=$results  # torchrun leaves its folders behind
 launch() {  # processes, result file, then the program
   local processes=$1 out=$2
   shift 2
-  OMP_NUM_THREADS=1 "$ACCELERATE_PYTHON" -m torch.distributed.run --standalone --nproc_per_node "$processes" "$@" >>"$out" 2>"$results/log" ||
+  OMP_NUM_THREADS=${BENCH_THREADS:-1} "$ACCELERATE_PYTHON" -m torch.distributed.run --standalone --nproc_per_node "$processes" "$@" >>"$out" 2>"$results/log" ||
     { cat "$results/log" >&2; exit 1; }
 }
 

@@ -5,6 +5,9 @@
 
 #include <algorithm>
 
+#include "core/copy_past_cache.h"
+#include "core/run_in_parallel.h"
+
 namespace accelerate::detail::checkpoint {
 namespace {
 
@@ -24,6 +27,7 @@ void SnapshotBuffers::copy(std::span<StateFile> files) {
   used_ = 0;
   devices_.clear();
   copies_.clear();
+  host_copies_.clear();
   for (auto& file : files) {
     if (auto* value = std::get_if<Value>(&file.content)) {
       *value = copied(*value);
@@ -35,10 +39,23 @@ void SnapshotBuffers::copy(std::span<StateFile> files) {
     }
     file.content = std::move(state);
   }
+  copy_host_memory();
   for (const auto& device : devices_) {
     c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
   }
   copies_.clear();
+}
+
+/// Training waits for it: on all cores, whatever OMP_NUM_THREADS says.
+void SnapshotBuffers::copy_host_memory() {
+  std::vector<std::size_t> sizes;
+  for (const auto& [to, from] : host_copies_) sizes.push_back(from.nbytes());
+  run_in_chunks(sizes, [&](std::size_t i, std::size_t begin, std::size_t length) {
+    const auto& [to, from] = host_copies_[i];
+    copy_past_cache(static_cast<std::byte*>(to.data_ptr()) + begin,
+                    static_cast<const std::byte*>(from.const_data_ptr()) + begin, length);
+  });
+  host_copies_.clear();
 }
 
 Value SnapshotBuffers::copied(const Value& value) {
@@ -89,8 +106,12 @@ at::Tensor SnapshotBuffers::copied_storage(const at::Tensor& tensor) {
   // A storage of the exact size: archives hold whole storages.
   found->second =
       at::from_blob(buffer.data_ptr(), {size}, [buffer](void*) {}, at::TensorOptions(at::kByte));
-  found->second.copy_(source, /*non_blocking=*/true);
-  if (!source.is_cpu()) devices_.insert(source.device());
+  if (source.is_cpu()) {
+    host_copies_.emplace_back(found->second, source);
+  } else {
+    found->second.copy_(source, /*non_blocking=*/true);
+    devices_.insert(source.device());
+  }
   return found->second;
 }
 

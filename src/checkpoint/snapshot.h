@@ -7,6 +7,7 @@
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/state_files.h"
@@ -25,11 +26,13 @@ class SnapshotBuffers {
   [[nodiscard]] at::Tensor copied(const at::Tensor& tensor);
   /// The copy of a storage, as bytes.
   [[nodiscard]] at::Tensor copied_storage(const at::Tensor& tensor);
+  void copy_host_memory();
 
   std::vector<at::Tensor> buffers_;
   std::size_t used_ = 0;
   std::unordered_map<const at::StorageImpl*, at::Tensor> copies_;
-  std::unordered_set<c10::Device> devices_;  // that copy by themselves
+  std::vector<std::pair<at::Tensor, at::Tensor>> host_copies_;  // to, from; for the end
+  std::unordered_set<c10::Device> devices_;                     // that copy by themselves
 };
 
 }  // namespace accelerate::detail::checkpoint

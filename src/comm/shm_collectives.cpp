@@ -4,7 +4,7 @@
 #include <array>
 #include <cstring>
 
-#include "comm/shm_copy.h"
+#include "core/copy_past_cache.h"
 #include "core/text.h"
 
 namespace accelerate::detail::comm {

@@ -1,4 +1,4 @@
-#include "comm/shm_copy.h"
+#include "core/copy_past_cache.h"
 
 #include <unistd.h>
 
@@ -9,7 +9,7 @@
 #include <emmintrin.h>
 #endif
 
-namespace accelerate::detail::comm {
+namespace accelerate::detail::inline core {
 
 bool exceeds_cache(std::size_t bytes) noexcept {
   static const auto cache = [] {
@@ -23,6 +23,7 @@ bool exceeds_cache(std::size_t bytes) noexcept {
 
 void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   constexpr std::size_t kLine = 64;
+  constexpr std::size_t kAhead = 2048;  // what the memory needs to be there in time
   const auto misplaced = reinterpret_cast<std::uintptr_t>(to) % kLine;
   const auto head = std::min(misplaced == 0 ? 0 : kLine - misplaced, bytes);
   std::memcpy(to, from, head);
@@ -30,6 +31,7 @@ void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) no
   auto* out = reinterpret_cast<__m128i*>(to + head);
   const auto* in = reinterpret_cast<const __m128i*>(from + head);
   for (std::size_t line = 0; line < lines; ++line, in += 4, out += 4) {
+    _mm_prefetch(reinterpret_cast<const char*>(in) + kAhead, _MM_HINT_T0);
     const auto a = _mm_loadu_si128(in);
     const auto b = _mm_loadu_si128(in + 1);
     const auto c = _mm_loadu_si128(in + 2);
@@ -52,4 +54,4 @@ void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) no
 
 #endif
 
-}  // namespace accelerate::detail::comm
+}  // namespace accelerate::detail::inline core

@@ -1,11 +1,9 @@
-// src/comm/shm_copy.h - copies of more than the caches hold.
-//
-// Internal, without Torch.
+// src/core/copy_past_cache.h - copies of more than the caches hold.
 #pragma once
 
 #include <cstddef>
 
-namespace accelerate::detail::comm {
+namespace accelerate::detail::inline core {
 
 /// Whether the last cache of this machine cannot hold so much.
 [[nodiscard]] bool exceeds_cache(std::size_t bytes) noexcept;
@@ -14,4 +12,4 @@ namespace accelerate::detail::comm {
 /// first and the source stays where it is fast. Good for results that the caches will not keep.
 void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
 
-}  // namespace accelerate::detail::comm
+}  // namespace accelerate::detail::inline core

@@ -1,8 +1,8 @@
 #include "formats/file_hash.h"
 
 #include <algorithm>
-#include <condition_variable>
-#include <mutex>
+#include <atomic>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -14,74 +14,56 @@ namespace accelerate::detail::formats {
 
 namespace {
 
-constexpr std::int64_t kChunk = 1 << 20;  // stays in the cache of a core
+constexpr std::int64_t kChunk = 1 << 18;  // stays in the cache of a core
 
-/// Hashes chunks in order that several threads read ahead: reading takes several times as long.
+/// Hashes chunks in order. Each thread reads one and waits for its turn: reading takes several
+/// times as long as hashing what is in the cache of the core.
 class OrderedHash {
  public:
   OrderedHash(std::size_t threads, const HashProgress& progress)
-      : slots_(2 * threads - 1), progress_(progress) {}
+      : buffers_(threads), progress_(progress) {}
 
-  /// Calls `read` for chunk `i` once there is room for it, then hashes all chunks that are next.
+  /// To be called for all chunks, in ascending order, by as many threads as were announced.
   void add(std::size_t i, std::size_t length,
            const std::function<void(std::span<std::byte>)>& read) {
-    std::unique_lock lock(mutex_);
-    room_.wait(lock, [&] { return failed_ || i < hashed_ + slots_.size(); });
-    if (failed_) return;
-    auto& slot = slots_[i % slots_.size()];
-    lock.unlock();
     try {
-      slot.bytes.resize(length);
-      read(slot.bytes);
+      // Chunks under way follow each other: there are never more of them than threads.
+      auto& buffer = buffers_[i % buffers_.size()];
+      buffer.resize(length);
+      read(buffer);
+      for (auto turn = turn_.load(); turn != i; turn = turn_.load()) {
+        if (turn == kFailed) return;
+        turn_.wait(turn);
+      }
+      hash_.update(buffer);
+      total_ += static_cast<std::int64_t>(length);
+      if (progress_) progress_(total_);
     } catch (...) {
-      fail(lock);
+      give_turn(kFailed);
       throw;
     }
-    lock.lock();
-    slot.ready = true;
-    if (hashing_ || i != hashed_) return;  // another thread takes it
-    hashing_ = true;
-    for (auto* next = &slot; next->ready; next = &slots_[hashed_ % slots_.size()]) {
-      lock.unlock();
-      try {
-        hash_.update(next->bytes);
-        total_ += static_cast<std::int64_t>(next->bytes.size());
-        if (progress_) progress_(total_);
-      } catch (...) {
-        fail(lock);
-        throw;
-      }
-      lock.lock();
-      next->ready = false;
-      ++hashed_;
-      room_.notify_all();
-    }
-    hashing_ = false;
+    give_turn(i + 1);
   }
 
   [[nodiscard]] std::uint64_t digest() const { return hash_.digest(); }
 
  private:
-  void fail(std::unique_lock<std::mutex>& lock) {
-    lock.lock();
-    failed_ = true;
-    room_.notify_all();
+  static constexpr std::size_t kFailed = std::numeric_limits<std::size_t>::max();
+
+  void give_turn(std::size_t i) {
+    // A failure elsewhere is not forgotten.
+    for (auto turn = turn_.load(); turn != kFailed;) {
+      if (turn_.compare_exchange_weak(turn, i)) break;
+    }
+    turn_.notify_all();
   }
 
-  struct Slot {
-    std::vector<std::byte> bytes = {};
-    bool ready = false;
-  };
-
-  std::mutex mutex_;
-  std::condition_variable room_;
-  std::vector<Slot> slots_;
+  std::vector<std::vector<std::byte>> buffers_;
   const HashProgress& progress_;
-  Xxh3 hash_;               // of the thread that is hashing, as is `total_`
+  /// The chunk whose thread may use what follows.
+  std::atomic<std::size_t> turn_ = 0;
+  Xxh3 hash_;
   std::int64_t total_ = 0;  // bytes
-  std::size_t hashed_ = 0;  // chunks
-  bool hashing_ = false;
-  bool failed_ = false;
 };
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace accelerate::detail::formats {
 using HashProgress = std::function<void(std::int64_t bytes)>;
 
 /// XXH3-64 of `size` bytes from `offset` on; the range must lie inside the file. A few threads
-/// read a large range, a megabyte each at a time. Throws `CheckpointError` as `MappedFile::read`
+/// read a large range. Throws `CheckpointError` as `MappedFile::read`
 /// does.
 [[nodiscard]] std::uint64_t xxh3_of(const MappedFile& file, std::int64_t offset, std::int64_t size,
                                     const HashProgress& progress = {});

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "accelerate/errors.h"
+#include "core/copy_past_cache.h"
 #include "core/run_in_parallel.h"
 #include "core/text.h"
 #include "optim/torch_optimizers.h"
@@ -161,8 +161,8 @@ void copy_all(const std::vector<TensorCopy>& copies) {
     copy.to.unsafeGetTensorImpl()->bump_version();
   }
   run_in_chunks(sizes, [&](std::size_t i, std::size_t begin, std::size_t length) {
-    std::memcpy(static_cast<std::byte*>(plain[i]->to.data_ptr()) + begin,
-                static_cast<const std::byte*>(plain[i]->from.const_data_ptr()) + begin, length);
+    copy_past_cache(static_cast<std::byte*>(plain[i]->to.data_ptr()) + begin,
+                    static_cast<const std::byte*>(plain[i]->from.const_data_ptr()) + begin, length);
   });
 }
 

@@ -9,10 +9,10 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "accelerate/errors.h"
-#include "comm/shm_copy.h"
 #include "comm/shm_ranks.h"
 #include "comm/shm_reduce.h"
 #include "comm/shm_segment.h"
+#include "core/copy_past_cache.h"
 #include "support/message_of.h"
 
 namespace accelerate {
@@ -47,7 +47,7 @@ TEST(ShmCopy, PastTheCacheMovesAllBytesAndNoOthers) {
       std::vector<std::byte> to(1000);
       auto expected = to;
       std::copy_n(from.begin() + 3, bytes, expected.begin() + static_cast<std::ptrdiff_t>(begin));
-      detail::comm::copy_past_cache(to.data() + begin, from.data() + 3, bytes);
+      detail::copy_past_cache(to.data() + begin, from.data() + 3, bytes);
       EXPECT_EQ(to, expected) << begin << " " << bytes;
     }
   }
