@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "decoders.h"
 
@@ -84,6 +85,8 @@ struct DecoderFolder {
   /// From the names in the files to those of the model.
   accelerate::KeyMapping key_mapping = {};
   torch::ScalarType dtype = torch::kFloat;
+  /// Tokens after which nothing is written.
+  std::vector<std::int64_t> end_ids = {};
   std::filesystem::path path = {};
 };
 
@@ -189,6 +192,14 @@ inline torch::ScalarType read_dtype(const DecoderConfigFile& file) {
   file.refuse(name, "Choose one of: float32, float16, bfloat16.");
 }
 
+/// One id, or a list of them.
+inline std::vector<std::int64_t> read_end_ids(const DecoderConfigFile& file) {
+  using accelerate::Value;
+  const auto ids = file.get<Value>("eos_token_id", Value(Value::List()));
+  return accelerate::from_value<std::vector<std::int64_t>>(ids.is_list() ? ids
+                                                                         : Value(Value::List{ids}));
+}
+
 /// Reads config.json. Throws `ConfigError` for a folder that this program cannot use.
 inline DecoderFolder read_decoder_folder(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path / "config.json")) {
@@ -204,6 +215,7 @@ inline DecoderFolder read_decoder_folder(const std::filesystem::path& path) {
   auto folder = type == "gpt2" ? gpt2_folder(file) : llama_folder(file);
   folder.path = path;
   folder.dtype = read_dtype(file);
+  folder.end_ids = read_end_ids(file);
   folder.key_mapping.replace(R"(^lm_head\.)", "head.");
   // Some files have the weights of a tied head a second time.
   if (folder.config.tie_word_embeddings) folder.key_mapping.drop(R"(head\.weight)");

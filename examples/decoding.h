@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <accelerate/accelerate.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -19,6 +20,8 @@ struct DecodingOptions {
   /// Draw from the fewest tokens that have this probability together.
   double top_p = 1;
   std::int64_t seed = 0;
+  /// The last token is the first of these, if one comes.
+  std::vector<std::int64_t> end_ids = {};
 };
 
 /// Throws `ConfigError` for ids that are no tokens of the model, and for more tokens than it sees.
@@ -68,6 +71,7 @@ inline std::vector<std::int64_t> decode(const DispatchedDecoder& model,
   while (static_cast<std::int64_t>(written.size()) < options.tokens) {
     const auto scores = model(ids, &cache, /*logits_to_keep=*/1);  // [1, 1, vocab]
     written.push_back(choose(scores[0][0], options, generator));
+    if (std::ranges::find(options.end_ids, written.back()) != options.end_ids.end()) break;
     ids = torch::tensor(written.back()).view({1, 1});
   }
   return written;

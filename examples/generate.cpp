@@ -122,7 +122,9 @@ void run(const Options& options) {
   }
 
   const auto start = Clock::now();
-  const auto written = examples::decode(model, prompt, options.decoding);
+  auto decoding = options.decoding;
+  decoding.end_ids = folder.end_ids;
+  const auto written = examples::decode(model, prompt, decoding);
   const std::chrono::duration<double> seconds = Clock::now() - start;
 
   std::cout << "ids:";

@@ -3,9 +3,11 @@
 #include <accelerate/accelerate.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -88,6 +90,31 @@ TEST(Decoders, SayWhatTransformersSays) {
     EXPECT_EQ(decode(model, one.prompt, {.tokens = 24}), one.tokens);
     EXPECT_EQ(model.stats().fills, 0);
   }
+}
+
+TEST(Decoders, EndWithTheFirstTokenThatEndsATextAndWriteIt) {
+  const auto one = expected().front();
+  const auto model = resident(one.model);
+  const auto end = one.tokens.at(5);
+  const auto first = std::ranges::find(one.tokens, end);
+  EXPECT_EQ(decode(model, one.prompt, {.tokens = 24, .end_ids = {-1, end}}),
+            std::vector<std::int64_t>(one.tokens.begin(), first + 1));
+}
+
+TEST(Decoders, ReadWhichTokensEndAText) {
+  const accelerate::test::Folder folder;
+  const auto ids_with = [&](const std::string& entry) {
+    std::ifstream from(path_of("llama") / "config.json");
+    std::string text{std::istreambuf_iterator<char>(from), {}};
+    const std::string none = "\"eos_token_id\": null";
+    text.replace(text.find(none), none.size(), entry);
+    std::ofstream(folder.path() / "config.json") << text;
+    return read_decoder_folder(folder.path()).end_ids;
+  };
+  using Ids = std::vector<std::int64_t>;
+  EXPECT_EQ(ids_with(R"("eos_token_id": null)"), Ids());
+  EXPECT_EQ(ids_with(R"("eos_token_id": 2)"), Ids{2});
+  EXPECT_EQ(ids_with(R"("eos_token_id": [2, 7])"), (Ids{2, 7}));
 }
 
 TEST(Decoders, SayTheSameWithWeightsInHostMemory) { expect_the_same_offloaded("cpu"); }
