@@ -18,7 +18,7 @@ folder = build/$(1)$(if $(TORCH),-torch-$(TORCH))
 # Two places per core: cmake/AccelerateTests.cmake says which test takes how many.
 ctest  = ctest --test-dir $(call folder,$(1)) -j $$(($(shell nproc) * 2)) --output-on-failure --no-tests=error
 
-.PHONY: setup build test demo interop bench bench-gpu fuzz asan tsan docs install format lint tidy clean help
+.PHONY: setup build test demo interop bench bench-gpu bench-compare fuzz asan tsan docs install format lint tidy clean help
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,12 +47,17 @@ interop: build  ## compare with Python Accelerate, live (fetches it: about 5 GB)
 bench: setup  ## measure ours, Python Accelerate and raw Gloo in one run (BENCH="collectives ddp": a part)
 	@tools/build.sh release $(call folder,release) accelerate_benches cpu_environment
 	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH_FOLDER=$(call folder,release)/bench \
+	  BENCH_JSON=$${BENCH_JSON:-$(call folder,release)/bench.json} \
 	  env $$($(call folder,release)/tools/cpu_environment) bench/run.sh
 
 bench-gpu: setup  ## the same on a GPU
 	@tools/build.sh release $(call folder,release) accelerate_benches cpu_environment
 	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH_FOLDER=$(call folder,release)/bench \
+	  BENCH_JSON=$${BENCH_JSON:-$(call folder,release)/bench-gpu.json} \
 	  env $$($(call folder,release)/tools/cpu_environment) bench/run.sh gpu
+
+bench-compare:  ## what became slower: make bench-compare A.json B.json
+	@python3 bench/difference.py $(filter %.json,$(MAKECMDGOALS))
 
 fuzz:  ## run every fuzz target for FUZZ_SECONDS (Clang 16)
 	@tools/setup.sh --build

@@ -5,15 +5,24 @@
 #   bench/run.sh gpu    one process on a GPU
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
-#   BENCH_THREADS      threads of each process, 1
+#   BENCH_THREADS      threads of each process, 1    BENCH_JSON    file for the figures; plots go beside it
 #   BENCH              which of: startup collectives ddp training hosts data files models offload planner states guard monitor launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
 wanted=" ${BENCH:-startup collectives ddp training hosts data files models offload planner states guard monitor launches} "
+if [ -n "${BENCH_JSON:-}" ]; then
+  BENCH_JSON=$(realpath "$BENCH_JSON")
+  rm -f "$BENCH_JSON"
+  export BENCH_JSON
+fi
 cd "$(dirname "$0")"
 results=$(mktemp -d)
-trap 'rm -rf "$results"' EXIT
+finish() {
+  rm -rf "$results"
+  if [ -s "${BENCH_JSON:-}" ]; then "$ACCELERATE_PYTHON" plots.py "$BENCH_JSON" "${BENCH_JSON%.json}-plots"; fi
+}
+trap finish EXIT
 export TMPDIR=$results  # torchrun leaves its folders behind
 
 launch() {  # processes, result file, then the program
@@ -21,11 +30,6 @@ launch() {  # processes, result file, then the program
   shift 2
   OMP_NUM_THREADS=${BENCH_THREADS:-1} "$ACCELERATE_PYTHON" -m torch.distributed.run --standalone --nproc_per_node "$processes" "$@" >>"$out" 2>"$results/log" ||
     { cat "$results/log" >&2; exit 1; }
-}
-
-title() {
-  printf '\n%s, %s cores, %s: %s, medians of 3 rounds\n' "$(date -u +%F)" "$(nproc)" \
-    "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$1"
 }
 
 # Part, number of processes, program if its name is another one: ours and Python's in turns, so that a slow minute of
@@ -38,12 +42,12 @@ compare() {
     launch "$processes" "$python" "$program.py"
     launch "$processes" "$ours" --no-python "$folder/bench_$program"
   done
-  title "$case, $processes processes on one host"
-  "$ACCELERATE_PYTHON" compare.py "$ours" "$python"
+  "$ACCELERATE_PYTHON" compare.py "$case, $processes processes on one host" "$ours" "$python"
 }
 
 if [ "${1:-cpu}" = gpu ]; then
-  nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1
+  BENCH_GPU=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
+  export BENCH_GPU
   compare startup 1
   compare training 1 gpu_training
   compare files 1
@@ -51,8 +55,7 @@ if [ "${1:-cpu}" = gpu ]; then
   compare states 1
   if [[ $wanted == *" data "* ]]; then
     for _ in 1 2 3; do launch 1 "$results/gpu_data" --no-python "$folder/bench_gpu_data"; done
-    title "data, steps of a GPT with fixed inputs and with a loader"
-    "$ACCELERATE_PYTHON" compare.py "$results/gpu_data"
+    "$ACCELERATE_PYTHON" compare.py "data, steps of a GPT with fixed inputs and with a loader" "$results/gpu_data"
     launch 1 "$results/log" --no-python "$folder/bench_gpu_data" "$results/trace.json"
     "$ACCELERATE_PYTHON" gpu_overlap.py "$results/trace.json"
   fi
@@ -70,9 +73,8 @@ done
 
 if [[ $wanted == *" hosts "* ]]; then
   if [ "$(id -u)" = 0 ] && command -v ip >"$results/log"; then
-    title "hosts, 2 network namespaces with 2 processes each"
     for _ in 1 2 3; do BENCH_FOLDER=$folder ./hosts.sh >>"$results/hosts"; done
-    "$ACCELERATE_PYTHON" compare.py "$results/hosts"
+    "$ACCELERATE_PYTHON" compare.py "hosts, 2 network namespaces with 2 processes each" "$results/hosts"
   else
     echo "hosts: left out, network namespaces need root and iproute2"
   fi
@@ -92,18 +94,15 @@ if [[ $wanted == *" guard "* ]]; then
     ACCELERATE_HOST_BACKEND=shm launch 2 "$results/guard" --no-python "$folder/bench_guard"
     ACCELERATE_HOST_BACKEND=gloo launch 1 "$results/guard" --no-python "$folder/bench_guard"
   done
-  title "guard, 2 processes with shared memory, 1 with Gloo"
-  "$ACCELERATE_PYTHON" compare.py "$results/guard"
+  "$ACCELERATE_PYTHON" compare.py "guard, 2 processes with shared memory, 1 with Gloo" "$results/guard"
 fi
 
 if [[ $wanted == *" monitor "* ]]; then
   for _ in 1 2 3; do "$folder/bench_monitor" >>"$results/monitor"; done
-  title "what recording for accelerate monitor takes"
-  "$ACCELERATE_PYTHON" compare.py "$results/monitor"
+  "$ACCELERATE_PYTHON" compare.py "what recording for accelerate monitor takes" "$results/monitor"
 fi
 
 if [[ $wanted == *" launches "* ]]; then
   "$ACCELERATE_PYTHON" launches.py "$folder" "$results/launches" "$results/launches-python"
-  title "launches, 2 processes on one host"
-  "$ACCELERATE_PYTHON" compare.py "$results/launches" "$results/launches-python"
+  "$ACCELERATE_PYTHON" compare.py "launches, 2 processes on one host" "$results/launches" "$results/launches-python"
 fi
