@@ -63,26 +63,6 @@ TEST(AcceleratorOnProcesses, RefusesModelsThatAreSpreadOverDevices) {
 
 // ---- when gradients are averaged ----------------------------------------------------------------
 
-TEST(AcceleratorOnProcesses, LeaveModelsAndStatesOnTheCpuWhereTheyAre) {
-  on_processes(2, [] {
-    Accelerator accelerator({.cpu = true});
-    torch::nn::Linear net(3, 2);
-    torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    net->forward(torch::ones({1, 3})).sum().backward();
-    sgd.step();
-    sgd.zero_grad();
-    const auto momentum = [&sgd](const torch::Tensor& parameter) {
-      auto& state = *sgd.state().at(parameter.unsafeGetTensorImpl());
-      return static_cast<torch::optim::SGDParamState&>(state).momentum_buffer().data_ptr();
-    };
-    const auto* const weight = net->weight.data_ptr();
-    const auto* const state = momentum(net->weight);
-    (void)accelerator.prepare(net, sgd);
-    EXPECT_EQ(net->weight.data_ptr(), weight);
-    EXPECT_EQ(momentum(net->weight), state);
-  });
-}
-
 TEST(AcceleratorOnProcesses, LeavesGradientsWithTheProcessUnderNoSync) {
   on_processes(2, [](PartialState& state) {
     Accelerator accelerator(anew());
