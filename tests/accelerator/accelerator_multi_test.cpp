@@ -328,9 +328,9 @@ TEST(AcceleratorOnProcesses, IsMadeAfterOneThatFailedAndRefusesEnginesThatComeLa
     EXPECT_FALSE(PartialState::initialized());
     Accelerator first;
     EXPECT_EQ(first.num_processes(), 2);
-    EXPECT_NE(message_of<UnsupportedError>([] {
+    EXPECT_NE(message_of<ConfigError>([] {
                 Accelerator second({.fsdp_plugin = FullyShardedDataParallelPlugin{}});
-              }).find("Fully sharded data parallelism is asked for by fsdp_plugin"),
+              }).find("already set up without this fsdp_plugin"),
               std::string::npos);
     EXPECT_NE(message_of<ConfigError>([] {
                 Accelerator second({.parallelism_config = {{.dp_replicate_size = 7}}});
@@ -339,6 +339,33 @@ TEST(AcceleratorOnProcesses, IsMadeAfterOneThatFailedAndRefusesEnginesThatComeLa
     EXPECT_EQ(first.distributed_type(), DistributedType::kMultiCpu);
     first.wait_for_everyone();
   });
+}
+
+TEST(AcceleratorOnProcesses, TakesThePluginsOfTheLauncher) {
+  on_processes(2,
+               {.environment = {{"ACCELERATE_USE_FSDP", "true"},
+                                {"FSDP_VERSION", "2"},
+                                {"ACCELERATE_MIXED_PRECISION", "bf16"}}},
+               [] {
+                 const Accelerator accelerator;
+                 EXPECT_EQ(accelerator.distributed_type(), DistributedType::kFsdp);
+                 EXPECT_TRUE(accelerator.is_fsdp2());
+                 EXPECT_EQ(accelerator.state().fsdp_plugin()->policy()->output_dtype,
+                           FloatType::kBf16);
+                 accelerator.wait_for_everyone();
+               });
+  on_processes(2,
+               {.environment = {{"ACCELERATE_USE_DEEPSPEED", "true"},
+                                {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"},
+                                {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto"}}},
+               [] {
+                 const Accelerator accelerator({.mixed_precision = PrecisionType::kBf16});
+                 EXPECT_EQ(accelerator.distributed_type(), DistributedType::kDeepspeed);
+                 EXPECT_EQ(accelerator.deepspeed_plugin()->zero_stage, 3);
+                 EXPECT_EQ(accelerator.mixed_precision(), PrecisionType::kBf16);
+                 EXPECT_EQ(accelerator.gradient_accumulation_steps(), 1);
+                 accelerator.wait_for_everyone();
+               });
 }
 
 // ---- LocalSGD -----------------------------------------------------------------------------------
