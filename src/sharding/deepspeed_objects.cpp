@@ -1,16 +1,17 @@
 #include "sharding/deepspeed_objects.h"
 
+#include <c10/util/Type.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <array>
-#include <functional>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "accelerate/errors.h"
-#include "accelerate/modeling.h"
 #include "accelerate/optim.h"
 #include "accelerate/scheduler/deepspeed_schedulers.h"
 #include "accelerate/value/from_value.h"
@@ -209,7 +210,7 @@ void check_offloaded(const DeepSpeedSettings& settings, const Optimizer& optimiz
     return;
   }
   throw ConfigError(str("The DeepSpeed configuration has offload_optimizer, but ",
-                        get_pretty_name(optimizer), " has no form for the CPU there. Use AdamW, ",
+                        c10::demangle(typeid(optimizer).name()), " has no form for the CPU there. Use AdamW, ",
                         "Adam, Adagrad or Lion, or set zero_force_ds_cpu_optimizer to false."));
 }
 

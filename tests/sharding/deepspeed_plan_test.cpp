@@ -11,6 +11,7 @@
 #include "accelerate/kwargs.h"
 #include "accelerate/optim.h"
 #include "accelerate/optimizer.h"
+#include "accelerate/scheduler.h"
 #include "accelerate/sharding.h"
 #include "nets.h"
 #include "sharding/deepspeed_objects.h"
@@ -228,8 +229,9 @@ TEST(DummyOptim, OnlySomeOptimizersMoveToTheHost) {
   EXPECT_NO_THROW(detail::sharding::check_offloaded({}, SGD(params)));
   EXPECT_EQ(
       message_of<ConfigError>([&] { detail::sharding::check_offloaded(moved, RMSprop(params)); }),
-      "The DeepSpeed configuration has offload_optimizer, but OptimizerWith has no form for the "
-      "CPU there. Use AdamW, Adam, Adagrad or Lion, or set zero_force_ds_cpu_optimizer to false.");
+      "The DeepSpeed configuration has offload_optimizer, but "
+      "accelerate::OptimizerWith<accelerate::RMSpropOptions> has no form for the CPU there. Use "
+      "AdamW, Adam, Adagrad or Lion, or set zero_force_ds_cpu_optimizer to false.");
   moved.force_cpu_optimizer = false;
   EXPECT_NO_THROW(detail::sharding::check_offloaded(moved, RMSprop(params)));
 }
@@ -319,11 +321,11 @@ TEST_F(DeepSpeedSchedulers, DummySchedulerBecomesTheOneOfTheConfiguration) {
                                {"warmup_type", "linear"}};
   const auto made = detail::sharding::make_scheduler(settings, dummy, optimizer_);
   expect_near(rates(*made, 3), {0, 0, 2, 4});
-  settings.scheduler_params.set("warmup_steps", 1);
+  settings.scheduler_params.set("warmup_num_step", 1);
   EXPECT_EQ(message_of<ConfigError>([&] {
               static_cast<void>(detail::sharding::make_scheduler(settings, dummy, optimizer_));
             }),
-            "'scheduler.params' in the DeepSpeed configuration has 'warmup_steps', which is not "
+            "'scheduler.params' in the DeepSpeed configuration has 'warmup_num_step', which is not "
             "known here. Did you mean 'warmup_num_steps'? It may have: total_num_steps, "
             "warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type.");
   settings.scheduler_type = "Cosine";

@@ -104,9 +104,9 @@ TEST(FsdpPlan, UnitsFollowThePolicy) {
   EXPECT_EQ(plan_of({.auto_wrap_policy = chosen}).spec.units.size(), 4U);
   EXPECT_EQ(message_of<ConfigError>([&] {
               static_cast<void>(plan_of({.auto_wrap_policy = kTransformerBasedWrap,
-                                         .transformer_cls_names_to_wrap = Names{"T5Block"}}));
+                                         .transformer_cls_names_to_wrap = Names{"BertLayer"}}));
             }),
-            "Could not find the transformer layer class T5Block in the model.");
+            "Could not find the transformer layer class BertLayer in the model.");
 }
 
 struct TellingImpl : NetImpl, NoSplitModules {

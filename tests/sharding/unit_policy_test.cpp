@@ -33,7 +33,11 @@ std::shared_ptr<torch::nn::Module> build(const json& tree) {
   }
   std::vector<std::shared_ptr<torch::nn::Module>> children;
   for (const auto& child : tree.value("children", json::array())) children.push_back(build(child));
-  if (kind == "ModuleList") return std::make_shared<torch::nn::ModuleListImpl>(children);
+  if (kind == "ModuleList") {
+    auto list = std::make_shared<torch::nn::ModuleListImpl>();
+    for (const auto& child : children) list->push_back(child);
+    return list;
+  }
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> named;
   for (std::size_t i = 0; i < children.size(); ++i) {
     named.emplace_back("c" + std::to_string(i), children[i]);

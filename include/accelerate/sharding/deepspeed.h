@@ -23,7 +23,6 @@
 #include "accelerate/api.h"
 #include "accelerate/big_modeling/empty_weights.h"
 #include "accelerate/kwargs/deepspeed_plugin.h"
-#include "accelerate/scheduler/deepspeed_schedulers.h"
 #include "accelerate/scheduler/lr_scheduler.h"
 #include "accelerate/state/accelerator_state.h"
 
