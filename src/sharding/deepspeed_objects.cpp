@@ -210,7 +210,8 @@ void check_offloaded(const DeepSpeedSettings& settings, const Optimizer& optimiz
     return;
   }
   throw ConfigError(str("The DeepSpeed configuration has offload_optimizer, but ",
-                        c10::demangle(typeid(optimizer).name()), " has no form for the CPU there. Use AdamW, ",
+                        c10::demangle(typeid(optimizer).name()),
+                        " has no form for the CPU there. Use AdamW, ",
                         "Adam, Adagrad or Lion, or set zero_force_ds_cpu_optimizer to false."));
 }
 

@@ -341,33 +341,6 @@ TEST(AcceleratorOnProcesses, IsMadeAfterOneThatFailedAndRefusesEnginesThatComeLa
   });
 }
 
-TEST(AcceleratorOnProcesses, TakesThePluginsOfTheLauncher) {
-  on_processes(2,
-               {.environment = {{"ACCELERATE_USE_FSDP", "true"},
-                                {"FSDP_VERSION", "2"},
-                                {"ACCELERATE_MIXED_PRECISION", "bf16"}}},
-               [] {
-                 const Accelerator accelerator;
-                 EXPECT_EQ(accelerator.distributed_type(), DistributedType::kFsdp);
-                 EXPECT_TRUE(accelerator.is_fsdp2());
-                 EXPECT_EQ(accelerator.state().fsdp_plugin()->policy()->output_dtype,
-                           FloatType::kBf16);
-                 accelerator.wait_for_everyone();
-               });
-  on_processes(2,
-               {.environment = {{"ACCELERATE_USE_DEEPSPEED", "true"},
-                                {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"},
-                                {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto"}}},
-               [] {
-                 const Accelerator accelerator({.mixed_precision = PrecisionType::kBf16});
-                 EXPECT_EQ(accelerator.distributed_type(), DistributedType::kDeepspeed);
-                 EXPECT_EQ(accelerator.deepspeed_plugin()->zero_stage, 3);
-                 EXPECT_EQ(accelerator.mixed_precision(), PrecisionType::kBf16);
-                 EXPECT_EQ(accelerator.gradient_accumulation_steps(), 1);
-                 accelerator.wait_for_everyone();
-               });
-}
-
 // ---- LocalSGD -----------------------------------------------------------------------------------
 
 TEST(AcceleratorOnProcesses, AveragesParametersNowAndThen) {

@@ -481,16 +481,16 @@ TEST(LaunchRestart, GivesProgramsWithAnAgentStoreANewGroupToo) {
 // ---- engines
 
 TEST(LaunchedEngines, ReachAnUnchangedProgramOnTheCpu) {
-  const auto fsdp = run(launch(2,
-                               {"--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy",
-                                "TRANSFORMER_BASED_WRAP", "--fsdp_transformer_layer_cls_to_wrap",
-                                "Block"},
-                               worker({"engine"})));
+  const auto fsdp =
+      run(launch(2,
+                 {"--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy",
+                  "TRANSFORMER_BASED_WRAP", "--fsdp_transformer_layer_cls_to_wrap", "Block"},
+                 worker({"engine"})));
   expect_clean_end(fsdp, 0);
   EXPECT_TRUE(contains(fsdp.output, "engine FSDP 2 Block")) << fsdp.text();
-  const auto fields = run(launch(
-      2, {"--use_deepspeed", "--zero_stage", "3", "--gradient_clipping", "0.5"},
-      worker({"engine"})));
+  const auto fields =
+      run(launch(2, {"--use_deepspeed", "--zero_stage", "3", "--gradient_clipping", "0.5"},
+                 worker({"engine"})));
   expect_clean_end(fields, 0);
   EXPECT_TRUE(contains(fields.output, "engine DEEPSPEED 3 0.5")) << fields.text();
 }

@@ -7,7 +7,8 @@
 //     loop=FILE      the same over and over, "step N" for the first and each hundredth, until FILE
 //     is
 //                    there; rank 0 looks, and all stop together
-//     engine         "engine FSDP 2 Block" or "engine DEEPSPEED 3 0.5": the plugin that the launcher
+//     engine         "engine FSDP 2 Block" or "engine DEEPSPEED 3 0.5": the plugin that the
+//     launcher
 //                    made, with its version and classes, or its stage and clipping
 //     throw=TEXT     leaves by an exception
 #include <accelerate/accelerate.h>
