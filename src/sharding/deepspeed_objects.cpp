@@ -21,7 +21,8 @@ namespace accelerate::detail::sharding {
 namespace {
 
 using torch::optim::Optimizer;
-using OptimizerMaker = std::shared_ptr<Optimizer> (*)(const DummyOptim&, Value::Dict);
+/// Takes what it needs out of the parameters.
+using OptimizerMaker = std::shared_ptr<Optimizer> (*)(const DummyOptim&, Value::Dict&);
 
 [[noreturn]] void refuse_parameter(std::string_view type, const std::string& why) {
   throw ConfigError(str("'optimizer.params' of ", type, " in the DeepSpeed configuration: ", why));
@@ -63,28 +64,28 @@ void check_bias_correction(std::string_view type, Value::Dict& params) {
 // The defaults are DeepSpeed's: no weight decay, and decoupled from the gradient unless told
 // otherwise.
 
-std::shared_ptr<Optimizer> make_adamw(const DummyOptim& dummy, Value::Dict params) {
+std::shared_ptr<Optimizer> make_adamw(const DummyOptim& dummy, Value::Dict& params) {
   check_bias_correction("AdamW", params);
   static_cast<void>(take_flag(params, "torch_adam", false));
   return optimizer_of(dummy, params, AdamWOptions{.weight_decay = 0});
 }
 
-std::shared_ptr<Optimizer> make_adam(const DummyOptim& dummy, Value::Dict params) {
-  if (take_flag(params, "adam_w_mode", true)) return make_adamw(dummy, std::move(params));
+std::shared_ptr<Optimizer> make_adam(const DummyOptim& dummy, Value::Dict& params) {
+  if (take_flag(params, "adam_w_mode", true)) return make_adamw(dummy, params);
   check_bias_correction("Adam", params);
   static_cast<void>(take_flag(params, "torch_adam", false));
   return optimizer_of(dummy, params, AdamOptions{});
 }
 
-std::shared_ptr<Optimizer> make_adagrad(const DummyOptim& dummy, Value::Dict params) {
+std::shared_ptr<Optimizer> make_adagrad(const DummyOptim& dummy, Value::Dict& params) {
   return optimizer_of(dummy, params, AdagradOptions{});
 }
 
-std::shared_ptr<Optimizer> make_lion(const DummyOptim& dummy, Value::Dict params) {
+std::shared_ptr<Optimizer> make_lion(const DummyOptim& dummy, Value::Dict& params) {
   return optimizer_of(dummy, params, LionOptions{.lr = 1e-3});
 }
 
-std::shared_ptr<Optimizer> make_sgd(const DummyOptim& dummy, Value::Dict params) {
+std::shared_ptr<Optimizer> make_sgd(const DummyOptim& dummy, Value::Dict& params) {
   return optimizer_of(dummy, params, SGDOptions{});
 }
 
@@ -185,8 +186,8 @@ std::shared_ptr<Optimizer> make_optimizer(const DeepSpeedSettings& settings,
     refuse_parameter(*settings.optimizer_type,
                      "max_grad_norm is not its business. Set 'gradient_clipping' instead.");
   }
-  return of_configuration("optimizer.params",
-                          [&] { return maker(dummy, settings.optimizer_params); });
+  Value::Dict params = settings.optimizer_params;
+  return of_configuration("optimizer.params", [&] { return maker(dummy, params); });
 }
 
 std::shared_ptr<LRScheduler> make_scheduler(const DeepSpeedSettings& settings,
