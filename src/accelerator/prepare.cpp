@@ -9,6 +9,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
 #include "accelerator/accelerator_core.h"
+#include "accelerator/model_sharding.h"
 #include "accelerator/monitoring.h"
 #include "accelerator/step_checks.h"
 #include "core/call_site.h"
@@ -111,6 +112,17 @@ void refuse_spread_model() {
       "mode. Please rerun your program with `--num_processes=1`.");
 }
 
+/// A run with DeepSpeed steps within backward, also with whole models.
+void refuse_sharding(const AcceleratorCore& core, const torch::nn::Module& module) {
+  const auto plan = shard_plan_of(core, module);
+  const auto type = core.state.distributed_type();
+  const bool whole = plan && plan->spec.level == sharding::ShardLevel::kNone;
+  if (!plan || (whole && type != DistributedType::kDeepspeed)) return;
+  throw UnsupportedError(str("prepare: ", type,
+                             " is asked for, but this version has no engine that shards models "
+                             "yet. Use plain data parallelism (MULTI_CPU, MULTI_GPU)."));
+}
+
 /// Of all dimensions of a mesh only the replication of whole models has an engine.
 void check_dimensions(const DeviceMesh& mesh) {
   for (const auto& name : mesh.mesh_dim_names()) {
@@ -142,6 +154,7 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   for (const auto& known : core.registry.models) {
     if (known->module == module && (known->engine != nullptr) == shared) return known;
   }
+  refuse_sharding(core, *module);
   const bool spread = is_spread(*module);
   if (spread && core.state.use_distributed()) refuse_spread_model();
   auto model = std::make_shared<ModelCore>();
