@@ -18,7 +18,7 @@ folder = build/$(1)$(if $(TORCH),-torch-$(TORCH))
 # Two places per core: cmake/AccelerateTests.cmake says which test takes how many.
 ctest  = ctest --test-dir $(call folder,$(1)) -j $$(($(shell nproc) * 2)) --output-on-failure --no-tests=error
 
-.PHONY: setup build test demo interop bench bench-gpu fuzz asan tsan docs install format lint tidy clean help
+.PHONY: setup build test demo interop bench bench-gpu simulate fuzz asan tsan docs install format lint tidy clean help
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,11 @@ bench-gpu: setup  ## the same on a GPU
 	@tools/build.sh release $(call folder,release) accelerate_benches cpu_environment
 	@ACCELERATE_PYTHON=$$(tools/setup.sh --python) BENCH_FOLDER=$(call folder,release)/bench \
 	  env $$($(call folder,release)/tools/cpu_environment) bench/run.sh gpu
+
+simulate:  ## what sharded training would send on 8 to 512 processes (SIMULATE="parameters=70e9 units=80")
+	@tools/setup.sh --build
+	@tools/build.sh $(PRESET) $(call folder,$(PRESET)) simulate_sharding
+	@$(call folder,$(PRESET))/tools/simulate_sharding $(SIMULATE)
 
 fuzz:  ## run every fuzz target for FUZZ_SECONDS (Clang 16)
 	@tools/setup.sh --build
