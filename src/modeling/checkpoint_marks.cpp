@@ -41,10 +41,33 @@ Registry& registry() {
 
 }  // namespace
 
+void mark_for_checkpoints(torch::nn::Module& model, const std::vector<std::string>& names) {
+  auto marks = std::make_shared<CheckpointMarks>();
+  for (const auto& name : names) {
+    marks->modules.push_back(get_submodule(model, name).weak_from_this());
+  }
+  marks->shown = str("'", names.front(), "' of class ",
+                     module_class_name(get_submodule(model, names.front())));
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.modules, [](const auto& one) { return one.second.module.expired(); });
+  for (const auto& module : marks->modules) {
+    auto& mark = all.modules[module.lock().get()];
+    if (mark.marks != nullptr) all.forget_unasked(*mark.marks);  // the new ones take their place
+    mark = {module, marks};
+  }
+  all.unasked.push_back(std::move(marks));
+  all.any_module = true;
+  all.any_unasked = true;
+}
+
 std::vector<std::shared_ptr<CheckpointMarks>> unasked_marks() {
   auto& all = registry();
   if (!all.any_unasked) return {};
   const std::lock_guard lock(all.mutex);
+  std::erase_if(all.unasked, [](const auto& one) {
+    return std::ranges::all_of(one->modules, [](const auto& each) { return each.expired(); });
+  });
   return all.unasked;
 }
 
@@ -58,30 +81,16 @@ void forget_unasked_marks(const CheckpointMarks& marks) {
 
 std::vector<std::string> apply_activation_checkpointing(
     torch::nn::Module& model, const std::function<bool(const torch::nn::Module&)>& check_fn) {
-  auto& all = detail::modeling::registry();
-  auto marks = std::make_shared<detail::modeling::CheckpointMarks>();
   std::vector<std::string> names;
   for (const auto& [name, module] : get_named_module_children_bottom_up(model)) {
-    if (name.empty() || !check_fn(*module)) continue;
-    if (names.empty()) {
-      marks->shown = detail::str("'", name, "' of class ", module_class_name(*module));
-    }
-    names.push_back(name);
-    marks->modules.push_back(module->weak_from_this());
+    if (!name.empty() && check_fn(*module)) names.push_back(name);
   }
   if (names.empty()) {
     throw ArgumentError(detail::str(
         "apply_activation_checkpointing: none of the modules below ", module_class_name(model),
         " was chosen. Choose the blocks that are repeated in the model."));
   }
-  const std::lock_guard lock(all.mutex);
-  std::erase_if(all.modules, [](const auto& one) { return one.second.module.expired(); });
-  for (const auto& module : marks->modules) {
-    all.modules.insert_or_assign(module.lock().get(), detail::modeling::Mark{module, marks});
-  }
-  all.unasked.push_back(std::move(marks));
-  all.any_module = true;
-  all.any_unasked = true;
+  detail::modeling::mark_for_checkpoints(model, names);
   return names;
 }
 

@@ -11,12 +11,17 @@
 
 namespace accelerate::detail::modeling {
 
-/// What one call of `apply_activation_checkpointing` has marked.
+/// Modules that were marked together.
 struct CheckpointMarks {
   std::vector<std::weak_ptr<torch::nn::Module>> modules = {};
   /// The first of them, for messages: "'blocks.0' of class Block".
   std::string shown = {};
 };
+
+/// Marks the modules below `model` with these dotted names; there must be one. Throws
+/// `ArgumentError` for a name that leads nowhere.
+ACCELERATE_API void mark_for_checkpoints(torch::nn::Module& model,
+                                         const std::vector<std::string>& names);
 
 /// The marks of modules that `should_checkpoint` was not called for yet, and that
 /// `forget_unasked_marks` was not either. A few nanoseconds if there are none.
