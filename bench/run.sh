@@ -5,11 +5,11 @@
 #   bench/run.sh gpu    one process on a GPU
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
-#   BENCH              which of: startup collectives ddp training hosts data files models offload planner states guard monitor launches; by default all
+#   BENCH              which of: startup collectives ddp training activations hosts data files models offload planner states guard monitor launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp training hosts data files models offload planner states guard monitor launches} "
+wanted=" ${BENCH:-startup collectives ddp training activations hosts data files models offload planner states guard monitor launches} "
 cd "$(dirname "$0")"
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
@@ -62,6 +62,7 @@ export ACCELERATE_USE_CPU=1 CUDA_VISIBLE_DEVICES=
 compare startup 2
 compare training 1
 compare training 2
+compare activations 1
 for processes in 2 4; do
   compare collectives $processes
   compare ddp $processes
