@@ -18,7 +18,7 @@ folder = build/$(1)$(if $(TORCH),-torch-$(TORCH))
 # Two places per core: cmake/AccelerateTests.cmake says which test takes how many.
 ctest  = ctest --test-dir $(call folder,$(1)) -j $$(($(shell nproc) * 2)) --output-on-failure --no-tests=error
 
-.PHONY: setup build test demo interop bench bench-gpu bench-compare fuzz asan tsan docs install format lint tidy clean help
+.PHONY: setup build test demo interop bench bench-gpu bench-compare simulate fuzz asan tsan docs install format lint tidy clean help
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,11 @@ bench-gpu: setup  ## the same on a GPU
 
 bench-compare:  ## what became slower: make bench-compare A.json B.json
 	@python3 bench/difference.py $(filter %.json,$(MAKECMDGOALS))
+
+simulate:  ## what sharded training would send on 8 to 512 processes (SIMULATE="parameters=70e9 units=80")
+	@tools/setup.sh --build
+	@tools/build.sh $(PRESET) $(call folder,$(PRESET)) simulate_sharding
+	@$(call folder,$(PRESET))/tools/simulate_sharding $(SIMULATE)
 
 fuzz:  ## run every fuzz target for FUZZ_SECONDS (Clang 16)
 	@tools/setup.sh --build

@@ -6,11 +6,11 @@
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
 #   BENCH_THREADS      threads of each process, 1    BENCH_JSON    file for the figures; plots go beside it
-#   BENCH              which of: startup collectives ddp training hosts data files models offload planner states guard monitor launches; by default all
+#   BENCH              which of: startup collectives ddp training activations hosts data files models offload planner states guard monitor launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp training hosts data files models offload planner states guard monitor launches} "
+wanted=" ${BENCH:-startup collectives ddp training activations hosts data files models offload planner states guard monitor launches} "
 if [ -n "${BENCH_JSON:-}" ]; then
   BENCH_JSON=$(realpath "$BENCH_JSON")
   rm -f "$BENCH_JSON"
@@ -66,6 +66,7 @@ export ACCELERATE_USE_CPU=1 CUDA_VISIBLE_DEVICES=
 compare startup 2
 compare training 1
 compare training 2
+compare activations 1
 for processes in 2 4; do
   compare collectives $processes
   compare ddp $processes

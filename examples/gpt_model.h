@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 namespace examples {
@@ -85,7 +86,9 @@ class GptImpl : public torch::nn::Module {
   /// The scores of the token that follows each of `ids`: [batch, time] to [batch, time, vocab].
   torch::Tensor forward(const torch::Tensor& ids) {
     auto x = tokens_(ids) + positions_(torch::arange(ids.size(1), ids.options()));
-    for (const auto& block : *blocks_) x = block->as<GptBlock>()->forward(x);
+    for (std::size_t i = 0; i < blocks_->size(); ++i) {
+      x = accelerate::maybe_activation_checkpoint(blocks_->ptr<GptBlockImpl>(i), x);
+    }
     x = ln_(x);
     return config_.tied ? torch::linear(x, tokens_->weight) : head_(x);
   }

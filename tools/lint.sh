@@ -101,6 +101,7 @@ check_guides() {
         /^```$/ && inside { inside = 0; if (!index(program, block)) print FILENAME ":" first ": not in " programs }
         inside { sub(/^ +/, ""); block = block $0 "\n" }' $programs "$guide")
   done <<'GUIDES'
+docs/activation_checkpointing.md examples/by_feature/activation_checkpointing.cpp
 docs/accumulation.md examples/by_feature/gradient_accumulation.cpp examples/by_feature/automatic_gradient_accumulation.cpp
 docs/big_models.md tests/examples/snippets.cpp
 docs/checkpointing.md examples/by_feature/checkpointing.cpp

@@ -1,6 +1,8 @@
-// accelerate/nn.h - faster drop-in replacements for modules of torch::nn.
+// accelerate/nn.h - for the forward of a model: faster drop-in replacements for modules of
+// torch::nn, and activations that backward computes again.
 //
-//     accelerate::nn::Linear layer(768, 3072);  // instead of torch::nn::Linear
+//     accelerate::nn::Linear layer(768, 3072);          // instead of torch::nn::Linear
+//     x = accelerate::activation_checkpoint(block, x);  // instead of block(x)
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +14,7 @@
 #include <optional>
 
 #include "accelerate/api.h"
+#include "accelerate/nn/activation_checkpoint.h"
 
 namespace accelerate::nn {
 

@@ -13,8 +13,10 @@
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "modeling/checkpoint_marks.h"
 #include "optim/clip_grad.h"
 #include "parallel/join.h"
+#include "parallel/reached_leaves.h"
 
 namespace accelerate {
 
@@ -93,6 +95,31 @@ void check_loss(const at::Tensor& loss, const BackwardOptions& options) {
   }
 }
 
+/// Warns of modules that are marked for activation checkpointing and take part in the loss, though
+/// their model has not asked for marks in its forward.
+void check_marks(const at::Tensor& loss) {
+  const auto unasked = detail::modeling::unasked_marks();
+  if (unasked.empty()) return;
+  detail::parallel::ReachedLeaves leaves;
+  leaves.walk(loss);
+  const auto takes_part = [&](const std::weak_ptr<torch::nn::Module>& one) {
+    const auto module = one.lock();
+    return module != nullptr &&
+           std::ranges::any_of(module->parameters(),
+                               [&](const at::Tensor& each) { return leaves.contains(each); });
+  };
+  for (const auto& marks : unasked) {
+    if (std::ranges::none_of(marks->modules, takes_part)) continue;
+    detail::modeling::forget_unasked_marks(*marks);
+    detail::warn(str("backward: ", marks->modules.size(),
+                     " modules are marked for activation checkpointing (the first one is ",
+                     marks->shown,
+                     "), but the forward of the model has kept all activations: it did not ask for "
+                     "the mark. Call the modules by accelerate::maybe_activation_checkpoint(block, "
+                     "x) instead of block(x) there, or turn activation_checkpointing off."));
+  }
+}
+
 void run_autograd(const at::Tensor& loss, const BackwardOptions& options) {
   torch::autograd::variable_list gradients;
   if (options.gradient.defined()) gradients.push_back(options.gradient);
@@ -105,6 +132,7 @@ void run_autograd(const at::Tensor& loss, const BackwardOptions& options) {
 void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options,
                            std::source_location where) {
   check_loss(loss, options);
+  check_marks(loss);
   const detail::AtCallSite here(where);
   at::Tensor scaled = loss;
   if (const auto steps = gradient_state_.num_steps(); steps > 1) scaled = scaled / steps;

@@ -184,8 +184,8 @@ void BackwardPlan::check_unseen() const {
       "backward: a prepared model got gradients that were not averaged (a parameter of shape ",
       changed->first.sizes(),
       "), since the graph of the loss does not show its parameters: parts that are computed "
-      "again in backward hide them. Set static_graph of DistributedDataParallelKwargs and "
-      "prepare one model, or let one part be computed in the plain way."));
+      "again in backward hide them. Use activation_checkpoint, which hides none, or set "
+      "static_graph of DistributedDataParallelKwargs and prepare one model."));
 }
 
 }  // namespace accelerate::detail::accelerator

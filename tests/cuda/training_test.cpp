@@ -260,6 +260,26 @@ TEST_F(CudaTraining, MovesArgumentsAndOptimizerStateToTheDevice) {
   });
 }
 
+TEST_F(CudaTraining, ActivationCheckpointsHaveTheBitsOfThePlainCall) {
+  on_processes(1, on_gpu(), [] {
+    Accelerator accelerator({.mixed_precision = PrecisionType::kBf16});
+    torch::nn::Sequential block(torch::nn::Linear(64, 256), torch::nn::GELU(),
+                                torch::nn::Dropout(0.5), torch::nn::Linear(256, 64));
+    block->to(accelerator.device());
+    const auto x = torch::randn({32, 64}, accelerator.device());
+    const auto gradient = [&](bool checkpointed) {
+      block->zero_grad();
+      set_seed(3);
+      const auto casting = accelerator.autocast();
+      const auto y = checkpointed ? activation_checkpoint(block, x) : block->forward(x);
+      accelerator.backward(y.to(torch::kFloat).pow(2).sum());
+      return block->parameters()[0].grad().clone();
+    };
+    const auto plain = gradient(false);
+    EXPECT_TRUE(torch::equal(gradient(true), plain));
+  });
+}
+
 TEST_F(CudaTraining, MetricsDoNotWaitForTheDevice) {
   on_processes(1, on_gpu(), [](PartialState& state) {
     DeferredMetrics metrics;

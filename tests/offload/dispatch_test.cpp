@@ -3,6 +3,7 @@
 #include <accelerate/checkpoint.h>
 #include <accelerate/errors.h>
 #include <accelerate/modeling.h>
+#include <accelerate/nn.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -90,6 +91,19 @@ TEST_F(Offload, CpuOffloadedTrainsAsTheResidentModel) {
   for (const auto& item : expected)
     EXPECT_TRUE(values[item.key()].equal(item.value())) << item.key();
   EXPECT_GT(model.stats().writebacks, 0);
+}
+
+TEST_F(Offload, ActivationCheckpointsBringTheWeightsAgain) {
+  const auto model = cpu_offload(net, {.lazy = managed()});
+  const auto result = activation_checkpoint(net, input());
+  model.offload_now();
+  result.pow(2).sum().backward();
+  resident->forward(input()).pow(2).sum().backward();
+  const auto expected = resident->parameters();
+  const auto parameters = net->parameters();
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(parameters[i].grad().equal(expected[i].grad())) << i;
+  }
 }
 
 TEST_F(Offload, RemoveHooksMakesAnOrdinaryModel) {
