@@ -32,6 +32,7 @@
 #include "accelerate/random.h"
 #include "accelerate/safetensors.h"
 #include "accelerate/scheduler.h"
+#include "accelerate/sharding.h"
 #include "accelerate/state.h"
 #include "accelerate/torch_archive.h"
 #include "accelerate/tracking.h"

@@ -23,9 +23,13 @@ void refuse_empty_holder() {
       "Assign a module first, for example net = torch::nn::Linear(4, 2).");
 }
 
-ForwardScope::ForwardScope(const ModelCore& core) {
-  if (core.engine) engine_ = core.engine->enter_forward();
+ForwardScope::ForwardScope(const ModelCore& core) : engine_(core.engine.get()) {
+  if (engine_ != nullptr) entered_ = engine_->enter_forward();
   if (core.cast) autocast_.emplace(core.cast->device_type, core.cast->dtype, core.cast->kwargs);
+}
+
+void ForwardScope::finish() const {
+  if (engine_ != nullptr) engine_->after_forward();
 }
 
 void ModelCore::use(std::shared_ptr<parallel::Engine> new_engine) {

@@ -16,6 +16,7 @@
 #include "core/text.h"
 #include "optim/optimizer_state.h"
 #include "parallel/data_parallel.h"
+#include "sharding/sharded_engine.h"
 
 namespace accelerate::detail::accelerator {
 namespace {
@@ -110,22 +111,58 @@ void refuse_spread_model() {
       "mode. Please rerun your program with `--num_processes=1`.");
 }
 
-/// Of all dimensions of a mesh only the replication of whole models has an engine.
+/// Only dimensions of data have engines.
 void check_dimensions(const DeviceMesh& mesh) {
   for (const auto& name : mesh.mesh_dim_names()) {
-    if (name == "dp_replicate") continue;
+    if (name == "dp_replicate" || name == "dp_shard") continue;
     throw UnsupportedError(str("prepare: ", name, "_size of parallelism_config is ",
                                mesh.size(name),
                                ", but this version cannot train a model in that way yet. Set it to "
-                               "1 and use dp_replicate_size, or train with the groups of "
-                               "torch_device_mesh() and prepare no model."));
+                               "1 and use dp_replicate_size or dp_shard_size, or train with the "
+                               "groups of torch_device_mesh() and prepare no model."));
   }
+}
+
+/// How the model is sharded; nullopt if it is not. Front ends add what they ask for here.
+std::optional<sharding::ShardSpec> shard_spec_of(const AcceleratorCore& core,
+                                                 const torch::nn::Module& module) {
+  if (!core.mesh->has("dp_shard")) return std::nullopt;
+  sharding::ShardSpec spec;
+  spec.level = sharding::ShardLevel::kParameters;
+  for (const auto& entry : module.named_modules("", /*include_self=*/false)) {
+    if (!is_repeated_blocks(*entry.value())) continue;
+    for (const auto& block : entry.value()->named_children()) {
+      spec.units.push_back(entry.key() + "." + block.key());
+    }
+  }
+  if (core.cast) {
+    spec.precision.param_dtype = core.cast->dtype;
+    spec.precision.reduce_dtype = at::kFloat;
+    spec.precision.float32_masters = true;
+  }
+  return spec;
+}
+
+sharding::ShardProcesses shard_groups_of(const AcceleratorCore& core) {
+  const auto& mesh = *core.mesh;
+  sharding::ShardProcesses groups;
+  groups.all = core.state.process_group();
+  // Without a dimension of its own all processes share a model.
+  const bool has_shards = mesh.has("dp_shard");
+  groups.shard = has_shards ? mesh.get_group("dp_shard") : groups.all;
+  if (has_shards && mesh.has("dp_replicate")) groups.replicate = mesh.get_group("dp_replicate");
+  return groups;
 }
 
 /// Collective. The engine that trains the module on all processes.
 std::shared_ptr<parallel::Engine> make_engine(const AcceleratorCore& core,
-                                              const torch::nn::Module& module) {
+                                              torch::nn::Module& module,
+                                              const std::optional<sharding::ShardSpec>& spec) {
   check_dimensions(*core.mesh);
+  if (spec) {
+    return std::make_shared<sharding::ShardedEngine>(module, *spec, shard_groups_of(core),
+                                                     core.state.device(), core.options.drift_check);
+  }
   return std::make_shared<parallel::DataParallel>(module, core.mesh->get_group("dp_replicate"),
                                                   core.ddp, core.options.drift_check);
 }
@@ -147,13 +184,17 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   model->module = std::move(module);
   model->device = core.state.device();
   model->cast = core.cast;
-  if (places(core, placement) && !spread) {
+  std::optional<sharding::ShardSpec> spec;
+  if (shared) spec = shard_spec_of(core, *model->module);
+  if (spec) {
+    // The engine moves the model unit by unit.
+  } else if (places(core, placement) && !spread) {
     model->module->to(model->device);
   } else if (const auto parameters = model->module->parameters(); !parameters.empty()) {
     model->device = parameters.front().device();
   }
   if (shared) {
-    model->use(make_engine(core, *model->module));
+    model->use(make_engine(core, *model->module, spec));
     model->moves_inputs = !model->device.is_cpu();
   }
   add(model);

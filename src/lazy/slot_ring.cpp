@@ -109,6 +109,13 @@ void SlotRing::leave(Slot& slot) {
   slot.users.clear();
 }
 
+void SlotRing::wait_for_caller() const {
+  if (!copies_) return;
+  c10::Event written(device_.type());
+  written.record(current_stream());
+  written.block(*copies_);
+}
+
 void SlotRing::synchronize() const {
   if (copies_) copies_->synchronize();
 }

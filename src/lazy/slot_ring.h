@@ -57,6 +57,8 @@ class SlotRing {
   void use(Slot& slot) const;
   /// No stream uses the slot from here on; what is queued still does.
   static void leave(Slot& slot);
+  /// Copies from now on wait for the work that this thread has queued: it wrote what they read.
+  void wait_for_caller() const;
   /// The host waits for all copies.
   void synchronize() const;
 

@@ -1,4 +1,5 @@
-// src/sharding/spec.h - what the front ends (FSDP, DeepSpeed, ParallelismConfig) ask the engine for.
+// src/sharding/spec.h - what the front ends (FSDP, DeepSpeed, ParallelismConfig) ask the engine
+// for.
 #pragma once
 
 #include <ATen/core/Tensor.h>
