@@ -7,6 +7,7 @@
 
 #include "accelerate/logging/name_collectives.h"
 #include "comm/peers.h"
+#include "core/call_site.h"
 
 namespace accelerate::detail::sharding {
 namespace {
@@ -37,6 +38,7 @@ ShardCollectives::ShardCollectives(ShardProcesses groups, c10::Device device)
 
 WorkPtr ShardCollectives::all_gather(const std::string& what, at::Tensor out, at::Tensor in) {
   const NamedCollectives named("gather " + what);
+  const NamedInBackward in_backward;
   count(stats.all_gather, out);
   return comm::all_gather_into(*groups_.shard, out, in, c10d::AllgatherOptions());
 }
@@ -48,6 +50,7 @@ void ShardCollectives::gather_now(const std::string& what, const at::Tensor& out
 
 WorkPtr ShardCollectives::start_mean(const std::string& what, at::Tensor out, at::Tensor in) {
   const NamedCollectives named("reduce " + what);
+  const NamedInBackward in_backward;
   count(stats.reduce_scatter, in);
   c10d::ReduceScatterOptions options;
   if (in.scalar_type() == at::kHalf) {
@@ -77,6 +80,7 @@ void ShardCollectives::finish_mean(const std::string& what, at::Tensor& out) {
 void ShardCollectives::reduce_in(const GroupHandle& group, const std::string& what,
                                  at::Tensor& tensor, c10d::ReduceOp::RedOpType reduction) {
   const NamedCollectives named(what);
+  const NamedInBackward in_backward;
   count(stats.all_reduce, tensor);
   std::vector<at::Tensor> tensors{tensor};
   c10d::AllreduceOptions options;

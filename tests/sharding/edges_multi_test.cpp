@@ -5,6 +5,7 @@
 #include "core/text.h"
 #include "sharding/sharded_run.h"
 #include "support/has.h"
+#include "support/message_of.h"
 #include "support/on_processes.h"
 
 namespace accelerate {
@@ -281,6 +282,87 @@ TEST(ShardedEdges, ChangesInsideOfGatheredParametersReachAllProcesses) {
         EXPECT_TRUE(net->parameters()[0].equal(two_layers()->parameters()[0]));
       });
     }
+  });
+}
+
+/// A second tensor with the elements of a weight.
+struct TwinsImpl : torch::nn::Module {
+  TwinsImpl() {
+    register_module("first", first);
+    twin = register_parameter("twin", first->weight.detach());
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return first(x).matmul(twin); }
+  torch::nn::Linear first{64, 64};
+  torch::Tensor twin;
+};
+TORCH_MODULE(Twins);
+
+TEST(ShardedEdges, TensorsWithTheSameElementsStayTied) {
+  on_processes(2, [] {
+    for (const auto level : kLevels) {
+      torch::manual_seed(1);
+      Sharded<Twins> training(Twins(), {.level = level, .units = {"first"}});
+      auto optimizer = training.accelerator.prepare(
+          torch::optim::SGD(training.net->parameters(), torch::optim::SGDOptions(0.5)));
+      torch::manual_seed(1);
+      const auto weight = Twins()->first->weight.detach().clone().requires_grad_();
+      const auto x = torch::ones({2, 64});
+      for (int step = 0; step < 2; ++step) {
+        training.accelerator.backward(training.model(x).mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      gathered_parameters(training.model, {}, [&] {
+        EXPECT_TRUE(training.net->twin.equal(training.net->first->weight));
+        EXPECT_FALSE(training.net->twin.equal(weight)) << "it was stepped";
+      });
+    }
+  });
+}
+
+TEST(ShardedEdges, ALossMayUseSeveralForwardsAndABackwardMayKeepItsGraph) {
+  on_processes(2, [] {
+    const int rank = PartialState().process_index();
+    const auto train = [&](std::optional<ShardLevel> level) {
+      auto net = two_layers();
+      std::optional<Sharded<torch::nn::Sequential>> engine;
+      std::optional<Accelerator> plain;
+      if (level) {
+        engine.emplace(net, ShardSpec{.level = *level, .units = {"0", "1"}});
+      } else {
+        plain.emplace(anew());
+      }
+      auto& accelerator = level ? engine->accelerator : *plain;
+      auto model = level ? engine->model : accelerator.prepare(net);
+      auto optimizer =
+          accelerator.prepare(torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.5)));
+      for (int step = 0; step < 3; ++step) {
+        const auto one = model(input_of(rank, step));
+        const auto two = model(input_of(rank, step + 50));
+        const auto loss = (one - two).pow(2).mean();
+        accelerator.backward(loss, {.retain_graph = true});
+        accelerator.backward(loss);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      return gathered_parameters(model, {}, [&] { return net->parameters()[0].detach().clone(); });
+    };
+    const auto wanted = train(std::nullopt);
+    for (const auto level : kLevels) {
+      EXPECT_TRUE(torch::allclose(train(level), wanted, 1e-6, 1e-7))
+          << "level " << static_cast<int>(level);
+    }
+  });
+}
+
+TEST(ShardedEdges, SparseGradientsAreRefusedByName) {
+  on_processes(2, [] {
+    torch::nn::Sequential net(torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 8).sparse(true)));
+    const auto shard = [&] {
+      Sharded<torch::nn::Sequential> training(net, {.level = ShardLevel::kGradients});
+    };
+    EXPECT_TRUE(test::has(test::message_of<UnsupportedError>(shard),
+                          "the gradient of '0.weight' is sparse"));
   });
 }
 
