@@ -171,7 +171,9 @@ DcpPlace place_from(const Value& value) {
 
 }  // namespace
 
-std::string dcp_file_name(int process_index) { return str("__", process_index, "_0.distcp"); }
+std::string dcp_file_name(int process_index, int number) {
+  return str("__", process_index, "_", number, ".distcp");
+}
 
 void for_each_dcp_leaf(
     const Value& state, Value::List path,

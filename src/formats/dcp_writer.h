@@ -19,8 +19,8 @@ namespace accelerate::detail::formats {
 /// ".metadata", the file that makes a folder a checkpoint.
 inline constexpr std::string_view kDcpMetadataName = ".metadata";
 
-/// "__3_0.distcp": the file of a process; Python's writer may have several.
-[[nodiscard]] std::string dcp_file_name(int process_index);
+/// "__3_0.distcp": the first file of a process.
+[[nodiscard]] std::string dcp_file_name(int process_index, int number = 0);
 
 /// What of a nested state dict is an entry of its own, by Python's rules: dicts are descended, and
 /// lists that have tensors, dicts or such lists. Calls `visit` with the path of each entry.
