@@ -10,6 +10,7 @@
 #include "accelerate/detail/accelerator/prepare.h"
 #include "accelerate/state.h"
 #include "accelerate/value/from_value.h"
+#include "checkpoint/sharded_state.h"
 #include "checkpoint/state_files.h"
 #include "core/text.h"
 #include "modeling/tensors.h"
@@ -147,7 +148,28 @@ std::string numbered(std::string_view name, std::size_t index) {
   return index == 0 ? std::string(name) : str(name, "_", index);
 }
 
+std::shared_ptr<Stateful> state_of(const std::shared_ptr<optim::OptimizerCore>& optimizer) {
+  return state::make_stateful(std::make_shared<AcceleratedOptimizer>(optimizer));
+}
+
 }  // namespace
+
+std::shared_ptr<checkpoint::ShardedState> sharded_state_of(const ModelCore& model) {
+  auto sharded = std::dynamic_pointer_cast<checkpoint::ShardedModel>(model.engine);
+  return sharded ? checkpoint::sharded_state(std::move(sharded)) : nullptr;
+}
+
+std::shared_ptr<checkpoint::ShardedState> sharded_state_of(
+    const std::shared_ptr<optim::OptimizerCore>& optimizer) {
+  for (const auto& engine : optimizer->engines) {
+    auto sharded = std::dynamic_pointer_cast<checkpoint::ShardedModel>(engine.lock());
+    if (!sharded) continue;
+    auto names = sharded->names_in(*optimizer->optimizer);
+    return checkpoint::sharded_optimizer_state(std::move(sharded), state_of(optimizer),
+                                               std::move(names));
+  }
+  return nullptr;
+}
 
 void refuse_empty_pointer() {
   throw ArgumentError(
@@ -173,11 +195,15 @@ std::vector<StateEntry> ObjectRegistry::entries(const EntryOptions& options) con
       all.push_back({kind, numbered(name, i), stateful(objects[i])});
     }
   };
-  add(StateKind::kModel, kSafeModelName, models,
-      [&](const auto& one) { return std::make_shared<ModelState>(one, options.strict); });
-  add(StateKind::kOptimizer, kOptimizerName, optimizers, [](const auto& one) {
-    return state::make_stateful(std::make_shared<AcceleratedOptimizer>(one));
+  add(StateKind::kModel, kSafeModelName, models, [&](const auto& one) -> std::shared_ptr<Stateful> {
+    if (auto sharded = sharded_state_of(*one)) return sharded;
+    return std::make_shared<ModelState>(one, options.strict);
   });
+  add(StateKind::kOptimizer, kOptimizerName, optimizers,
+      [](const auto& one) -> std::shared_ptr<Stateful> {
+        if (auto sharded = sharded_state_of(one)) return sharded;
+        return state_of(one);
+      });
   add(StateKind::kScheduler, kSchedulerName, schedulers, [](const auto& one) {
     return state::make_stateful(std::make_shared<AcceleratedScheduler>(one));
   });
