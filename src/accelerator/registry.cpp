@@ -14,6 +14,7 @@
 #include "checkpoint/state_files.h"
 #include "core/text.h"
 #include "modeling/tensors.h"
+#include "optim/optimizer_state.h"
 #include "parallel/engine.h"
 
 namespace accelerate::detail::accelerator {
@@ -152,6 +153,23 @@ std::shared_ptr<Stateful> state_of(const std::shared_ptr<optim::OptimizerCore>& 
   return state::make_stateful(std::make_shared<AcceleratedOptimizer>(optimizer));
 }
 
+/// What the optimizer has on this process: the state of its shards.
+class LocalOptimizerState final : public Stateful {
+ public:
+  explicit LocalOptimizerState(std::shared_ptr<optim::OptimizerCore> optimizer)
+      : optimizer_(std::move(optimizer)) {}
+
+  [[nodiscard]] Value state_dict() override {
+    return optim::optimizer_state_dict(*optimizer_->optimizer);
+  }
+  void load_state_dict(const Value& state) override {
+    optim::load_optimizer_state_dict(*optimizer_->optimizer, state);
+  }
+
+ private:
+  std::shared_ptr<optim::OptimizerCore> optimizer_;
+};
+
 }  // namespace
 
 std::shared_ptr<checkpoint::ShardedState> sharded_state_of(const ModelCore& model) {
@@ -165,8 +183,8 @@ std::shared_ptr<checkpoint::ShardedState> sharded_state_of(
     auto sharded = std::dynamic_pointer_cast<checkpoint::ShardedModel>(engine.lock());
     if (!sharded) continue;
     auto names = sharded->names_in(*optimizer->optimizer);
-    return checkpoint::sharded_optimizer_state(std::move(sharded), state_of(optimizer),
-                                               std::move(names));
+    return checkpoint::sharded_optimizer_state(
+        std::move(sharded), std::make_shared<LocalOptimizerState>(optimizer), std::move(names));
   }
   return nullptr;
 }

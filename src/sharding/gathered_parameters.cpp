@@ -82,6 +82,7 @@ GatheredScope::GatheredScope(std::span<const at::Tensor> parameters,
     }
     if (opened.empty()) continue;
     state->finish_phase();
+    state->drop_stale();
     // In the order of units on all processes.
     std::ranges::stable_sort(opened, {}, [](const Opened& one) { return one.place.unit->index; });
     for (const auto& one : opened) {

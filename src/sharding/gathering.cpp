@@ -200,6 +200,7 @@ void ShardedState::release_all() {
 }
 
 void ShardedState::drop_stale() {
+  if (has_unpublished) publish_all();
   for (const auto& unit : units) {
     const auto is_stale = [](const auto& flat) {
       return !flat->is_resident && flat->shard._version() != flat->sent_version;
@@ -270,6 +271,15 @@ void ShardedState::publish(const std::vector<Flat*>& of) {
   }
   for (const auto& work : works) work->wait();
   for (auto* flat : of) flat->sent_version = flat->shard._version();
+}
+
+void ShardedState::publish_all() {
+  std::vector<Flat*> resident;
+  for (auto* flat : flats) {
+    if (flat->is_resident) resident.push_back(flat);
+  }
+  publish(resident);
+  has_unpublished = false;
 }
 
 }  // namespace accelerate::detail::sharding

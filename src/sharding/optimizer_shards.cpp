@@ -125,9 +125,9 @@ void ShardedEngine::attach(Optimizer& optimizer) {
         // A parameter that is listed twice is stepped twice, here as elsewhere. Another tensor with
         // the same elements has its gradient in theirs.
         const bool is_listed_twice = first->second == parameter.unsafeGetTensorImpl();
-        parameter = is_listed_twice
-                        ? slice.local
-                        : state.stand_ins.emplace_back(at::empty({0}, slice.local.options()));
+        const auto empty = at::empty({0}, slice.local.options());
+        if (!is_listed_twice) state.stand_ins.emplace_back(empty, slice.names.back());
+        parameter = is_listed_twice ? slice.local : empty;
         continue;
       }
       cut(tensors, slice);

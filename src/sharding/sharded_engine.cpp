@@ -94,7 +94,9 @@ void ShardedEngine::after_backward() {
 
 bool ShardedEngine::holds(const at::Tensor& parameter) const {
   const auto same = [&](const at::Tensor& one) { return one.is_same(parameter); };
-  return state_->find_local(parameter) != nullptr || std::ranges::any_of(state_->stand_ins, same) ||
+  const auto stands_in = [&](const auto& one) { return one.first.is_same(parameter); };
+  return state_->find_local(parameter) != nullptr ||
+         std::ranges::any_of(state_->stand_ins, stands_in) ||
          std::ranges::any_of(state_->whole, [&](const PlannedParameter& one) {
            return std::ranges::any_of(one.leaves, same);
          });

@@ -14,9 +14,11 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "accelerate/api.h"
+#include "checkpoint/sharded_files.h"
 #include "parallel/engine.h"
 #include "sharding/shard_collectives.h"
 #include "sharding/spec.h"
@@ -25,7 +27,8 @@ namespace accelerate::detail::sharding {
 
 struct ShardedState;
 
-class ACCELERATE_API ShardedEngine final : public parallel::Engine {
+class ACCELERATE_API ShardedEngine final : public parallel::Engine,
+                                           public checkpoint::ShardedModel {
  public:
   /// Collective. Takes the module over, with the values of the first process: its parameters may be
   /// on any device, on other processes also on the meta device. Throws `CommError` that names the
@@ -69,6 +72,15 @@ class ACCELERATE_API ShardedEngine final : public parallel::Engine {
   [[nodiscard]] StateDict state_dict(const torch::nn::Module& module) override;
   /// All processes must have `state`.
   void load_state_dict(torch::nn::Module& module, const StateDict& state, bool strict) override;
+
+  // For files.
+  [[nodiscard]] std::vector<checkpoint::LocalShard> local_shards() override;
+  [[nodiscard]] StateDict whole_tensors() override;
+  /// The next forward sends masters that were loaded.
+  void loaded() override;
+  [[nodiscard]] std::vector<std::string> names_in(
+      const torch::optim::Optimizer& optimizer) override;
+  [[nodiscard]] StateDictType state_dict_type() const override;
 
   [[nodiscard]] const ShardStats& stats() const;
   [[nodiscard]] ShardedState& state() { return *state_; }

@@ -162,6 +162,11 @@ ShardedState::ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardPro
   }
   const auto ahead = std::max(spec.forward_prefetch, spec.backward_prefetch);
   ring.resize(largest, 1 + static_cast<std::size_t>(ahead));
+  for (const auto& entry : accelerate::state_dict(module)) {
+    const auto* const place = find_leaf(entry.value());
+    names.emplace_back(entry.key(), place);
+    if (place == nullptr) whole_tensors.insert(entry.key(), entry.value());
+  }
   install_hooks();
   if (collectives.groups().replicate && drift_check > 0) {
     parallel::Parameters shards;

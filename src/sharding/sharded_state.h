@@ -70,10 +70,12 @@ struct ShardedState {
   void release_all();
   void wait_for_oldest();
   [[nodiscard]] bool agree(const Tape& made, Phase of);
-  /// Units that an optimizer has changed since they were gathered.
+  /// Collective. Units that an optimizer, or a load, has changed since they were gathered.
   void drop_stale();
   /// Collective. Gives all processes the masters of resident buffers that `of` has.
   void publish(const std::vector<Flat*>& of);
+  /// Collective. All resident buffers.
+  void publish_all();
 
   // ---- reducing.cpp
 
@@ -111,8 +113,12 @@ struct ShardedState {
   std::vector<PlannedParameter> whole;  // not sharded
   std::unordered_map<const c10::TensorImpl*, SlicePlace> by_leaf;
   std::unordered_map<const c10::TensorImpl*, SlicePlace> by_local;
+  /// The names of the module in order, and where they are; null for what is not sharded.
+  std::vector<std::pair<std::string, const SlicePlace*>> names;
+  /// Buffers and parameters that are not sharded.
+  StateDict whole_tensors{"Tensor"};
   /// Stand in the groups of optimizers for tensors whose elements another parameter has.
-  std::vector<at::Tensor> stand_ins;
+  std::vector<std::pair<at::Tensor, std::string>> stand_ins;
   /// The resident buffers that each optimizer steps.
   std::unordered_map<const torch::optim::Optimizer*, std::vector<Flat*>> stepped;
 
@@ -127,6 +133,7 @@ struct ShardedState {
   bool in_backward = false;
   bool reduces = false;  // this backward
   bool has_lazy_units = false;
+  bool has_unpublished = false;  // masters that were loaded
 
   Flat* in_flight = nullptr;  // its reduction
   std::vector<at::Tensor> free_buffers;

@@ -1,9 +1,12 @@
-// State dictionaries of whole parameters, and gradients that are accumulated.
+// State dictionaries of whole parameters, what files need of shards, and gradients that are
+// accumulated.
 #include <ATen/ATen.h>
 
 #include <algorithm>
 
+#include "accelerate/errors.h"
 #include "accelerate/state/partial_state.h"
+#include "core/text.h"
 #include "modeling/tensors.h"
 #include "sharding/sharded_engine.h"
 #include "sharding/sharded_state.h"
@@ -30,6 +33,7 @@ StateDict ShardedEngine::state_dict(const torch::nn::Module& module) {
   const std::scoped_lock lock(state.mutex);
   const at::NoGradGuard no_grad;
   state.finish_phase();
+  state.drop_stale();
   auto own = accelerate::state_dict(module);
   if (!is_sharded()) return own;
   const bool keeps = PartialState().is_local_main_process();
@@ -67,12 +71,60 @@ void ShardedEngine::load_state_dict(torch::nn::Module& module, const StateDict& 
     place->slice().local.copy_(values->reshape({-1}).slice(0, part.begin, part.end));
   }
   state.ring.wait_for_caller();
-  std::vector<Flat*> resident;
-  for (auto* flat : state.flats) {
-    if (flat->is_resident) resident.push_back(flat);
-  }
-  state.publish(resident);
+  state.publish_all();
 }
+
+// ---- files --------------------------------------------------------------------------------------
+
+std::vector<checkpoint::LocalShard> ShardedEngine::local_shards() {
+  const auto& replicate = state_->collectives.groups().replicate;
+  std::vector<checkpoint::LocalShard> shards;
+  for (const auto& [name, place] : state_->names) {
+    if (place == nullptr) continue;
+    const auto& slice = place->slice();
+    shards.push_back({.name = name,
+                      .sizes = slice.sizes,
+                      .dtype = slice.local.scalar_type(),
+                      .begin = slice.part.begin,
+                      .end = slice.part.end,
+                      .values = slice.local.detach(),
+                      .replica = replicate && replicate->getRank() > 0,
+                      .tied_to = name == slice.name() ? "" : slice.name()});
+  }
+  return shards;
+}
+
+StateDict ShardedEngine::whole_tensors() { return state_->whole_tensors; }
+
+void ShardedEngine::loaded() {
+  auto& state = *state_;
+  const std::scoped_lock lock(state.mutex);
+  state.release_all();
+  state.ring.wait_for_caller();
+  state.has_unpublished = true;
+}
+
+std::vector<std::string> ShardedEngine::names_in(const torch::optim::Optimizer& optimizer) {
+  const auto name_of = [&](const at::Tensor& parameter) -> std::string {
+    if (const auto* const place = state_->find_local(parameter)) return place->slice().name();
+    for (const auto& [tensor, name] : state_->stand_ins) {
+      if (tensor.is_same(parameter)) return name;
+    }
+    for (const auto& entry : state_->whole_tensors) {
+      if (entry.value().is_same(parameter)) return entry.key();
+    }
+    throw StateError(
+        detail::str("save_state: the optimizer has a parameter of shape ", parameter.sizes(),
+                    " that its sharded model has not, so that its state has no name."));
+  };
+  std::vector<std::string> names;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) names.push_back(name_of(parameter));
+  }
+  return names;
+}
+
+StateDictType ShardedEngine::state_dict_type() const { return state_->spec.state_dict_type; }
 
 // ---- accumulated gradients ----------------------------------------------------------------------
 
