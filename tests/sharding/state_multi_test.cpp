@@ -52,6 +52,40 @@ TEST(ShardedState, IsThatOfTheWholeModelAndCanBeLoaded) {
   });
 }
 
+TEST(ShardedState, EveryLevelLoadsWhatAnyOtherSavedInAnyFiles) {
+  const test::SharedFolder folder;
+  on_processes(2, folder.options(), [&] {
+    const auto train = [](ShardedRun& training, int first) {
+      std::vector<double> losses;
+      for (int step = first; step < first + 2; ++step) {
+        losses.push_back(training.train(step, 0, true));
+        training.take_step();
+      }
+      return losses;
+    };
+    for (const auto type : {StateDictType::kFullStateDict, StateDictType::kShardedStateDict}) {
+      for (const auto level : kLevels) {
+        auto spec = sharded(level);
+        spec.state_dict_type = type;
+        ShardedRun saved({.spec = spec});
+        (void)train(saved, 0);
+        const auto state = folder.path() / (std::to_string(static_cast<int>(type)) + "_" +
+                                            std::to_string(static_cast<int>(level)));
+        saved.accelerator.save_state(state);
+        const auto wanted = train(saved, 2);
+        for (const auto other : kLevels) {
+          spec.level = other;
+          ShardedRun resumed({.spec = spec});
+          (void)train(resumed, 10);
+          resumed.accelerator.load_state(state);
+          EXPECT_EQ(train(resumed, 2), wanted)
+              << "level " << static_cast<int>(level) << " to " << static_cast<int>(other);
+        }
+      }
+    }
+  });
+}
+
 /// A run that can be saved after any number of batches.
 struct Saved {
   Saved(int shards, int steps_per_update)
