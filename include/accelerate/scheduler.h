@@ -13,6 +13,7 @@
 #include "accelerate/api.h"
 #include "accelerate/scheduler/accelerated_scheduler.h"
 #include "accelerate/scheduler/cycle_schedulers.h"
+#include "accelerate/scheduler/deepspeed_schedulers.h"
 #include "accelerate/scheduler/lambda_schedulers.h"
 #include "accelerate/scheduler/lr_scheduler.h"
 #include "accelerate/scheduler/lr_schedulers.h"

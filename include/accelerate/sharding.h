@@ -5,4 +5,5 @@
 // the rest. Here is what programs use beside.
 #pragma once
 
+#include "accelerate/sharding/deepspeed.h"            // IWYU pragma: export
 #include "accelerate/sharding/gathered_parameters.h"  // IWYU pragma: export

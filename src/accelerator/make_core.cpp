@@ -86,24 +86,39 @@ std::optional<ParallelismConfig> parallelism_config(const AcceleratorOptions& op
   return std::nullopt;
 }
 
+/// The plugin that was given, else one of the variables alone where the launcher asks for it.
+template <class Plugin>
+std::optional<Plugin> asked_for(const std::optional<Plugin>& given, const std::string& variable,
+                                bool given_otherwise, const Environment& environment) {
+  if (given || given_otherwise || !environment.flag(variable)) return given;
+  return Plugin{};
+}
+
 AcceleratorStateOptions state_options(const AcceleratorOptions& options,
                                       const Environment& environment) {
   AcceleratorStateOptions wanted;
   wanted.mixed_precision = options.mixed_precision;
   wanted.cpu = options.cpu;
   wanted.dynamo_plugin = std::make_shared<TorchDynamoPlugin>(dynamo_plugin(options, environment));
-  for (const auto& [name, plugin] : options.deepspeed_plugins) {
-    wanted.deepspeed_plugins.emplace_back(name, std::make_shared<DeepSpeedPlugin>(plugin));
+  const auto add_deepspeed = [&](const std::string& name, const DeepSpeedPlugin& plugin) {
+    auto filled = std::make_shared<DeepSpeedPlugin>(resolved(plugin, environment));
+    require_supported(*filled);
+    wanted.deepspeed_plugins.emplace_back(name, std::move(filled));
+  };
+  for (const auto& [name, plugin] : options.deepspeed_plugins) add_deepspeed(name, plugin);
+  if (const auto plugin = asked_for(options.deepspeed_plugin, "ACCELERATE_USE_DEEPSPEED",
+                                    !options.deepspeed_plugins.empty(), environment)) {
+    add_deepspeed("default", *plugin);
   }
-  if (options.deepspeed_plugin) {
-    wanted.deepspeed_plugins.emplace_back(
-        "default", std::make_shared<DeepSpeedPlugin>(*options.deepspeed_plugin));
+  if (const auto plugin =
+          asked_for(options.fsdp_plugin, "ACCELERATE_USE_FSDP", false, environment)) {
+    wanted.fsdp_plugin =
+        std::make_shared<FullyShardedDataParallelPlugin>(resolved(*plugin, environment));
   }
   const auto shared = [](const auto& plugin) {
     using Plugin = typename std::remove_cvref_t<decltype(plugin)>::value_type;
     return plugin ? std::make_shared<Plugin>(*plugin) : nullptr;
   };
-  wanted.fsdp_plugin = shared(options.fsdp_plugin);
   wanted.torch_tp_plugin = shared(options.torch_tp_plugin);
   wanted.megatron_lm_plugin = shared(options.megatron_lm_plugin);
   if (auto config = parallelism_config(options, environment)) {
@@ -158,7 +173,8 @@ void warn_of_next_checkpoint(const AcceleratorCore& core) {
 std::optional<std::int64_t> accumulation_steps(const AcceleratorOptions& options,
                                                const Environment& environment) {
   if (options.gradient_accumulation_plugin) return std::nullopt;
-  if (const auto text = environment.get(kStepsVariable)) {
+  // "auto" is for the DeepSpeed configuration.
+  if (const auto text = environment.get(kStepsVariable); text && *text != "auto") {
     const auto steps = environment.integer({kStepsVariable}, -1);
     if (steps >= 1) return steps;
     throw ConfigError(str(kStepsVariable, " is '", *text,
@@ -191,8 +207,10 @@ void set_accumulation(const std::optional<GradientAccumulationPlugin>& plugin,
            ": all accelerators of a process share it."));
 }
 
-/// Float16 needs a factor on the loss; bfloat16 has the range of float32.
+/// Float16 needs a factor on the loss; bfloat16 has the range of float32. A DeepSpeed engine casts
+/// the model itself and scales the loss by rules of its own.
 void set_precision(AcceleratorCore& core) {
+  if (core.state.distributed_type() == DistributedType::kDeepspeed) return;
   const auto device = core.state.device();
   const auto& handlers = core.options.kwargs_handlers;
   AutocastKwargs kwargs;
@@ -275,7 +293,7 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
   const StatesBefore before;
   try {
     auto core = std::make_shared<AcceleratorCore>(
-        options, AcceleratorState(wanted, state::FromAccelerator{}));
+        options, AcceleratorState(wanted, {.fsdp = true, .deepspeed = true}));
     core->project = project;
     core->ddp = ddp;
     core->mesh = mesh_of(core->state);

@@ -9,6 +9,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
 #include "accelerator/accelerator_core.h"
+#include "accelerator/model_sharding.h"
 #include "accelerator/monitoring.h"
 #include "accelerator/step_checks.h"
 #include "core/call_site.h"
@@ -123,48 +124,82 @@ void check_dimensions(const DeviceMesh& mesh) {
   }
 }
 
-/// How the model is sharded; nullopt if it is not. Front ends add what they ask for here.
-std::optional<sharding::ShardSpec> shard_spec_of(const AcceleratorCore& core,
-                                                 const torch::nn::Module& module) {
-  if (!core.mesh->has("dp_shard")) return std::nullopt;
-  sharding::ShardSpec spec;
-  spec.level = sharding::ShardLevel::kParameters;
+/// How the model is sharded; nullopt if it is not.
+std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
+                                               const torch::nn::Module& module) {
+  auto plan = shard_plan_of(core, module);
+  if (core.state.distributed_type() == DistributedType::kDeepspeed) {
+    throw UnsupportedError(
+        "prepare: DEEPSPEED is asked for, but this version does not step within backward as "
+        "DeepSpeed does. Use an FSDP plugin, or dp_shard_size of parallelism_config.");
+  }
+  if (plan && plan->spec.level == sharding::ShardLevel::kNone) return std::nullopt;
+  if (plan && !plan->checkpointed.empty()) {
+    throw UnsupportedError(
+        "prepare: activation_checkpointing of the FSDP plugin is set, which this version does not "
+        "support for sharded models. Turn it off.");
+  }
+  if (plan) {
+    plan->spec.state_dict_type =
+        core.state.fsdp_plugin()->state_dict_type.value_or(StateDictType::kFullStateDict);
+  }
+  if (plan || !core.mesh || !core.mesh->has("dp_shard")) return plan;
+  plan.emplace();
+  plan->autocast = true;
+  plan->spec.level = sharding::ShardLevel::kParameters;
   for (const auto& entry : module.named_modules("", /*include_self=*/false)) {
     if (!is_repeated_blocks(*entry.value())) continue;
     for (const auto& block : entry.value()->named_children()) {
-      spec.units.push_back(entry.key() + "." + block.key());
+      plan->spec.units.push_back(entry.key() + "." + block.key());
     }
   }
   if (core.cast) {
-    spec.precision.param_dtype = core.cast->dtype;
-    spec.precision.reduce_dtype = at::kFloat;
-    spec.precision.float32_masters = true;
+    plan->spec.precision.param_dtype = core.cast->dtype;
+    plan->spec.precision.reduce_dtype = at::kFloat;
+    plan->spec.precision.float32_masters = true;
   }
-  return spec;
+  return plan;
 }
 
-sharding::ShardProcesses shard_groups_of(const AcceleratorCore& core) {
-  const auto& mesh = *core.mesh;
-  sharding::ShardProcesses groups;
-  groups.all = core.state.process_group();
-  // Without a dimension of its own all processes share a model.
-  const bool has_shards = mesh.has("dp_shard");
-  groups.shard = has_shards ? mesh.get_group("dp_shard") : groups.all;
-  if (has_shards && mesh.has("dp_replicate")) groups.replicate = mesh.get_group("dp_replicate");
-  return groups;
+/// Collective if the plan has replicas that the mesh does not have.
+sharding::ShardProcesses processes_of(const AcceleratorCore& core,
+                                      const sharding::ShardPlan& plan) {
+  sharding::ShardProcesses processes;
+  processes.all = core.state.process_group();
+  processes.shard = processes.all;
+  const auto take = [&](const DeviceMesh& mesh) {
+    processes.shard = mesh.get_group("dp_shard");
+    if (mesh.has("dp_replicate")) processes.replicate = mesh.get_group("dp_replicate");
+  };
+  if (core.mesh->has("dp_shard")) {
+    take(*core.mesh);
+  } else if (plan.groups.replicate > 1) {
+    take(DeviceMesh(
+        core.mesh->device_type(),
+        MeshLayout({"dp_replicate", "dp_shard"}, {plan.groups.replicate, plan.groups.shard})));
+  }
+  return processes;
 }
 
-/// Collective. The engine that trains the module on all processes.
-std::shared_ptr<parallel::Engine> make_engine(const AcceleratorCore& core,
-                                              torch::nn::Module& module,
-                                              const std::optional<sharding::ShardSpec>& spec) {
+/// Collective. Gives the model the engine that trains it on all processes.
+void give_engine(const AcceleratorCore& core, ModelCore& model,
+                 const std::optional<sharding::ShardPlan>& plan) {
   check_dimensions(*core.mesh);
-  if (spec) {
-    return std::make_shared<sharding::ShardedEngine>(module, *spec, shard_groups_of(core),
-                                                     core.state.device(), core.options.drift_check);
+  model.moves_inputs = !model.device.is_cpu();
+  if (!plan) {
+    model.use(std::make_shared<parallel::DataParallel>(
+        *model.module, core.mesh->get_group("dp_replicate"), core.ddp, core.options.drift_check));
+    return;
   }
-  return std::make_shared<parallel::DataParallel>(module, core.mesh->get_group("dp_replicate"),
-                                                  core.ddp, core.options.drift_check);
+  if (!plan->autocast) {
+    const auto& precision = plan->spec.precision;
+    model.cast = std::nullopt;
+    if (precision.cast_forward_inputs) model.input_dtype = precision.param_dtype;
+    model.output_dtype = precision.output_dtype;
+  }
+  model.use(std::make_shared<sharding::ShardedEngine>(*model.module, plan->spec,
+                                                      processes_of(core, *plan), model.device,
+                                                      core.options.drift_check));
 }
 
 }  // namespace
@@ -184,19 +219,15 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   model->module = std::move(module);
   model->device = core.state.device();
   model->cast = core.cast;
-  std::optional<sharding::ShardSpec> spec;
-  if (shared) spec = shard_spec_of(core, *model->module);
-  if (spec) {
+  const auto plan = shared ? sharding_of(core, *model->module) : std::nullopt;
+  if (plan) {
     // The engine moves the model unit by unit.
   } else if (places(core, placement) && !spread) {
     model->module->to(model->device);
   } else if (const auto parameters = model->module->parameters(); !parameters.empty()) {
     model->device = parameters.front().device();
   }
-  if (shared) {
-    model->use(make_engine(core, *model->module, spec));
-    model->moves_inputs = !model->device.is_cpu();
-  }
+  if (shared) give_engine(core, *model, plan);
   add(model);
   return model;
 }

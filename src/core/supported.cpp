@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "accelerate/errors.h"
+#include "core/deepspeed_settings.h"
 #include "core/text.h"
 
 namespace accelerate::detail::inline core {
@@ -22,23 +23,6 @@ constexpr std::array kRefusedTypes{kXla,       kMultiNpu, kMultiMlu,   kMultiSda
                                    kMultiMusa, kMultiHpu, kMultiNeuron};
 constexpr std::array kDynamoBackends{DynamoBackend::kNo, DynamoBackend::kEager,
                                      DynamoBackend::kCudagraphs, DynamoBackend::kInductor};
-
-/// Sections and keys of a DeepSpeed configuration that change results and have no counterpart.
-constexpr auto kRefusedDeepspeedKeys = std::to_array<std::string_view>(
-    {"zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
-     "zero_optimization.zero_quantized_nontrainable_weights", "zero_optimization.zeropp_loco_param",
-     "amp", "torch_autocast", "sparse_gradients", "sparse_attention", "progressive_layer_drop",
-     "curriculum_learning", "data_efficiency", "compression_training", "eigenvalue", "elasticity",
-     "autotuning", "flops_profiler", "zenflow", "super_offload", "moe"});
-
-/// A section can be there and be off.
-bool is_on(const Value& entry) {
-  if (entry.is_none()) return false;
-  if (entry.is_bool()) return entry.as_bool();
-  if (!entry.is_dict()) return true;
-  const Value* enabled = entry.as_dict().get("enabled");
-  return enabled == nullptr || !enabled->is_bool() || enabled->as_bool();
-}
 
 }  // namespace
 
@@ -94,16 +78,8 @@ void require_supported(const TorchDynamoPlugin& plugin) {
 }
 
 void require_supported(const DeepSpeedPlugin& plugin) {
-  if (plugin.enable_msamp.value_or(false) || is_on(plugin.get_value("msamp"))) {
-    require_supported(FP8BackendType::kMsamp);
-  }
-  for (const auto key : kRefusedDeepspeedKeys) {
-    if (is_on(plugin.get_value(key))) {
-      refuse(str("'", key, "' in the DeepSpeed configuration"),
-             "it is part of the DeepSpeed package, which is not used here.",
-             "Remove it, or set it to false.");
-    }
-  }
+  if (plugin.enable_msamp.value_or(false)) require_supported(FP8BackendType::kMsamp);
+  check_deepspeed_keys(plugin.deepspeed_config());
 }
 
 void require_supported(const MegatronLMPlugin& plugin) {

@@ -1,6 +1,7 @@
 #include "launch/checks.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <set>
 
@@ -84,13 +85,17 @@ void normalise_address(Settings& settings) {
 }  // namespace
 
 void check_typed_flags(const Arguments& arguments) {
-  std::vector<std::string> chosen;
-  for (const auto* name : {"cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp"}) {
-    if (arguments.on(name)) chosen.push_back(str("--", name));
-  }
-  if (chosen.size() > 1) {
-    throw ConfigError(str(join(chosen, " and "), " exclude each other: pass one of --cpu, ",
-                          "--multi_gpu, --tpu, --use_deepspeed, --use_fsdp."));
+  // Where the processes compute, and who trains. Parity: --cpu goes with an engine here.
+  static const std::vector<std::vector<std::string>> kExclusive{
+      {"--cpu", "--multi_gpu", "--tpu"}, {"--multi_gpu", "--tpu", "--use_deepspeed", "--use_fsdp"}};
+  for (const auto& flags : kExclusive) {
+    std::vector<std::string> chosen;
+    std::ranges::copy_if(flags, std::back_inserter(chosen),
+                         [&](const auto& flag) { return arguments.on(flag.substr(2)); });
+    if (chosen.size() > 1) {
+      throw ConfigError(
+          str(join(chosen, " and "), " exclude each other: pass one of ", join(flags), "."));
+    }
   }
   if (arguments.on("multi_gpu") && arguments.typed("num_processes")) {
     const auto& count = arguments.values.find("num_processes")->second;

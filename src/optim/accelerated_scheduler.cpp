@@ -46,6 +46,7 @@ SchedulerCore& AcceleratedScheduler::core() const {
 
 void AcceleratedScheduler::step() {
   auto& own = core();
+  if (own.stepped_in_backward) return;
   if (const auto first = std::exchange(own.before_first_step, {})) first();
   const detail::optim::PreparedStep prepared;
   if (own.parts.step_with_metric) {

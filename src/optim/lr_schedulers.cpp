@@ -8,9 +8,11 @@
 #include <type_traits>
 
 #include "accelerate/errors.h"
+#include "accelerate/scheduler/deepspeed_schedulers.h"
 #include "accelerate/scheduler/lambda_schedulers.h"
 #include "core/text.h"
 #include "optim/group_schedule.h"
+#include "optim/optimizer_options.h"
 #include "optim/scheduler_state.h"
 
 namespace accelerate {
@@ -169,6 +171,110 @@ double next_lr(const CosineAnnealingLROptions& o, const GroupStep& at) {
   return ratio * (at.lr - o.eta_min) + o.eta_min;
 }
 
+// DeepSpeed's schedulers. Their iterations count from 0 after the first step.
+
+template <class Options>
+concept DeepSpeedSchedule = requires { value_fields(std::type_identity<Options>()); };
+
+template <DeepSpeedSchedule Options>
+constexpr auto state_fields(std::type_identity<Options>) {
+  return std::tuple{};
+}
+
+/// From 0 to 1; nullopt after the warmup.
+template <class Options>
+std::optional<double> warmup(const Options& o, std::int64_t iteration) {
+  const auto steps = std::max<std::int64_t>(2, o.warmup_num_steps);
+  if (iteration >= steps) return std::nullopt;
+  if (iteration < 0) return 0.0;
+  return o.warmup_type == "log" ? std::log(real(iteration + 1)) / std::log(real(steps))
+                                : real(iteration) / real(steps);
+}
+/// The part of the steps after the warmup that `passed` is; more than 1 at the end.
+template <class Options>
+double after_warmup(const Options& o, std::int64_t passed) {
+  const auto steps = std::max<std::int64_t>(2, o.warmup_num_steps);
+  return real(passed) / real(std::max<std::int64_t>(1, o.total_num_steps - steps));
+}
+template <class Options>
+void check_warmup(const Options& o) {
+  require(o.warmup_type == "log" || o.warmup_type == "linear", "warmup_type", o.warmup_type,
+          "log or linear");
+  require(o.warmup_num_steps >= 0, "warmup_num_steps", o.warmup_num_steps, "at least 0");
+  if constexpr (requires { o.total_num_steps; }) {
+    require(o.total_num_steps >= 1, "total_num_steps", o.total_num_steps, "at least 1");
+  }
+}
+
+void check(const WarmupLROptions& o) { check_warmup(o); }
+double closed_form(const WarmupLROptions& o, std::int64_t epoch, double /*base_lr*/) {
+  return o.warmup_min_lr + warmup(o, epoch - 1).value_or(1) * (o.warmup_max_lr - o.warmup_min_lr);
+}
+
+void check(const WarmupDecayLROptions& o) { check_warmup(o); }
+double closed_form(const WarmupDecayLROptions& o, std::int64_t epoch, double /*base_lr*/) {
+  const auto left = std::max(0.0, after_warmup(o, o.total_num_steps - (epoch - 1)));
+  return o.warmup_min_lr +
+         warmup(o, epoch - 1).value_or(left) * (o.warmup_max_lr - o.warmup_min_lr);
+}
+
+void check(const WarmupCosineLROptions& o) { check_warmup(o); }
+double closed_form(const WarmupCosineLROptions& o, std::int64_t epoch, double base_lr) {
+  if (const auto rise = warmup(o, epoch - 1)) {
+    return base_lr * (o.warmup_min_ratio + *rise * (1 - o.warmup_min_ratio));
+  }
+  const auto steps = std::max<std::int64_t>(2, o.warmup_num_steps);
+  const auto passed = std::min(1.0, after_warmup(o, epoch - steps));
+  return base_lr * (o.cos_min_ratio + (1 - o.cos_min_ratio) * (1 + std::cos(pi * passed)) / 2);
+}
+
+void check(const LRRangeTestOptions& o) {
+  require(o.lr_range_test_step_size >= 1, "lr_range_test_step_size", o.lr_range_test_step_size,
+          "at least 1");
+}
+double closed_form(const LRRangeTestOptions& o, std::int64_t epoch, double /*base_lr*/) {
+  const auto interval = real(epoch) / real(o.lr_range_test_step_size);
+  return o.lr_range_test_min_lr *
+         (1 + o.lr_range_test_step_rate *
+                  (o.lr_range_test_staircase ? std::floor(interval) : interval));
+}
+
+void check(const OneCycleOptions& o) {
+  require(o.cycle_max_lr > 0, "cycle_max_lr", o.cycle_max_lr, "set, and above 0");
+  require(o.cycle_first_step_size >= 1, "cycle_first_step_size", o.cycle_first_step_size,
+          "at least 1");
+}
+/// How far the cycle has risen, from 0 to 1; nullopt in the decay, whose steps `decay` counts.
+std::optional<double> cycle(const OneCycleOptions& o, std::int64_t epoch, double& decay) {
+  const auto first = real(o.cycle_first_step_size);
+  const auto total = first + real(o.cycle_second_step_size.value_or(o.cycle_first_step_size));
+  if (real(epoch - 1) >= total) {
+    decay = o.decay_step_size == 0 ? 0 : (real(epoch) - total) / real(o.decay_step_size);
+    return std::nullopt;
+  }
+  const auto ratio = first / total;
+  const auto passed = std::fmod(real(epoch) / total, 1.0);
+  return passed <= ratio ? passed / ratio : (passed - 1) / (ratio - 1);
+}
+double closed_form(const OneCycleOptions& o, std::int64_t epoch, double /*base_lr*/) {
+  double decay = 0;
+  const auto height = cycle(o, epoch, decay);
+  if (!height) return o.cycle_min_lr / (1 + o.decay_lr_rate * decay);
+  return o.cycle_min_lr + (o.cycle_max_lr - o.cycle_min_lr) * *height;
+}
+/// The first of `betas`, against the learning rate.
+double momentum(const OneCycleOptions& o, std::int64_t epoch) {
+  double decay = 0;
+  const auto height = cycle(o, epoch, decay);
+  if (!height) return o.cycle_max_mom * (1 + o.decay_mom_rate * decay);
+  return o.cycle_max_mom - (o.cycle_max_mom - o.cycle_min_mom) * *height;
+}
+
+template <DeepSpeedSchedule Options>
+double next_lr(const Options& o, const GroupStep& at) {
+  return closed_form(o, at.epoch, at.base_lr());
+}
+
 template <class Options>
 concept HasLambdas = requires(Options options) { options.lr_lambda; };
 template <HasLambdas Options>
@@ -263,6 +369,15 @@ std::vector<double> FormulaLR<Options>::get_lr() {
                                 .group_count = lrs.size(),
                                 .base_lrs = base_lrs()});
   }
+  if constexpr (std::same_as<Options, OneCycleOptions>) {
+    using detail::optim::MomentumKind;
+    const auto kind = detail::optim::momentum_kind(optimizer().defaults());
+    if (options_.cycle_momentum && kind == MomentumKind::kBeta1) {
+      for (auto& group : optimizer().param_groups()) {
+        detail::optim::set_momentum(group.options(), momentum(options_, last_epoch()));
+      }
+    }
+  }
   return lrs;
 }
 
@@ -302,6 +417,11 @@ template class FormulaLR<LinearLROptions>;
 template class FormulaLR<ExponentialLROptions>;
 template class FormulaLR<PolynomialLROptions>;
 template class FormulaLR<CosineAnnealingLROptions>;
+template class FormulaLR<WarmupLROptions>;
+template class FormulaLR<WarmupDecayLROptions>;
+template class FormulaLR<WarmupCosineLROptions>;
+template class FormulaLR<LRRangeTestOptions>;
+template class FormulaLR<OneCycleOptions>;
 template class FormulaLR<LambdaLROptions>;
 template class FormulaLR<MultiplicativeLROptions>;
 

@@ -67,6 +67,30 @@ at::Tensor OptimizerCore::carry_out(const torch::optim::Optimizer::LossClosure& 
   return loss;
 }
 
+at::Tensor OptimizerCore::step(const torch::optim::Optimizer::LossClosure& closure) {
+  if (before_step) before_step(*optimizer);
+  auto loss = carry_out(closure);
+  if (after_step) after_step(*optimizer);
+  return loss;
+}
+
+void OptimizerCore::zero_grad(bool set_to_none) {
+  // LibTorch's zero_grad detaches gradients, which fails for views into a bucket.
+  for (auto& group : optimizer->param_groups()) {
+    for (auto& parameter : group.params()) {
+      auto& gradient = parameter.mutable_grad();
+      if (!gradient.defined()) continue;
+      if (set_to_none) {
+        gradient.reset();
+        continue;
+      }
+      if (gradient.grad_fn()) gradient.detach_();
+      gradient.requires_grad_(false);
+      gradient.zero_();
+    }
+  }
+}
+
 at::Tensor LossScaling::scale(const at::Tensor& loss) {
   if (!stepped_.empty()) update();
   return scaler_.scale(loss);
@@ -83,6 +107,7 @@ bool LossScaling::step(OptimizerCore& optimizer) {
   unscale(optimizer);
   const bool done =
       scaler_.step(*optimizer.optimizer, [&] { carry_out_step(*optimizer.optimizer); });
+  overflow_ = overflow_ || !done;
   stepped_.push_back(&optimizer);
   if (all_have_stepped()) update();
   return done;
@@ -97,7 +122,11 @@ bool LossScaling::all_have_stepped() const {
 }
 
 void LossScaling::update() {
-  scaler_.update();
+  if (rule_) {
+    scaler_.update(rule_(std::exchange(overflow_, false)));
+  } else {
+    scaler_.update();
+  }
   stepped_.clear();
   std::erase_if(optimizers_, [](const auto& reference) { return reference.expired(); });
 }
@@ -128,30 +157,14 @@ detail::optim::OptimizerCore& AcceleratedOptimizer::core() const {
 
 at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) {
   auto& own = core();
-  if (!own.gradient_state.sync_gradients()) return {};
-  if (own.before_step) own.before_step(*own.optimizer);
-  auto loss = own.carry_out(closure);
-  if (own.after_step) own.after_step(*own.optimizer);
-  return loss;
+  if (own.stepped_in_backward || !own.gradient_state.sync_gradients()) return {};
+  return own.step(closure);
 }
 
 void AcceleratedOptimizer::zero_grad(bool set_to_none) {
   auto& own = core();
-  if (!own.gradient_state.sync_gradients()) return;
-  // LibTorch's zero_grad detaches gradients, which fails for views into a bucket.
-  for (auto& group : own.optimizer->param_groups()) {
-    for (auto& parameter : group.params()) {
-      auto& gradient = parameter.mutable_grad();
-      if (!gradient.defined()) continue;
-      if (set_to_none) {
-        gradient.reset();
-        continue;
-      }
-      if (gradient.grad_fn()) gradient.detach_();
-      gradient.requires_grad_(false);
-      gradient.zero_();
-    }
-  }
+  if (own.stepped_in_backward || !own.gradient_state.sync_gradients()) return;
+  own.zero_grad(set_to_none);
 }
 
 bool AcceleratedOptimizer::step_was_skipped() const { return core().step_was_skipped; }

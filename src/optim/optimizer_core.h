@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "accelerate/api.h"
@@ -19,13 +20,15 @@ namespace accelerate::detail::optim {
 
 class LossScaling;
 
-struct OptimizerCore {
+struct ACCELERATE_API OptimizerCore {
   std::shared_ptr<torch::optim::Optimizer> optimizer;
   const torch::optim::Optimizer* moved_from = nullptr;
   /// The accelerator's, in float16; null otherwise.
   std::shared_ptr<LossScaling> scaling = nullptr;
   GradientState gradient_state = {};
   bool step_was_skipped = false;
+  /// `backward` steps it and clears its gradients, with DeepSpeed: the program's calls do nothing.
+  bool stepped_in_backward = false;
   /// The engines that are attached to it.
   std::vector<std::weak_ptr<parallel::Engine>> engines = {};
   /// Called before each step; empty for nothing.
@@ -35,8 +38,9 @@ struct OptimizerCore {
   /// Calls `train` or `eval` of the optimizer; empty if it has neither.
   std::function<void(torch::optim::Optimizer&, bool training)> modes = {};
 
-  /// One step, with the scaled gradients of float16 if there is a scaling.
-  at::Tensor carry_out(const torch::optim::Optimizer::LossClosure& closure);
+  /// One step as that of the handle, with the scaled gradients of float16 if there is a scaling.
+  at::Tensor step(const torch::optim::Optimizer::LossClosure& closure = nullptr);
+  void zero_grad(bool set_to_none = true);
   [[nodiscard]] bool has_gradients() const;
   /// Lets an engine replace parameters in the groups, once.
   void attach(const std::shared_ptr<parallel::Engine>& engine);
@@ -44,6 +48,9 @@ struct OptimizerCore {
   void for_each_engine(const std::function<void(parallel::Engine&)>& f) const;
   /// Collective with engines that shard. Whether any process has found an infinite gradient.
   [[nodiscard]] at::Tensor found_inf_over_processes(at::Tensor found_inf) const;
+
+ private:
+  at::Tensor carry_out(const torch::optim::Optimizer::LossClosure& closure);
   /// Tells the engines of a step that was carried out.
   void tell_engines() const;
 };
@@ -52,7 +59,12 @@ struct OptimizerCore {
 /// gradients have stepped, so that each is unscaled with the factor that its loss was scaled with.
 class ACCELERATE_API LossScaling {
  public:
-  explicit LossScaling(const GradScalerKwargs& options) : scaler_(options) {}
+  /// The factor of the next steps, after steps of which one found an infinite gradient, or none.
+  using Rule = std::function<double(bool overflow)>;
+
+  /// Without a rule the factor follows `options`.
+  explicit LossScaling(const GradScalerKwargs& options, Rule rule = {})
+      : scaler_(options), rule_(std::move(rule)) {}
 
   [[nodiscard]] GradScaler& scaler() { return scaler_; }
   void add(const std::shared_ptr<OptimizerCore>& optimizer) { optimizers_.push_back(optimizer); }
@@ -70,6 +82,8 @@ class ACCELERATE_API LossScaling {
   void update();
 
   GradScaler scaler_;
+  Rule rule_;
+  bool overflow_ = false;
   std::vector<std::weak_ptr<OptimizerCore>> optimizers_;
   std::vector<const OptimizerCore*> stepped_;
 };

@@ -16,6 +16,8 @@ struct SchedulerCore {
   /// The optimizers whose steps it follows.
   std::vector<std::shared_ptr<OptimizerCore>> optimizers = {};
   bool step_with_optimizer = true;
+  /// `backward` steps it, with DeepSpeed: the program's calls do nothing.
+  bool stepped_in_backward = false;
   /// The number of steps that one call makes.
   int steps_per_call = 1;
   /// Whether calls after the end of a schedule of fixed length are ignored instead of an error.

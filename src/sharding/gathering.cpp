@@ -221,7 +221,8 @@ void ShardedState::begin(Phase wanted, int number) {
   finish_phase();
   const bool forward = wanted == Phase::kForward || wanted == Phase::kEvaluation;
   const auto ahead = forward ? spec.forward_prefetch : spec.backward_prefetch;
-  const auto [found, is_new] = tapes.try_emplace(std::pair(wanted, number), Tape(ahead));
+  const auto [found, is_new] = tapes.try_emplace(
+      std::pair(wanted, number), Tape(ahead, !forward && spec.prefetch_after_gradients));
   tape = &found->second;
   phase = wanted;
   if (is_new && !has_lazy_units) {

@@ -159,10 +159,14 @@ void ShardedState::arrived(Flat& flat, FlatSlice& slice, Leaf& leaf) {
     launch(flat);
     return;
   }
-  for (const auto* next = tape->next();
-       next != nullptr && next->kind == Kind::kReduce && is_complete(*flats[next->index]);
-       next = tape->next()) {
-    launch(*flats[tape->take().index]);
+  const auto is_next = [&](Kind kind) {
+    return tape->next() != nullptr && tape->next()->kind == kind;
+  };
+  while (is_next(Kind::kReduce) && is_complete(*flats[tape->next()->index])) {
+    run_until(tape->position() + 1);
+    while (spec.prefetch_after_gradients && is_next(Kind::kGather)) {
+      run_until(tape->position() + 1);
+    }
   }
 }
 

@@ -57,6 +57,9 @@ struct ShardSpec {
   /// How many units are gathered ahead of their use.
   std::int64_t forward_prefetch = 1;
   std::int64_t backward_prefetch = 1;
+  /// In backward the next unit is gathered when the gradients of a unit are complete; false: when
+  /// its backward begins.
+  bool prefetch_after_gradients = false;
   /// At most two gathers are under way.
   bool limit_gathers = true;
   /// Parameters with fewer elements stay gathered.

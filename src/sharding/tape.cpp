@@ -31,21 +31,23 @@ void Tape::learn() {
   schedule_.clear();
   gathers_.clear();
   std::size_t issued = 0;
-  const auto gather_ahead = [&] {
-    const auto wanted = gathers_.size() + static_cast<std::size_t>(ahead_);
+  const auto gather_ahead = [&](bool reduced) {
+    const bool is_time = reduced == after_reductions_;
+    const auto wanted = gathers_.size() + (is_time ? static_cast<std::size_t>(ahead_) : 0);
     for (; issued < std::min(wanted, units.size()); ++issued) {
       schedule_.push_back({.kind = TapeEvent::Kind::kGather, .index = units[issued]});
     }
   };
-  gather_ahead();
+  gather_ahead(/*reduced=*/false);
   start_ = schedule_.size();
   for (const auto& event : events_) {
     if (event.kind == TapeEvent::Kind::kReduce) {
       schedule_.push_back(event);
+      gather_ahead(/*reduced=*/true);
       continue;
     }
     gathers_.push_back({.unit = event.index, .until = 0});
-    gather_ahead();
+    gather_ahead(/*reduced=*/false);
     gathers_.back().until = schedule_.size();
   }
   learned_ = true;

@@ -30,8 +30,10 @@ struct TapeEvent {
 
 class ACCELERATE_API Tape {
  public:
-  /// `ahead`: how many gathers are under way before their use.
-  explicit Tape(std::int64_t ahead = 0) : ahead_(ahead) {}
+  /// `ahead`: how many gathers are under way before their use. They begin where a unit is used, or
+  /// `after_reductions` where its gradients are reduced.
+  explicit Tape(std::int64_t ahead = 0, bool after_reductions = false)
+      : ahead_(ahead), after_reductions_(after_reductions) {}
 
   /// A pass begins.
   void begin();
@@ -75,6 +77,7 @@ class ACCELERATE_API Tape {
   static constexpr int kMostFailures = 3;
 
   std::int64_t ahead_;
+  bool after_reductions_;
   bool learned_ = false;
   bool missed_ = false;  // a pass used a unit that the tape does not have
   int failures_ = 0;

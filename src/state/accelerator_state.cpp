@@ -70,12 +70,18 @@ bool is_multi_accelerator(DistributedType type) {
                              ", but this version has no engine for it yet. ", instead));
 }
 
+/// Of a plugin that may not be resolved. A resolved one is not resolved again, which would warn of
+/// what resolving itself has filled in.
+std::int64_t version_of(const FullyShardedDataParallelPlugin& plugin) {
+  return plugin.fsdp_version ? *plugin.fsdp_version : *resolved(plugin).fsdp_version;
+}
+
 /// Puts the precision, the type and the plugins of a new accelerator state together.
 class Refinement {
  public:
-  Refinement(const AcceleratorStateOptions& options, FromAccelerator engines, bool cpu,
+  Refinement(const AcceleratorStateOptions& options, FromAccelerator engines,
              const Environment& environment)
-      : options_(options), engines_(engines), cpu_(cpu), env_(environment) {}
+      : options_(options), engines_(engines), env_(environment) {}
 
   PrecisionType precision() const {
     const PrecisionType wanted =
@@ -94,7 +100,7 @@ class Refinement {
   }
 
   DistributedType type(DistributedType base, PrecisionType precision) const {
-    if (wants_deepspeed()) return deepspeed(precision);
+    if (const auto asked = deepspeed_asked_by(); !asked.empty()) return deepspeed(asked, precision);
     const bool shardable = is_multi_accelerator(base) || base == DistributedType::kMultiCpu;
     if (!shardable) {
       warn_without_effect();
@@ -114,24 +120,31 @@ class Refinement {
   }
 
  private:
-  bool wants_deepspeed() const {
-    const bool by_variable = env_.flag("ACCELERATE_USE_DEEPSPEED");
-    if (!by_variable && options_.deepspeed_plugins.empty()) return false;
-    if (cpu_) warn("DeepSpeed does not run on the CPU: its plugin has no effect here.");
-    return !cpu_;
+  /// What asks for DeepSpeed, or "".
+  std::string deepspeed_asked_by() const {
+    if (!options_.deepspeed_plugins.empty()) return "deepspeed_plugins";
+    return env_.flag("ACCELERATE_USE_DEEPSPEED") ? "ACCELERATE_USE_DEEPSPEED" : "";
   }
 
-  DistributedType deepspeed(PrecisionType precision) const {
+  /// Python takes DeepSpeed where several engines are asked for.
+  void check_one_engine(const std::string& deepspeed) const {
+    for (const auto& other : {fsdp_asked_by(), megatron_asked_by()}) {
+      if (other.empty()) continue;
+      throw ConfigError(str(deepspeed, " and ", other,
+                            " ask for two engines, but a run has one. Leave one of them out."));
+    }
+  }
+
+  DistributedType deepspeed(const std::string& asked_by, PrecisionType precision) const {
     if (!engines_.deepspeed) {
-      refuse("DeepSpeed",
-             options_.deepspeed_plugins.empty() ? "ACCELERATE_USE_DEEPSPEED" : "deepspeed_plugins",
-             "Leave it out: data parallelism needs no plugin.");
+      refuse("DeepSpeed", asked_by, "Leave it out: data parallelism needs no plugin.");
     }
     if (options_.deepspeed_plugins.empty()) {
       throw ConfigError(
           "ACCELERATE_USE_DEEPSPEED is on, but no plugin was given. Pass a DeepSpeedPlugin to the "
           "first `Accelerator`.");
     }
+    check_one_engine(asked_by);
     for (const auto& [name, plugin] : options_.deepspeed_plugins) {
       plugin->set_mixed_precision(to_string(precision));
     }
@@ -172,7 +185,7 @@ class Refinement {
           "parallelism_config has cp_size > 1, but there is no fsdp_plugin: context parallelism "
           "shards the model as well. Pass one with fsdp_version 2.");
     }
-    if (resolved(*options_.fsdp_plugin).fsdp_version == 1) {
+    if (version_of(*options_.fsdp_plugin) == 1) {
       throw ConfigError(
           "parallelism_config has cp_size > 1, which needs fsdp_version 2, but the fsdp_plugin has "
           "version 1.");
@@ -187,7 +200,6 @@ class Refinement {
 
   const AcceleratorStateOptions& options_;
   FromAccelerator engines_;
-  bool cpu_;
   const Environment& env_;
 };
 
@@ -244,7 +256,7 @@ std::shared_ptr<ParallelismConfig> parallelism_of(const AcceleratorStateOptions&
   ParallelismFacts facts{.num_processes = partial.num_processes,
                          .distributed = partial.use_distributed(),
                          .allow_cp_standalone = environment.flag("ACCELERATE_ALLOW_CP_STANDALONE")};
-  if (options.fsdp_plugin) facts.fsdp_version = resolved(*options.fsdp_plugin).fsdp_version;
+  if (options.fsdp_plugin) facts.fsdp_version = version_of(*options.fsdp_plugin);
   return std::make_shared<ParallelismConfig>(validated_for(*options.parallelism_config, facts));
 }
 
@@ -257,10 +269,10 @@ std::shared_ptr<ParallelismConfig> parallelism_of(const AcceleratorStateOptions&
 /// An engine is refused, or has no effect, for the same reasons as at the first construction; one
 /// that would have an effect comes too late.
 void check_engines_unchanged(const AcceleratorStateOptions& options, FromAccelerator engines,
-                             bool cpu, const PartialFacts& partial, const AcceleratorFacts& facts) {
+                             const PartialFacts& partial, const AcceleratorFacts& facts) {
   const AcceleratorStateOptions late = engines_of(options, facts.given);
   const Environment no_variables;  // they have spoken at the first construction
-  const Refinement refinement(late, engines, cpu || facts.options.cpu, no_variables);
+  const Refinement refinement(late, engines, no_variables);
   if (refinement.type(partial.base_type, facts.precision) == partial.base_type) return;
   refuse_late(!late.deepspeed_plugins.empty() ? "deepspeed_plugin"
               : late.fsdp_plugin              ? "fsdp_plugin"
@@ -309,7 +321,7 @@ void with_partial_state(const AcceleratorStateOptions& options, bool cpu, F&& f)
 
 void make(const AcceleratorStateOptions& options, FromAccelerator engines, bool cpu,
           const Environment& environment) {
-  const Refinement refinement(options, engines, cpu, environment);
+  const Refinement refinement(options, engines, environment);
   const PrecisionType precision = refinement.precision();
   auto facts = std::make_unique<AcceleratorFacts>();
   facts->options = options;
@@ -335,7 +347,7 @@ void attach(const AcceleratorStateOptions& options, FromAccelerator engines, boo
   with_partial_state(options, cpu, [&](PartialFacts& partial) {
     partial.type = facts.type;
     check_unchanged(options, cpu, partial, precision_of(facts, facts.type));
-    check_engines_unchanged(options, engines, cpu, partial, facts);
+    check_engines_unchanged(options, engines, partial, facts);
     const auto wanted = parallelism_of(options, partial, environment);
     if (wanted && !same(wanted, facts.options.parallelism_config)) {
       refuse_late("parallelism_config");
@@ -411,7 +423,7 @@ PrecisionType AcceleratorState::mixed_precision() const {
 bool AcceleratorState::is_fsdp2() const {
   const auto plugin = fsdp_plugin();
   return distributed_type() == DistributedType::kFsdp && plugin &&
-         resolved(*plugin).fsdp_version == 2;
+         detail::state::version_of(*plugin) == 2;
 }
 
 std::shared_ptr<TorchDynamoPlugin> AcceleratorState::dynamo_plugin() const {

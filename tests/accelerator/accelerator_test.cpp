@@ -355,6 +355,16 @@ TEST_F(AcceleratorTest, ChecksPluginsThatHaveNoEffectToo) {
   EXPECT_FALSE(AcceleratorState::initialized());
 }
 
+TEST_F(AcceleratorTest, RefusesKeysOfADeepSpeedFileThatItDoesNotKnow) {
+  const Value::Dict file{{"zero_optimization", Value::Dict{{"stage", 2}}}, {"fp61", 1}};
+  EXPECT_NE(message_of<ConfigError>([&] {
+              Accelerator accelerator(
+                  on_cpu({.deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = file}}));
+            }).find("'fp61' in the DeepSpeed configuration is not known here"),
+            std::string::npos);
+  EXPECT_FALSE(AcceleratorState::initialized());
+}
+
 /// Whatever a failed construction asked for, the next one is as the first.
 TEST_F(AcceleratorTest, LeavesNothingBehindWhenItsConstructionFails) {
   const auto fails = [](AcceleratorOptions options) {

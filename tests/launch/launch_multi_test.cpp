@@ -478,5 +478,36 @@ TEST(LaunchRestart, GivesProgramsWithAnAgentStoreANewGroupToo) {
   EXPECT_EQ(count_of(outcome.output, "gathered 0 1"), 2) << outcome.text();
 }
 
+// ---- engines
+
+TEST(LaunchedEngines, ReachAnUnchangedProgramOnTheCpu) {
+  const auto fsdp =
+      run(launch(2,
+                 {"--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy",
+                  "TRANSFORMER_BASED_WRAP", "--fsdp_transformer_layer_cls_to_wrap", "Block"},
+                 worker({"engine"})));
+  expect_clean_end(fsdp, 0);
+  EXPECT_TRUE(contains(fsdp.output, "engine FSDP 2 Block")) << fsdp.text();
+  const auto fields =
+      run(launch(2, {"--use_deepspeed", "--zero_stage", "3", "--gradient_clipping", "0.5"},
+                 worker({"engine"})));
+  expect_clean_end(fields, 0);
+  EXPECT_TRUE(contains(fields.output, "engine DEEPSPEED 3 0.5")) << fields.text();
+}
+
+TEST(LaunchedEngines, TakeADeepSpeedFile) {
+  const Folder folder;
+  std::ofstream(folder / "zero.json")
+      << R"({"gradient_clipping": 0.25, "zero_optimization": {"stage": 1}})";
+  const Words flags{"--use_deepspeed", "--deepspeed_config_file", folder / "zero.json"};
+  const auto file = run(launch(2, flags, worker({"engine"})));
+  expect_clean_end(file, 0);
+  EXPECT_TRUE(contains(file.output, "engine DEEPSPEED 1 0.25")) << file.text();
+  std::ofstream(folder / "zero.json") << R"({"zero_optimisation": {"stage": 1}})";
+  const auto wrong = run(launch(2, flags, worker({"engine"})));
+  EXPECT_NE(wrong.code, 0);
+  EXPECT_TRUE(contains(wrong.text(), "has no 'zero_optimization' section")) << wrong.text();
+}
+
 }  // namespace
 }  // namespace accelerate::test

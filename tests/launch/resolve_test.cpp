@@ -208,10 +208,14 @@ TEST(ConfigFileOfALaunch, MustExistWhenItWasNamed) {
 // --- flags that exclude each other
 
 TEST(Checks, RefuseFlagsThatExcludeEachOther) {
-  EXPECT_EQ(refusal_of("--cpu --use_fsdp x"),
-            "--cpu and --use_fsdp exclude each other: pass one of --cpu, --multi_gpu, --tpu, "
+  EXPECT_EQ(refusal_of("--use_deepspeed --use_fsdp x"),
+            "--use_deepspeed and --use_fsdp exclude each other: pass one of --multi_gpu, --tpu, "
             "--use_deepspeed, --use_fsdp.");
   EXPECT_TRUE(has(refusal_of("--multi_gpu --use_deepspeed x"), "exclude each other"));
+  EXPECT_EQ(refusal_of("--cpu --multi_gpu x"),
+            "--cpu and --multi_gpu exclude each other: pass one of --cpu, --multi_gpu, --tpu.");
+  EXPECT_EQ(refusal_of("--cpu --use_fsdp x"), "no error");
+  EXPECT_EQ(refusal_of("--cpu --use_deepspeed x"), "no error");
   EXPECT_TRUE(has(refusal_of("--module --no_python x"), "--module and --no_python"));
 }
 

@@ -7,6 +7,9 @@
 //     loop=FILE      the same over and over, "step N" for the first and each hundredth, until FILE
 //     is
 //                    there; rank 0 looks, and all stop together
+//     engine         "engine FSDP 2 Block" or "engine DEEPSPEED 3 0.5": the plugin that the
+//     launcher
+//                    made, with its version and classes, or its stage and clipping
 //     throw=TEXT     leaves by an exception
 #include <accelerate/accelerate.h>
 #include <unistd.h>
@@ -51,6 +54,20 @@ double sum_over_all(double value) {
       .item<double>();
 }
 
+void print_engine() {
+  const accelerate::Accelerator accelerator;
+  std::string line = "engine " + std::string(to_string(accelerator.distributed_type()));
+  if (const auto fsdp = accelerator.state().fsdp_plugin()) {
+    line += " " + std::to_string(*fsdp->fsdp_version);
+    for (const auto& name : *fsdp->transformer_cls_names_to_wrap) line += " " + name;
+  }
+  if (const auto deepspeed = accelerator.deepspeed_plugin()) {
+    line += " " + std::to_string(*deepspeed->zero_stage) + " " +
+            deepspeed->get_value("gradient_clipping").repr();
+  }
+  say(STDOUT_FILENO, line);
+}
+
 void loop_until(const std::string& stop_file) {
   const accelerate::PartialState state;
   for (int step = 1;; ++step) {
@@ -77,6 +94,7 @@ int main(int argc, char** argv) {
                say(STDOUT_FILENO, "sum " + std::to_string(static_cast<int>(sum_over_all(1))));
              }},
             {"loop", loop_until},
+            {"engine", [](const std::string&) { print_engine(); }},
             {"throw", [](const std::string& text) { throw std::runtime_error(text); }},
         });
   });

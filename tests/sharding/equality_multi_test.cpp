@@ -57,6 +57,9 @@ TEST(ShardedEquality, DoesNotDependOnWhenParametersComeAndGo) {
       spec.offload = {.parameters = OffloadTarget::kCpu, .optimizer = OffloadTarget::kCpu};
       expect_equal(run({.spec = spec, .steps = 6}), wanted, text_of(level) + " offloaded");
     }
+    auto late = sharded(ShardLevel::kParameters);
+    late.prefetch_after_gradients = true;
+    expect_equal(run({.spec = late, .steps = 6}), wanted, "gathered when gradients are complete");
     auto kept = sharded(ShardLevel::kParameters);
     kept.keep_gathered_below = 1000;
     expect_equal(run({.spec = kept, .steps = 6}), wanted, "small parameters stay");

@@ -45,6 +45,18 @@ TEST(Tape, GathersAheadOfUseAndBeforeReductions) {
   EXPECT_EQ(taken_until(tape, tape.end()), Events{reduce(0)});
 }
 
+TEST(Tape, GathersAheadWhereGradientsAreReducedIfThatIsWanted) {
+  Tape tape(1, /*after_reductions=*/true);
+  tape.begin();
+  for (const auto& event : kBackward) tape.record(event);
+  tape.learn();
+  tape.begin();
+  EXPECT_EQ(tape.start(), 0);
+  EXPECT_EQ(touch(tape, 2), Events{gather(2)});
+  EXPECT_EQ(taken_until(tape, tape.end()),
+            (Events{reduce(2), gather(1), reduce(1), gather(0), reduce(0)}));
+}
+
 TEST(Tape, KeepsTheOrderWhereAUnitIsSkipped) {
   for (const int ahead : {0, 1, 2}) {
     auto all = learned(kBackward, ahead);

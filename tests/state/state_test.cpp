@@ -497,8 +497,7 @@ TEST_F(AcceleratorStateTest, RefusesFp8WithoutEngine) {
 }
 
 TEST_F(AcceleratorStateTest, RefusesDeepSpeedWithoutEngine) {
-  auto patched =
-      patch_environment({{"ACCELERATE_USE_DEEPSPEED", "true"}, {"ACCELERATE_USE_CPU", "0"}});
+  auto patched = patch_environment({{"ACCELERATE_USE_DEEPSPEED", "true"}});
   EXPECT_EQ(message_of<UnsupportedError>([] { AcceleratorState state({}, FromAccelerator{}); }),
             "DeepSpeed is asked for by ACCELERATE_USE_DEEPSPEED, but this version has no engine "
             "for it yet. Leave it out: data parallelism needs no plugin.");
@@ -506,8 +505,19 @@ TEST_F(AcceleratorStateTest, RefusesDeepSpeedWithoutEngine) {
   EXPECT_FALSE(PartialState::initialized());
 }
 
+TEST_F(AcceleratorStateTest, ARunHasOneEngine) {
+  const auto deepspeed =
+      std::make_shared<DeepSpeedPlugin>(resolved(DeepSpeedPlugin{.zero_stage = 2}));
+  auto patched = patch_environment({{"ACCELERATE_USE_FSDP", "true"}});
+  EXPECT_EQ(message_of<ConfigError>([&] {
+              AcceleratorState state({.deepspeed_plugins = {{"default", deepspeed}}},
+                                     FromAccelerator{.fsdp = true, .deepspeed = true});
+            }),
+            "deepspeed_plugins and ACCELERATE_USE_FSDP ask for two engines, but a run has one. "
+            "Leave one of them out.");
+}
+
 TEST_F(AcceleratorStateTest, SelectsAmongSeveralDeepSpeedPlugins) {
-  auto patched = patch_environment({{"ACCELERATE_USE_CPU", "0"}});
   const auto plugin = [](std::int64_t stage) {
     return std::make_shared<DeepSpeedPlugin>(resolved(DeepSpeedPlugin{.zero_stage = stage}));
   };

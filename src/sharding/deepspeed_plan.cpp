@@ -1,0 +1,119 @@
+// A DeepSpeed configuration as what the sharded engine is asked for.
+#include <filesystem>
+
+#include "accelerate/errors.h"
+#include "accelerate/sharding/deepspeed.h"
+#include "core/deepspeed_settings.h"
+#include "core/text.h"
+#include "sharding/shard_plan.h"
+#include "sharding/unit_policy.h"
+
+namespace accelerate::detail::sharding {
+namespace {
+
+using torch::nn::Module;
+
+OffloadTarget target_of(const std::string& device, std::string_view key) {
+  if (device == "none") return OffloadTarget::kNone;
+  if (device == "cpu") return OffloadTarget::kCpu;
+  if (device == "nvme") return OffloadTarget::kNvme;
+  throw ConfigError(str("'", key, "' in the DeepSpeed configuration is '", device,
+                        "'. Choose one of: none, cpu, nvme."));
+}
+
+std::filesystem::path folder_of(const std::optional<std::string>& path, std::string_view key) {
+  std::error_code error;
+  if (path && std::filesystem::is_directory(*path, error)) return *path;
+  throw ConfigError(str("'", key, "' in the DeepSpeed configuration is ",
+                        path ? str("'", *path, "', which is no folder") : "not set",
+                        ". Name a folder on the drive."));
+}
+
+ShardOffload offload_of(const DeepSpeedSettings& settings) {
+  ShardOffload offload;
+  offload.optimizer =
+      target_of(settings.optimizer_device, "zero_optimization.offload_optimizer.device");
+  offload.parameters = target_of(settings.param_device, "zero_optimization.offload_param.device");
+  if (offload.parameters != OffloadTarget::kNone && settings.stage != 3) {
+    throw ConfigError(str("The DeepSpeed configuration has offload_param, which is for stage 3, ",
+                          "but its stage is ", settings.stage, ". Use offload_optimizer."));
+  }
+  if (offload.optimizer != OffloadTarget::kNone && settings.stage == 0) {
+    throw ConfigError(
+        "The DeepSpeed configuration has offload_optimizer, but its stage is 0, which shards "
+        "nothing. Use stage 1, 2 or 3.");
+  }
+  // Parameters that wait elsewhere have their states there too.
+  if (offload.optimizer == OffloadTarget::kNone) offload.optimizer = offload.parameters;
+  offload.pin_memory = settings.optimizer_pin_memory || settings.param_pin_memory;
+  offload.tile_elements = settings.sub_group_size;
+  offload.tile_count = settings.optimizer_buffer_count;
+  if (settings.optimizer_device == "nvme") {
+    offload.folder =
+        folder_of(settings.optimizer_path, "zero_optimization.offload_optimizer.nvme_path");
+  }
+  if (settings.param_device == "nvme") {
+    offload.folder = folder_of(settings.param_path, "zero_optimization.offload_param.nvme_path");
+  }
+  return offload;
+}
+
+ShardGroups groups_of(const DeepSpeedSettings& settings, const ShardRun& run) {
+  if (settings.stage == 0) return {.replicate = run.num_processes};
+  if (settings.hpz_partition_size > 1) {
+    return groups_of("zero_optimization.zero_hpz_partition_size", settings.hpz_partition_size, run);
+  }
+  if (settings.mics_shard_size > 1) {
+    return groups_of("zero_optimization.mics_shard_size", settings.mics_shard_size, run);
+  }
+  return run.mesh.value_or(ShardGroups{.shard = run.num_processes});
+}
+
+/// A name of DeepSpeed's: fp32, fp16, bf16.
+std::optional<at::ScalarType> communication_type(const DeepSpeedSettings& settings,
+                                                 const ShardRun& run) {
+  const auto& text = settings.communication_data_type;
+  if (!text) return std::nullopt;
+  return compute_dtype(from_string<FloatType>(*text, "communication_data_type"), run);
+}
+
+/// One unit is gathered ahead, unless two of the largest would exceed the limit.
+std::int64_t prefetch_of(const DeepSpeedSettings& settings, const Module& model,
+                         const UnitNames& units) {
+  return 2 * largest_elements(model, units) <= settings.max_live_parameters ? 1 : 0;
+}
+
+}  // namespace
+
+ShardPlan plan_from(const DeepSpeedPlugin& plugin, const Module& model, const ShardRun& run) {
+  const DeepSpeedSettings settings = deepspeed_settings(plugin.deepspeed_config());
+  ShardPlan plan;
+  plan.notes = settings.notes;
+  plan.groups = groups_of(settings, run);
+  auto& spec = plan.spec;
+  spec.level =
+      plan.groups.replicates_only() ? ShardLevel::kNone : static_cast<ShardLevel>(settings.stage);
+  spec.accumulate_unsharded = settings.stage < 2;
+  const bool stage_3 = settings.stage == 3;
+  const auto leaves = set_moe_leaf_modules(plugin, model);
+  spec.units = units_by_bucket(
+      model, stage_3 ? settings.prefetch_bucket_size : settings.reduce_bucket_size, leaves);
+  if (stage_3) spec.keep_gathered_below = settings.param_persistence_threshold;
+  const auto prefetch = prefetch_of(settings, model, spec.units);
+  spec.forward_prefetch = prefetch;
+  spec.backward_prefetch = prefetch;
+  spec.offload = offload_of(settings);
+  auto& precision = spec.precision;
+  if (settings.fp16) precision.param_dtype = compute_dtype(FloatType::kFp16, run);
+  if (settings.bf16) precision.param_dtype = compute_dtype(FloatType::kBf16, run);
+  precision.reduce_dtype = communication_type(settings, run);
+  precision.float32_masters = true;
+  // DeepSpeed takes the weights of the first process.
+  spec.first_process_has_values = true;
+  if (settings.dump_state) {
+    plan.notes.push_back(str("DeepSpeed configuration: ", Value(plugin.deepspeed_config()).repr()));
+  }
+  return plan;
+}
+
+}  // namespace accelerate::detail::sharding
