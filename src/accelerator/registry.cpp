@@ -274,7 +274,9 @@ std::vector<StateEntry> ObjectRegistry::entries(const EntryOptions& options) con
     }
   };
   add(StateKind::kModel, kSafeModelName, models, [&](const auto& one) -> std::shared_ptr<Stateful> {
-    if (auto sharded = sharded_state_of(*one)) return sharded;
+    if (auto sharded = std::dynamic_pointer_cast<checkpoint::ShardedModel>(one->engine)) {
+      return checkpoint::sharded_state(std::move(sharded), options.strict);
+    }
     return std::make_shared<ModelState>(one, options.strict);
   });
   add(StateKind::kOptimizer, kOptimizerName, optimizers,

@@ -97,7 +97,8 @@ class StoredNames {
 
 class ModelShards final : public ShardedState {
  public:
-  explicit ModelShards(std::shared_ptr<ShardedModel> model) : model_(std::move(model)) {}
+  ModelShards(std::shared_ptr<ShardedModel> model, bool strict)
+      : model_(std::move(model)), strict_(strict) {}
 
   [[nodiscard]] ShardedPart part() const override { return ShardedPart::kModel; }
   [[nodiscard]] StateDictType state_dict_type() const override { return model_->state_dict_type(); }
@@ -121,32 +122,32 @@ class ModelShards final : public ShardedState {
     const StoredNames names(stored, wanted);
 
     const auto sources = sources_of(shards, names);
+    // What is filled, and from what.
+    std::vector<std::pair<LocalShard, const Value*>> found;
     std::vector<std::string> missing;
+    const auto take = [&](LocalShard shard, const Value* source) {
+      if (source == nullptr) return missing.push_back(shard.name);
+      check_sizes(shard.name, *source, shard.sizes);
+      found.emplace_back(std::move(shard), source);
+    };
     for (const auto& shard : shards) {
-      if (!sources.contains(first_name(shard))) missing.push_back(shard.name);
+      const auto source = sources.find(first_name(shard));
+      take(shard, source == sources.end() ? nullptr : source->second);
     }
     for (const auto& entry : whole) {
-      if (names.find(entry.key()) == nullptr) missing.push_back(entry.key());
+      take({.name = entry.key(),
+            .sizes = entry.value().sizes().vec(),
+            .end = entry.value().numel(),
+            .values = entry.value().detach()},
+           names.find(entry.key()));
     }
-    if (!missing.empty()) {
-      throw StateDictMismatch(str("Missing key(s) in the checkpoint: ", listed(missing),
-                                  ". Load the checkpoint of the same model."));
-    }
-    for (const auto& shard : shards) {
-      check_sizes(shard.name, *sources.at(first_name(shard)), shard.sizes);
-    }
-    for (const auto& entry : whole) {
-      check_sizes(entry.key(), *names.find(entry.key()), entry.value().sizes().vec());
-    }
+    report_missing(missing);
     warn_of_unused(names.unused(), "tensors");
 
     const at::NoGradGuard no_grad;
-    for (const auto& shard : shards) {
+    for (const auto& [shard, source] : found) {
       if (shard.begin == shard.end || !shard.tied_to.empty()) continue;
-      shard.values.copy_(stored_range(*sources.at(shard.name), shard.range()));
-    }
-    for (const auto& entry : whole) {
-      entry.value().detach().copy_(stored_whole(*names.find(entry.key())));
+      shard.values.copy_(stored_range(*source, shard.range()).view(shard.values.sizes()));
     }
     model_->loaded();
   }
@@ -187,6 +188,13 @@ class ModelShards final : public ShardedState {
   }
 
  private:
+  void report_missing(const std::vector<std::string>& missing) const {
+    if (missing.empty()) return;
+    const auto text = str("Missing key(s) in the checkpoint: ", listed(missing), ".");
+    if (strict_) throw StateDictMismatch(text + " Load the checkpoint of the same model.");
+    warn(text + " They keep their values.");
+  }
+
   static const std::string& first_name(const LocalShard& shard) {
     return shard.tied_to.empty() ? shard.name : shard.tied_to;
   }
@@ -205,6 +213,7 @@ class ModelShards final : public ShardedState {
   }
 
   std::shared_ptr<ShardedModel> model_;
+  bool strict_;
 };
 
 // ---- optimizers ---------------------------------------------------------------------------------
@@ -423,8 +432,8 @@ StateContent full_content(const ShardItems& items, Value state) {
 
 }  // namespace
 
-std::shared_ptr<ShardedState> sharded_state(std::shared_ptr<ShardedModel> model) {
-  return std::make_shared<ModelShards>(std::move(model));
+std::shared_ptr<ShardedState> sharded_state(std::shared_ptr<ShardedModel> model, bool strict) {
+  return std::make_shared<ModelShards>(std::move(model), strict);
 }
 
 std::shared_ptr<ShardedState> sharded_optimizer_state(std::shared_ptr<ShardedModel> model,

@@ -31,8 +31,9 @@ class ShardedState : public Stateful {
   virtual void load(const Value& stored) = 0;
 };
 
+/// Not `strict`: names that are missing when it is loaded are a warning.
 [[nodiscard]] ACCELERATE_API std::shared_ptr<ShardedState> sharded_state(
-    std::shared_ptr<ShardedModel> model);
+    std::shared_ptr<ShardedModel> model, bool strict = true);
 /// `optimizer` has the shards of parameters that `names` belong to: `ShardedModel::names_in`.
 /// In files its state is by name: {"state": {name: {"exp_avg": ...}}, "param_groups": [...]}.
 [[nodiscard]] ACCELERATE_API std::shared_ptr<ShardedState> sharded_optimizer_state(

@@ -127,10 +127,10 @@ std::int64_t element_count(std::span<const std::int64_t> sizes) {
 
 std::vector<std::int64_t> dense_strides(std::span<const std::int64_t> sizes) {
   Numbers strides(sizes.size());
-  std::int64_t stride = 1;
+  std::uint64_t stride = 1;  // of a tensor without elements it may be more than numbers can hold
   for (std::size_t i = sizes.size(); i > 0; --i) {
-    strides[i - 1] = stride;
-    stride *= std::max<std::int64_t>(sizes[i - 1], 1);
+    strides[i - 1] = static_cast<std::int64_t>(stride);
+    stride *= static_cast<std::uint64_t>(std::max<std::int64_t>(sizes[i - 1], 1));
   }
   return strides;
 }

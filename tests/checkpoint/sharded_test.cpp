@@ -109,6 +109,13 @@ TEST_F(LoadShards, NamesUpToTenThatAreMissing) {
             "Missing key(s) in the checkpoint: w0, w1, w2, w3, w4, w5, w6, w7, w8, w9 and 2 more. "
             "Load the checkpoint of the same model.");
   EXPECT_EQ(model->loads, 0);
+
+  const auto some = part_of({{"extra", {2}}, {"other", {2}}}, 0, 1);
+  const test::CapturedLog log;
+  load_sharded_files(*sharded_state(some, /*strict=*/false), folder.path(), {});
+  EXPECT_EQ(log.messages(), Names{"[RANK 0] Missing key(s) in the checkpoint: other. They keep "
+                                  "their values."});
+  EXPECT_EQ(some->loads, 1);
 }
 
 TEST_F(LoadShards, RefusesOtherSizes) {
