@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "accelerate/accelerator.h"
+#include "accelerate/accelerator/fsdp_files.h"
 #include "accelerate/big_modeling.h"
 #include "accelerate/checkpoint.h"
 #include "accelerate/checks.h"

@@ -37,6 +37,8 @@ class PreparedModel {
     Scope(const detail::accelerator::ModelCore& core, Module* module)
         : forward_(core), module_(module) {}
     Module* operator->() const { return module_; }
+    /// Collective if parameters are sharded. The forward has returned its results.
+    void finish() const { forward_.finish(); }
 
    private:
     detail::accelerator::ForwardScope forward_;
@@ -56,11 +58,21 @@ class PreparedModel {
     const auto& core = checked();
     const auto forward = [&](auto&&... inputs) {
       const Scope scope(core, module());
-      return scope->forward(std::forward<decltype(inputs)>(inputs)...);
+      if constexpr (std::is_void_v<decltype(scope->forward(
+                        std::forward<decltype(inputs)>(inputs)...))>) {
+        scope->forward(std::forward<decltype(inputs)>(inputs)...);
+        scope.finish();
+      } else {
+        auto output = scope->forward(std::forward<decltype(inputs)>(inputs)...);
+        scope.finish();
+        return output;
+      }
     };
     // A forward that changes its arguments gets them as they are.
-    if constexpr (requires { module()->forward(on_device(core, args)...); }) {
-      if (core.moves_inputs) return converted(core, forward, on_device(core, args)...);
+    if constexpr (requires { module()->forward(as_input(core, args)...); }) {
+      if (core.moves_inputs || core.input_dtype) {
+        return converted(core, forward, as_input(core, args)...);
+      }
     }
     return converted(core, forward, std::forward<Args>(args)...);
   }
@@ -134,12 +146,21 @@ class PreparedModel {
   [[nodiscard]] torch::nn::Module& module_of() const { return *checked().module; }
 
   template <class T>
-  static auto on_device(const detail::accelerator::ModelCore& core, const T& value) {
+  static auto as_input(const detail::accelerator::ModelCore& core, const T& value) {
     if constexpr (TensorTree<T>) {
-      return send_to_device(value, core.device);
+      auto moved = core.moves_inputs ? send_to_device(value, core.device) : T(value);
+      return core.input_dtype ? as_dtype(std::move(moved), *core.input_dtype) : moved;
     } else {
       return value;
     }
+  }
+  template <class T>
+  static T as_dtype(T tree, at::ScalarType dtype) {
+    return recursively_apply(
+        [dtype](const at::Tensor& one) {
+          return one.defined() && one.is_floating_point() ? one.to(dtype) : one;
+        },
+        std::move(tree));
   }
 
   /// Converted outside of autocast, as in Python.
@@ -149,6 +170,7 @@ class PreparedModel {
     using Output = std::remove_cvref_t<std::invoke_result_t<const Forward&, Args...>>;
     if constexpr (TensorTree<Output>) {
       Output output = forward(std::forward<Args>(args)...);
+      if (core.output_dtype) return as_dtype(std::move(output), *core.output_dtype);
       return core.cast ? convert_to_fp32(std::move(output)) : output;
     } else {
       return forward(std::forward<Args>(args)...);

@@ -269,7 +269,15 @@ void Accelerator::join(std::span<const std::shared_ptr<detail::accelerator::Mode
   detail::accelerator::list_model_registry(prepared);
   for (const auto& model : prepared) {
     if (std::ranges::find(models, model) == models.end()) continue;
-    if (auto* joinable = model->engine->joinable()) joined.push_back(joinable);
+    auto* const joinable = model->engine->joinable();
+    if (joinable == nullptr) {
+      throw UnsupportedError(
+          "join_uneven_inputs: the model is sharded, and a process without data cannot take part "
+          "in "
+          "gathering its parameters. Let all processes have the same number of batches: set "
+          "even_batches.");
+    }
+    joined.push_back(joinable);
   }
   if (joined.empty()) {
     detail::warn(

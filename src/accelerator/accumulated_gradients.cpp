@@ -7,6 +7,7 @@
 #include "accelerate/torch_archive.h"
 #include "checkpoint/state_files.h"
 #include "core/text.h"
+#include "parallel/engine.h"
 
 namespace accelerate::detail::accelerator {
 namespace {
@@ -14,11 +15,14 @@ namespace {
 constexpr std::string_view kName = "accumulated_gradients";
 
 using Visit = std::function<void(const std::string&, at::Tensor&)>;
+using VisitParameter =
+    std::function<void(const std::string&, at::Tensor&, parallel::Engine* engine)>;
 
-void for_each_parameter(const ObjectRegistry& registry, const Visit& f) {
+void for_each_parameter(const ObjectRegistry& registry, const VisitParameter& f) {
   for (std::size_t i = 0; i < registry.models.size(); ++i) {
-    for (auto& entry : registry.models[i]->module->named_parameters()) {
-      f(str("model_", i, ".", entry.key()), entry.value());
+    const auto& model = *registry.models[i];
+    for (auto& entry : model.module->named_parameters()) {
+      f(str("model_", i, ".", entry.key()), entry.value(), model.engine.get());
     }
   }
 }
@@ -55,18 +59,24 @@ at::Tensor gradient_of(const Value& parts) {
 Value AccumulatedGradients::state_dict() {
   Value::Dict gradients;
   if (!accumulating_) return Value(std::move(gradients));
-  for_each_parameter(registry_, [&](const std::string& name, at::Tensor& parameter) {
-    if (parameter.grad().defined()) gradients.set(name, dense_parts(parameter.grad().detach()));
+  for_each_parameter(registry_, [&](const auto& name, const at::Tensor& parameter, auto* engine) {
+    const auto gradient = engine ? engine->accumulated_gradient(parameter) : parameter.grad();
+    if (gradient.defined()) gradients.set(name, dense_parts(gradient.detach()));
   });
   return Value(std::move(gradients));
 }
 
 void AccumulatedGradients::load_state_dict(const Value& state) {
   const at::NoGradGuard no_grad;
-  for_each_parameter(registry_, [&](const std::string& name, at::Tensor& parameter) {
-    parameter.mutable_grad().reset();
+  for_each_parameter(registry_, [&](const auto& name, const at::Tensor& parameter, auto* engine) {
+    at::Tensor gradient;
     if (const auto* parts = state.as_dict().get(name)) {
-      parameter.mutable_grad() = gradient_of(*parts).to(parameter.device());
+      gradient = gradient_of(*parts).to(parameter.device());
+    }
+    if (engine) {
+      engine->set_accumulated_gradient(parameter, gradient);
+    } else {
+      parameter.mutable_grad() = gradient;
     }
   });
 }

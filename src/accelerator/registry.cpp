@@ -10,9 +10,11 @@
 #include "accelerate/detail/accelerator/prepare.h"
 #include "accelerate/state.h"
 #include "accelerate/value/from_value.h"
+#include "checkpoint/sharded_state.h"
 #include "checkpoint/state_files.h"
 #include "core/text.h"
 #include "modeling/tensors.h"
+#include "optim/optimizer_state.h"
 #include "parallel/engine.h"
 
 namespace accelerate::detail::accelerator {
@@ -147,7 +149,105 @@ std::string numbered(std::string_view name, std::size_t index) {
   return index == 0 ? std::string(name) : str(name, "_", index);
 }
 
+using Models = std::vector<std::shared_ptr<ModelCore>>;
+
+std::string name_of(const at::Tensor& parameter, const Models& models) {
+  for (const auto& model : models) {
+    for (const auto& entry : model->module->named_parameters()) {
+      if (entry.value().is_same(parameter)) return entry.key();
+    }
+  }
+  return "";
+}
+
+/// A sharded run saves the state of an optimizer by the names of parameters. Returns it by their
+/// numbers in the groups of `optimizer`.
+Value by_number(const Value& saved, const torch::optim::Optimizer& optimizer,
+                const Models& models) {
+  const auto groups = saved.at("param_groups").items();
+  const auto is_named = [](const Value& group) {
+    const auto params = group.at("params").items();
+    return !params.empty() && params.front().is_string();
+  };
+  if (std::ranges::none_of(groups, is_named)) return saved;
+  const auto& states = saved.at("state").as_dict();
+  Value::Dict numbered_states;
+  Value::List numbered_groups;
+  std::int64_t number = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    auto group = groups[g].as_dict();
+    Value::List params;
+    if (g < optimizer.param_groups().size()) {
+      for (const auto& parameter : optimizer.param_groups()[g].params()) {
+        const auto* const state = states.get(name_of(parameter, models));
+        if (state != nullptr) numbered_states.set(number, *state);
+        params.emplace_back(number++);
+      }
+    }
+    group.set("params", std::move(params));
+    numbered_groups.emplace_back(std::move(group));
+  }
+  if (numbered_states.size() != states.size()) {
+    throw ArgumentError(str("load_state: the optimizer was saved with states of ", states.size(),
+                            " parameters by name, of which this optimizer has ",
+                            numbered_states.size(),
+                            ". Build it on the same parameters, and prepare their model."));
+  }
+  return Value::Dict{{"state", std::move(numbered_states)},
+                     {"param_groups", std::move(numbered_groups)}};
+}
+
+/// The state of an optimizer whose parameters are whole.
+class OptimizerState final : public Stateful {
+ public:
+  OptimizerState(std::shared_ptr<optim::OptimizerCore> optimizer, Models models)
+      : optimizer_(std::move(optimizer)), models_(std::move(models)) {}
+
+  [[nodiscard]] Value state_dict() override { return optimizer_.state_dict(); }
+  void load_state_dict(const Value& state) override {
+    optimizer_.load_state_dict(by_number(state, optimizer_.optimizer(), models_));
+  }
+
+ private:
+  AcceleratedOptimizer optimizer_;
+  Models models_;
+};
+
+/// What the optimizer has on this process: the state of its shards.
+class LocalOptimizerState final : public Stateful {
+ public:
+  explicit LocalOptimizerState(std::shared_ptr<optim::OptimizerCore> optimizer)
+      : optimizer_(std::move(optimizer)) {}
+
+  [[nodiscard]] Value state_dict() override {
+    return optim::optimizer_state_dict(*optimizer_->optimizer);
+  }
+  void load_state_dict(const Value& state) override {
+    optim::load_optimizer_state_dict(*optimizer_->optimizer, state);
+  }
+
+ private:
+  std::shared_ptr<optim::OptimizerCore> optimizer_;
+};
+
 }  // namespace
+
+std::shared_ptr<checkpoint::ShardedState> sharded_state_of(const ModelCore& model) {
+  auto sharded = std::dynamic_pointer_cast<checkpoint::ShardedModel>(model.engine);
+  return sharded ? checkpoint::sharded_state(std::move(sharded)) : nullptr;
+}
+
+std::shared_ptr<checkpoint::ShardedState> sharded_state_of(
+    const std::shared_ptr<optim::OptimizerCore>& optimizer) {
+  for (const auto& engine : optimizer->engines) {
+    auto sharded = std::dynamic_pointer_cast<checkpoint::ShardedModel>(engine.lock());
+    if (!sharded) continue;
+    auto names = sharded->names_in(*optimizer->optimizer);
+    return checkpoint::sharded_optimizer_state(
+        std::move(sharded), std::make_shared<LocalOptimizerState>(optimizer), std::move(names));
+  }
+  return nullptr;
+}
 
 void refuse_empty_pointer() {
   throw ArgumentError(
@@ -173,11 +273,17 @@ std::vector<StateEntry> ObjectRegistry::entries(const EntryOptions& options) con
       all.push_back({kind, numbered(name, i), stateful(objects[i])});
     }
   };
-  add(StateKind::kModel, kSafeModelName, models,
-      [&](const auto& one) { return std::make_shared<ModelState>(one, options.strict); });
-  add(StateKind::kOptimizer, kOptimizerName, optimizers, [](const auto& one) {
-    return state::make_stateful(std::make_shared<AcceleratedOptimizer>(one));
+  add(StateKind::kModel, kSafeModelName, models, [&](const auto& one) -> std::shared_ptr<Stateful> {
+    if (auto sharded = std::dynamic_pointer_cast<checkpoint::ShardedModel>(one->engine)) {
+      return checkpoint::sharded_state(std::move(sharded), options.strict);
+    }
+    return std::make_shared<ModelState>(one, options.strict);
   });
+  add(StateKind::kOptimizer, kOptimizerName, optimizers,
+      [this](const auto& one) -> std::shared_ptr<Stateful> {
+        if (auto sharded = sharded_state_of(one)) return sharded;
+        return std::make_shared<OptimizerState>(one, models);
+      });
   add(StateKind::kScheduler, kSchedulerName, schedulers, [](const auto& one) {
     return state::make_stateful(std::make_shared<AcceleratedScheduler>(one));
   });

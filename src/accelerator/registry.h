@@ -10,7 +10,16 @@
 #include "optim/optimizer_core.h"
 #include "optim/scheduler_core.h"
 
+namespace accelerate::detail::checkpoint {
+class ShardedState;
+}  // namespace accelerate::detail::checkpoint
+
 namespace accelerate::detail::accelerator {
+
+/// The state of a model whose engine shards it, or of an optimizer of one; null for others.
+[[nodiscard]] std::shared_ptr<checkpoint::ShardedState> sharded_state_of(const ModelCore& model);
+[[nodiscard]] std::shared_ptr<checkpoint::ShardedState> sharded_state_of(
+    const std::shared_ptr<optim::OptimizerCore>& optimizer);
 
 /// How the states of objects are loaded.
 struct EntryOptions {

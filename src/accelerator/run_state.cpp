@@ -160,6 +160,8 @@ std::vector<checkpoint::StateFile> files_to_save(AcceleratorCore& core, const Sa
   std::vector<StateDict> weights;
   for (const auto& model : core.registry.models) {
     models.push_back(model->module);
+    // As in Python, hooks do not see the weights of sharded models.
+    if (sharded_state_of(*model)) continue;
     weights.push_back(state_dict_of(model->module, model, /*unwrap=*/true));
   }
   call_hooks(core.run_state.save_hooks, models, weights, job.place());

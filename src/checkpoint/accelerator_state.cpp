@@ -2,10 +2,13 @@
 #include "accelerate/checkpoint/accelerator_state.h"
 
 #include <list>
+#include <map>
+#include <variant>
 
 #include "accelerate/checkpoint.h"
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
+#include "checkpoint/sharded_state.h"
 #include "checkpoint/state_files.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -35,10 +38,8 @@ Value read_for_optimizer(const fs::path& file, const LoadAcceleratorStateOptions
 
 void load_weights(Stateful& model, std::size_t index, const fs::path& folder,
                   const LoadAcceleratorStateOptions& options) {
-  auto file = folder / checkpoint::weights_file_name(index, /*safe_serialization=*/true);
-  if (!is_there(file)) {
-    file = folder / checkpoint::weights_file_name(index, /*safe_serialization=*/false);
-  }
+  auto file = checkpoint::first_in(folder, checkpoint::weights_names(index));
+  if (file.empty()) file = folder / checkpoint::weights_file_name(index, false);
   auto* const direct = dynamic_cast<checkpoint::LoadsWeights*>(&model);
   if (direct != nullptr && direct->can_load_weights() && !options.map_location) {
     return direct->load_weights(file, options);
@@ -87,6 +88,12 @@ fs::path save_accelerator_state(const fs::path& output_dir, std::span<const Stat
                                 const SaveAcceleratorStateOptions& options) {
   std::list<detail::OutputFile> written;
   const auto files = checkpoint::files_of_process(model_states, entries, options);
+  for (const auto& file : files) {
+    if (!std::holds_alternative<checkpoint::ShardItems>(file.content)) continue;
+    throw UnsupportedError(
+        "save_accelerator_state: a sharded model is saved by all processes together. Call "
+        "Accelerator::save_state.");
+  }
   detail::ByteBar bar("saving", checkpoint::bytes_in(files));
   for (const auto& file : files) {
     checkpoint::write_state_file(file, written.emplace_back(output_dir / file.name), bar);
@@ -98,10 +105,15 @@ fs::path save_accelerator_state(const fs::path& output_dir, std::span<const Stat
 
 void load_accelerator_state(const fs::path& input_dir, std::span<const StateEntry> entries,
                             const LoadAcceleratorStateOptions& options) {
-  std::size_t models = 0;
+  std::map<StateKind, std::size_t> counts;
   for (const auto& entry : entries) {
+    const auto index = counts[entry.kind]++;
+    if (auto* const sharded = dynamic_cast<checkpoint::ShardedState*>(entry.object.get())) {
+      checkpoint::load_sharded_files(*sharded, input_dir, {.index = index});
+      continue;
+    }
     if (entry.kind == StateKind::kModel) {
-      load_weights(*entry.object, models++, input_dir, options);
+      load_weights(*entry.object, index, input_dir, options);
       continue;
     }
     if (entry.kind == StateKind::kRandomStates) {
@@ -117,6 +129,11 @@ void load_accelerator_state(const fs::path& input_dir, std::span<const StateEntr
     const bool optional =
         entry.kind == StateKind::kDataLoader || entry.kind == StateKind::kGradients;
     if (optional && !is_there(file)) continue;
+    if (!is_there(file) && checkpoint::is_from_deepspeed(input_dir)) {
+      detail::warn(str("The state '", entry.name, "' is not read from '", input_dir.string(),
+                       "', a checkpoint of DeepSpeed. It stays as it is."));
+      continue;
+    }
     // Other objects get tensors of their own on the CPU, as in Python.
     entry.object->load_state_dict(entry.kind == StateKind::kOptimizer
                                       ? read_for_optimizer(file, options)

@@ -8,11 +8,12 @@
 #include "accelerate/constants.h"
 #include "accelerate/errors.h"
 #include "accelerate/torch_archive.h"
+#include "checkpoint/stored_state.h"
 #include "core/files.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "formats/shard_index.h"
-#include "modeling/torch_dtype.h"
+#include "formats/zero_folder.h"
 
 namespace accelerate::detail::checkpoint {
 namespace {
@@ -63,20 +64,6 @@ StateDict open_archive(const fs::path& path) {
   return state;
 }
 
-/// A tensor made of the chunks in the files.
-at::Tensor assembled(formats::DcpReader& reader, const formats::DcpEntry& entry) {
-  const auto dtype = modeling::dtype_of(entry.dtype->name);
-  if (!dtype) {
-    throw UnsupportedError(str("'", entry.name, "' is of dtype torch.", entry.dtype->name,
-                               ", which this LibTorch does not have."));
-  }
-  auto bytes = std::make_unique<std::string>(reader.read_tensor(entry));
-  auto* const data = bytes->data();
-  return at::from_blob(
-      data, entry.sizes, [owner = std::shared_ptr(std::move(bytes))](void*) {},
-      at::TensorOptions(*dtype));
-}
-
 std::vector<fs::path> files_of_index(const fs::path& index) {
   const auto text = [&] {
     try {
@@ -111,7 +98,10 @@ std::vector<fs::path> files_of_folder(const fs::path& folder) {
     throw CheckpointError(str("Cannot list '", folder.string(), "': ", error.message(), "."),
                           folder);
   }
-  if (indices.empty() && fs::exists(folder / ".metadata", error)) return {folder};
+  if (indices.empty() &&
+      (fs::exists(folder / ".metadata", error) || formats::find_zero_folder(folder))) {
+    return {folder};
+  }
   if (indices.empty()) {
     throw ArgumentError(str(folder.string(),
                             " is not a folder containing a `.index.json` file or a ", kWeightsName,
@@ -137,16 +127,18 @@ CheckpointFile::Content CheckpointFile::open(const fs::path& path) {
 }
 
 CheckpointFile::Folder CheckpointFile::open_folder(const fs::path& path) {
-  Folder folder{.reader = std::make_unique<formats::DcpReader>(path), .tensors = {}};
-  for (const auto& entry : folder.reader->entries()) {
-    const auto name = folder.reader->path_of(entry);
-    if (entry.dtype == nullptr || name.size() != 1 || !name[0].is_string()) {
-      throw FormatError(
-          str("'", path.string(), "' is not the state dict of a model: its entry '", entry.name,
-              "' is ", entry.dtype == nullptr ? "no tensor." : "nested deeper."),
-          path);
+  Folder folder;
+  const auto state = open_stored_state(path);
+  // Beside an optimizer a model is below this key.
+  const auto* model = state.as_dict().get("model");
+  for (const auto& [key, entry] :
+       (model != nullptr && model->is_dict() ? *model : state).as_dict()) {
+    if (!is_stored_tensor(entry)) {
+      throw FormatError(str("'", path.string(), "' is not the state dict of a model: its entry ",
+                            key.repr(), " is of kind ", entry.kind_name(), " and not a tensor."),
+                        path);
     }
-    folder.tensors.emplace(name[0].as_string(), &entry);
+    folder.emplace(key.to_string(), entry);
   }
   return folder;
 }
@@ -155,21 +147,21 @@ std::vector<std::string> CheckpointFile::names() const {
   if (const auto* file = std::get_if<safetensors::File>(&content_)) return file->offset_keys();
   if (const auto* folder = std::get_if<Folder>(&content_)) {
     std::vector<std::string> names;
-    for (const auto& [name, entry] : folder->tensors) names.push_back(name);
+    for (const auto& [name, tensor] : *folder) names.push_back(name);
     return names;
   }
   return std::get<StateDict>(content_).keys();
 }
 
 std::vector<std::int64_t> CheckpointFile::shape(const std::string& name) const {
-  if (const auto* folder = std::get_if<Folder>(&content_)) return folder->tensors.at(name)->sizes;
+  if (const auto* folder = std::get_if<Folder>(&content_)) return stored_sizes(folder->at(name));
   return get(name).sizes().vec();
 }
 
 at::Tensor CheckpointFile::get(const std::string& name, c10::Device device) const {
   if (const auto* file = std::get_if<safetensors::File>(&content_)) return file->get(name, device);
   if (const auto* folder = std::get_if<Folder>(&content_)) {
-    return assembled(*folder->reader, *folder->tensors.at(name)).to(device);
+    return stored_whole(folder->at(name)).to(device);
   }
   return std::get<StateDict>(content_)[name].to(device);
 }

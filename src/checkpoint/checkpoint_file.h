@@ -1,5 +1,5 @@
 // src/checkpoint/checkpoint_file.h - the weights of a model in one file, or in the folder of a
-// distributed checkpoint.
+// sharded checkpoint.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,21 +9,21 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "accelerate/safetensors.h"
 #include "accelerate/state_dict.h"
-#include "formats/dcp.h"
+#include "accelerate/value.h"
 
 namespace accelerate::detail::checkpoint {
 
 class CheckpointFile {
  public:
-  /// Opens a folder as a checkpoint of torch.distributed.checkpoint, *.safetensors as such and any
-  /// other name as a torch archive. Nothing but the description of the tensors is read.
+  /// Opens a folder as a checkpoint of torch.distributed.checkpoint or of DeepSpeed, *.safetensors
+  /// as such and any other name as a torch archive. Nothing but the description of the tensors is
+  /// read.
   ///
   /// Throws `FormatError` for a broken file, a safetensors file for another framework than PyTorch,
   /// and an archive or folder that does not hold a dict of tensors; `CheckpointError` if it cannot
@@ -43,11 +43,8 @@ class CheckpointFile {
                  const std::function<void(std::int64_t bytes)>& done) const;
 
  private:
-  /// The chunks of its tensors are in several files.
-  struct Folder {
-    std::unique_ptr<formats::DcpReader> reader;
-    std::map<std::string, const formats::DcpEntry*, std::less<>> tensors;
-  };
+  /// Parts of its tensors are in several files.
+  using Folder = std::map<std::string, Value>;
   using Content = std::variant<safetensors::File, StateDict, Folder>;
 
   [[nodiscard]] static Folder open_folder(const std::filesystem::path& path);
@@ -58,8 +55,8 @@ class CheckpointFile {
 
 /// The files of a checkpoint, in the order in which Python reads them: the file itself, those of an
 /// index (*.json), or those that a folder has, of which pytorch_model.bin comes first, then
-/// model.safetensors, then its only *.index.json. A folder of torch.distributed.checkpoint is
-/// itself what `CheckpointFile` opens.
+/// model.safetensors, then its only *.index.json. A folder of torch.distributed.checkpoint or of
+/// DeepSpeed is itself what `CheckpointFile` opens.
 ///
 /// Throws `ArgumentError` if there is no checkpoint or more than one index, and `FormatError` for
 /// an index that is wrong.

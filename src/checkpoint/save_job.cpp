@@ -4,8 +4,9 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
+#include <iterator>
+#include <map>
 #include <mutex>
 #include <set>
 #include <system_error>
@@ -16,11 +17,14 @@
 #include "core/log.h"
 #include "core/run_in_parallel.h"
 #include "core/text.h"
+#include "formats/dcp_writer.h"
+#include "formats/pickle.h"
 
 namespace accelerate::detail::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+using formats::kDcpMetadataName;
 using formats::kManifestName;
 using formats::Manifest;
 using formats::ManifestFile;
@@ -68,24 +72,36 @@ bool is_temporary(std::string_view name) {
   return !name.empty();
 }
 
-/// One line for a file; see `parse_part`.
-std::string line_of(const ManifestFile& file) {
-  return str(file.size, " ", file.xxh3, " ", file.name, "\n");
+/// What a process tells the others about a file.
+struct WrittenFile {
+  ManifestFile file;
+  std::vector<formats::DcpEntry> entries;  // of shards
+};
+
+std::string encoded(const std::vector<WrittenFile>& files) {
+  Value::List list;
+  for (const auto& [file, entries] : files) {
+    list.push_back(Value::tuple({file.name, file.size, static_cast<std::int64_t>(file.xxh3),
+                                 formats::dcp_entries_to_value(entries)}));
+  }
+  return formats::pickle_dumps(Value(std::move(list)));
 }
 
-std::vector<ManifestFile> parse_part(std::string_view part) {
-  std::vector<ManifestFile> files;
-  for (const auto& line : split(part, '\n')) {
-    if (line.empty()) continue;
-    ManifestFile file;
-    const char* end = line.data() + line.size();
-    const auto size = std::from_chars(line.data(), end, file.size);
-    const auto sum = std::from_chars(size.ptr + 1, end, file.xxh3);
-    file.name.assign(sum.ptr + 1, end);
-    files.push_back(std::move(file));
+std::vector<WrittenFile> decoded(std::string_view part) {
+  std::vector<WrittenFile> files;
+  const auto list = formats::pickle_loads(part);
+  for (const auto& item : list.items()) {
+    const auto fields = item.items();
+    files.push_back({.file = {.name = fields[0].as_string(),
+                              .size = fields[1].as_int(),
+                              .xxh3 = static_cast<std::uint64_t>(fields[2].as_int())},
+                     .entries = formats::dcp_entries_from(fields[3])});
   }
   return files;
 }
+
+/// The folder of shards that a file belongs to; empty for other files.
+std::string shard_folder(const fs::path& name) { return name.parent_path().string(); }
 
 /// What the pre-hooks of a save have written beside our files, flushed.
 void add_other_files(const fs::path& folder, const std::string& below,
@@ -136,8 +152,12 @@ SaveJob::SaveJob(SaveTarget target, Manifest facts)
       manifest_(std::move(facts)) {}
 
 SaveJob::~SaveJob() {
-  if (published_ || !target_.automatic || !lock_) return;
+  if (published_ || !lock_) return;
   std::error_code ignored;
+  for (const auto& file : files_) {
+    if (!shard_folder(file.name).empty()) fs::remove_all(staged(file.name).parent_path(), ignored);
+  }
+  if (!target_.automatic) return;
   fs::remove_all(place_, ignored);
   fs::remove(staging_, ignored);  // if it is empty
 }
@@ -185,6 +205,7 @@ void SaveJob::open(const Exchange& exchange) {
     return str(token, "\n", target_.folder.string());
   });
   const auto token = given[0].substr(0, given[0].find('\n'));
+  suffix_ = token.substr(token.find('.'));
   const auto folder_of = [&](std::size_t other) {
     return given[other].substr(given[other].find('\n') + 1);
   };
@@ -212,24 +233,36 @@ void SaveJob::open(const Exchange& exchange) {
 
 // ---- the files ----------------------------------------------------------------------------------
 
+fs::path SaveJob::staged(const fs::path& name) const {
+  const auto folder = shard_folder(name);
+  if (folder.empty() || target_.automatic) return place_ / name;
+  return place_ / (folder + suffix_) / name.filename();
+}
+
 std::string SaveJob::write_files(SnapshotBuffers* buffers) {
-  for (const auto& file : files_) outputs_.emplace_back(place_ / file.name);
+  for (const auto& file : files_) {
+    if (!shard_folder(file.name).empty()) make_folders(staged(file.name).parent_path());
+    outputs_.emplace_back(staged(file.name));
+  }
   std::vector<OutputFile*> outputs;
   for (auto& output : outputs_) outputs.push_back(&output);
   // Buffers hold the tensors of one file at a time.
   const std::size_t threads = buffers != nullptr ? 1 : kFilesAtOnce;
   ByteBar bar("saving", bytes_in(files_), target_.progress);
   std::mutex mutex;
-  std::string part;
+  std::vector<WrittenFile> written;
   run_in_parallel(files_.size(), threads, [&](std::size_t i) {
-    if (buffers != nullptr) buffers->copy({&files_[i], 1});
-    write_state_file(files_[i], *outputs[i], bar);
+    const bool is_sharded = !shard_folder(files_[i].name).empty();
+    // Shards are brought from a device one by one.
+    if (buffers != nullptr && !is_sharded) buffers->copy({&files_[i], 1});
+    auto entries = write_state_file(files_[i], *outputs[i], bar);
     const auto sum = outputs[i]->finish_and_sum();
-    if (target_.automatic) outputs[i]->publish_unflushed();
+    if (target_.automatic || is_sharded) outputs[i]->publish_unflushed();
     const std::lock_guard lock(mutex);
-    part += line_of({.name = files_[i].name, .size = sum.size, .xxh3 = sum.xxh3});
+    written.push_back({.file = {.name = files_[i].name, .size = sum.size, .xxh3 = sum.xxh3},
+                       .entries = std::move(entries)});
   });
-  return part;
+  return encoded(written);
 }
 
 void SaveJob::run(const Exchange& exchange, SnapshotBuffers* buffers) {
@@ -243,13 +276,14 @@ void SaveJob::run(const Exchange& exchange, SnapshotBuffers* buffers) {
   };
   by_owner([&] {
     collect(parts);
+    if (!target_.manifest) return;
     if (!target_.automatic) invalidate_unlisted_files();
     write_manifest();
   });
   if (!target_.automatic) {
     // Nothing is written any more: what follows are renames, to be a mixture for a short time only.
     exchange([&] {
-      for (auto& output : outputs_) output.publish_unflushed();
+      publish_files();
       return std::string();
     });
   }
@@ -268,15 +302,48 @@ void SaveJob::run(const Exchange& exchange, SnapshotBuffers* buffers) {
 
 void SaveJob::collect(const std::vector<std::string>& parts) {
   std::set<std::string> known;
+  std::map<std::string, std::vector<std::vector<formats::DcpEntry>>> shards;  // by folder
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
-    if (owners_[rank] != owner_) continue;
-    for (auto& file : parse_part(parts[rank])) {
+    for (auto& [file, entries] : decoded(parts[rank])) {
+      const auto folder = shard_folder(file.name);
+      if (!folder.empty()) {
+        auto& of_processes = shards[folder];
+        of_processes.resize(parts.size());
+        std::ranges::move(entries, std::back_inserter(of_processes[rank]));
+      }
+      if (owners_[rank] != owner_) continue;
       known.insert(file.name);
       manifest_.files.push_back(std::move(file));
     }
   }
-  if (target_.automatic) add_other_files(place_, "", known, manifest_.files);
+  for (const auto& [folder, of_processes] : shards) write_shard_metadata(folder, of_processes);
+  if (target_.automatic) {
+    for (const auto& folder : shard_folders_) known.insert(str(folder, "/", kDcpMetadataName));
+    add_other_files(place_, "", known, manifest_.files);
+  }
   std::ranges::sort(manifest_.files, {}, &ManifestFile::name);
+}
+
+void SaveJob::write_shard_metadata(const std::string& folder,
+                                   std::span<const std::vector<formats::DcpEntry>> parts) {
+  const auto name = str(folder, "/", kDcpMetadataName);
+  OutputFile file(staged(name));
+  file.write(formats::dcp_metadata(parts, (target_.folder / folder).string()));
+  const auto sum = file.finish_and_sum();
+  file.publish();
+  manifest_.files.push_back({.name = name, .size = sum.size, .xxh3 = sum.xxh3});
+  shard_folders_.push_back(folder);
+}
+
+void SaveJob::publish_files() {
+  auto output = outputs_.begin();
+  for (const auto& file : files_) {
+    if (shard_folder(file.name).empty()) output->publish_unflushed();
+    ++output;
+  }
+  for (const auto& folder : shard_folders_) {
+    replace_folder(staged(fs::path(folder) / kDcpMetadataName).parent_path(), place_ / folder);
+  }
 }
 
 void SaveJob::write_manifest() {
@@ -309,10 +376,15 @@ void SaveJob::seal() {
         str("The checkpoint in '", place_.string(), "' is not published: ", problems.front()),
         place_);
   }
+  if (!target_.manifest) return flush_path(place_);
   if (!target_.automatic) {
     // Before the new manifest: with a weights file that it does not name, the folder is a mixture.
     const auto stale = stale_files(place_, manifest_);
-    for (const auto& one : stale) remove_path(one);
+    std::error_code ignored;
+    for (const auto& one : stale) {
+      remove_path(one);
+      if (one.parent_path() != place_) fs::remove(one.parent_path(), ignored);  // if it is empty
+    }
     if (!stale.empty()) flush_path(place_);
   }
   manifest_file_->publish();

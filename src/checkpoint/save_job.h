@@ -4,7 +4,8 @@
 // folder `checkpoints`, and one rename publishes all of them. In a folder that the caller named,
 // each file is written under a temporary name; when all processes have written theirs, the files
 // are renamed one by one and the manifest (formats/manifest.h) comes last: until then the old
-// manifest tells that the files are a mixture.
+// manifest tells that the files are a mixture. A folder of shards is written under a temporary name
+// as a whole; its `.metadata`, of what all processes have written, comes before the rename.
 //
 // A file is flushed before it gets its name, a folder before and after it gets its name, and old
 // checkpoints are removed at last. What a crash has left, the next save removes; a lock keeps it
@@ -15,6 +16,7 @@
 #include <filesystem>
 #include <list>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,6 +39,9 @@ struct SaveTarget {
   std::optional<std::int64_t> total_limit = std::nullopt;
   /// Show a progress bar, see `ByteBar`.
   std::optional<bool> progress = std::nullopt;
+  /// Write a manifest, and remove what the one before names and the new one does not. Off: the
+  /// files are put beside those that are there.
+  bool manifest = true;
 };
 
 /// The part of one process in a save. All processes call its functions in the order of declaration.
@@ -72,7 +77,12 @@ class SaveJob {
   /// What a process has written, for the process that writes the manifest.
   [[nodiscard]] std::string write_files(SnapshotBuffers* buffers);
   void make_place();
+  /// Where a file, or a folder of shards, is written.
+  [[nodiscard]] std::filesystem::path staged(const std::filesystem::path& name) const;
   void collect(const std::vector<std::string>& parts);
+  void write_shard_metadata(const std::string& folder,
+                            std::span<const std::vector<formats::DcpEntry>> parts);
+  void publish_files();
   void write_manifest();
   void invalidate_unlisted_files() const;
   void seal();
@@ -88,6 +98,8 @@ class SaveJob {
   std::optional<OutputFile> manifest_file_;
   std::vector<StateFile> files_;
   std::list<OutputFile> outputs_;
+  std::vector<std::string> shard_folders_;
+  std::string suffix_;  // of the temporary names of folders: ".4711.815.tmp"
   int owner_ = 0;
   int rank_ = -1;
   std::vector<int> owners_;  // of all processes

@@ -33,6 +33,12 @@ void SnapshotBuffers::copy(std::span<StateFile> files) {
       *value = copied(*value);
       continue;
     }
+    if (auto* items = std::get_if<ShardItems>(&file.content)) {
+      for (auto& shard : items->shards) shard.values = copied(shard.values);
+      items->values = copied(items->values);
+      continue;
+    }
+    if (std::holds_alternative<std::string>(file.content)) continue;
     StateDict state("Tensor");
     for (const auto& entry : std::get<StateDict>(file.content)) {
       state.insert(entry.key(), copied(entry.value()));

@@ -1,10 +1,14 @@
 #include "checkpoint/state_files.h"
 
+#include <algorithm>
+#include <iterator>
+#include <map>
 #include <utility>
 
 #include "accelerate/checkpoint.h"
 #include "accelerate/constants.h"
 #include "accelerate/state.h"
+#include "checkpoint/sharded_state.h"
 #include "checkpoint/write_file.h"
 #include "core/text.h"
 
@@ -57,7 +61,14 @@ std::vector<StateFile> files_of_process(std::span<const StateDict> model_states,
                                     : model_states[i],
                      .safetensors = options.safe_serialization});
   }
+  std::map<StateKind, std::size_t> counts;
   for (const auto& entry : entries) {
+    const ShardedFileOptions sharded{.index = counts[entry.kind]++};
+    if (auto* const state = dynamic_cast<ShardedState*>(entry.object.get())) {
+      const auto exchange = exchange_by_collective("save_state", std::source_location::current());
+      std::ranges::move(sharded_files(*state, sharded, exchange), std::back_inserter(files));
+      continue;
+    }
     if (entry.kind == StateKind::kModel) continue;
     const auto add = [&](bool own, Value content) {
       files.push_back({.name = state_file_name(entry, options.process_index, own),
@@ -71,24 +82,32 @@ std::vector<StateFile> files_of_process(std::span<const StateDict> model_states,
   return files;
 }
 
-void write_state_file(const StateFile& file, OutputFile& output, ByteBar& bar) {
-  if (const auto* value = std::get_if<Value>(&file.content)) {
+std::vector<formats::DcpEntry> write_state_file(const StateFile& file, OutputFile& output,
+                                                ByteBar& bar) {
+  if (const auto* items = std::get_if<ShardItems>(&file.content)) {
+    return write_shard_items(*items, output, bar);
+  }
+  if (const auto* text = std::get_if<std::string>(&file.content)) {
+    output.write(*text);
+  } else if (const auto* value = std::get_if<Value>(&file.content)) {
     write_torch_archive(*value, output, bar);
   } else if (file.safetensors) {
     write_safetensors(std::get<StateDict>(file.content), {{"format", "pt"}}, output, bar);
   } else {
     write_torch_archive(std::get<StateDict>(file.content), output, bar);
   }
+  return {};
 }
 
 std::int64_t bytes_in(std::span<const StateFile> files) {
   std::int64_t bytes = 0;
   for (const auto& file : files) {
-    if (const auto* value = std::get_if<Value>(&file.content)) {
+    if (const auto* items = std::get_if<ShardItems>(&file.content)) {
+      bytes += bytes_in(*items);
+    } else if (const auto* value = std::get_if<Value>(&file.content)) {
       bytes += bytes_in_torch_archive(*value);
-    } else {
-      const auto& state = std::get<StateDict>(file.content);
-      bytes += file.safetensors ? bytes_in_safetensors(state) : bytes_in_torch_archive(state);
+    } else if (const auto* state = std::get_if<StateDict>(&file.content)) {
+      bytes += file.safetensors ? bytes_in_safetensors(*state) : bytes_in_torch_archive(*state);
     }
   }
   return bytes;

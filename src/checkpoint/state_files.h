@@ -11,14 +11,20 @@
 #include "accelerate/checkpoint/accelerator_state.h"
 #include "accelerate/state_dict.h"
 #include "accelerate/value.h"
+#include "checkpoint/sharded_files.h"
 #include "core/byte_bar.h"
 #include "core/output_file.h"
 
 namespace accelerate::detail::checkpoint {
 
+/// A text is written as it is.
+using StateContent = std::variant<Value, StateDict, ShardItems, std::string>;
+
 struct StateFile {
+  /// Relative to the folder of the checkpoint. Shards are in a folder there, which `SaveJob` gives
+  /// its `.metadata`.
   std::string name;
-  std::variant<Value, StateDict> content;
+  StateContent content;
   /// A safetensors file; else a torch archive.
   bool safetensors = false;
 };
@@ -40,13 +46,16 @@ class LoadsWeights {
 /// The file of an object that is not a model. `own`: that of this process, not the common one.
 [[nodiscard]] std::string state_file_name(const StateEntry& entry, int process_index, bool own);
 
-/// The files that this process has to write. Calls `state_dict` of all entries on all processes.
+/// Collective. The files that this process has to write. Calls `state_dict` of all entries on all
+/// processes. `model_states` are those of the models that are not a `ShardedState`.
 [[nodiscard]] std::vector<StateFile> files_of_process(std::span<const StateDict> model_states,
                                                       std::span<const StateEntry> entries,
                                                       const SaveAcceleratorStateOptions& options);
 
-/// `bar` counts the bytes of tensors: `bytes_in` for all files.
-void write_state_file(const StateFile& file, OutputFile& output, ByteBar& bar);
+/// `bar` counts the bytes of tensors: `bytes_in` for all files. Returns the entries of a file of
+/// shards, for `.metadata`.
+std::vector<formats::DcpEntry> write_state_file(const StateFile& file, OutputFile& output,
+                                                ByteBar& bar);
 [[nodiscard]] std::int64_t bytes_in(std::span<const StateFile> files);
 
 }  // namespace accelerate::detail::checkpoint

@@ -13,7 +13,6 @@
 #include "accelerate/operations/objects.h"
 #include "accelerate/value/to_value.h"
 #include "comm/peers.h"
-#include "comm/sharded.h"
 #include "core/log.h"
 #include "core/text.h"
 
@@ -324,19 +323,6 @@ void LeafCollectives::pad_across_processes(Tensors& leaves, const TreeView& view
     }
     if (target != leaves[i].size(dim)) leaves[i] = padded(leaves[i], dim, target, padding);
   }
-}
-
-void LeafCollectives::check_gathered(std::span<const at::Tensor> parameters,
-                                     std::optional<int> modifier_rank) {
-  if (std::ranges::any_of(parameters, is_sharded)) {
-    throw UnsupportedError(
-        "gathered_parameters is not supported for parameters that are spread over processes: they "
-        "cannot be gathered yet. Change them before they are sharded.");
-  }
-  const PartialState state;
-  if (!modifier_rank || (*modifier_rank >= 0 && *modifier_rank < state.num_processes())) return;
-  throw ArgumentError(str("gathered_parameters: modifier_rank is ", *modifier_rank,
-                          ", but there are processes 0 to ", state.num_processes() - 1, "."));
 }
 
 }  // namespace detail::comm

@@ -53,10 +53,11 @@ struct AllGuards {
 };
 
 /// Gradients are reduced as they become ready, on any thread of autograd: the line that this thread
-/// was called from may differ between ranks.
+/// was called from, and its name, may differ between ranks.
 CallSite place_of_call() {
-  if (!torch::autograd::get_current_node()) return current_call_site();
-  return {.name = "backward"};
+  const auto place = current_call_site();
+  if (!torch::autograd::get_current_node()) return place;
+  return {.name = place.name_in_backward != nullptr ? place.name_in_backward : "backward"};
 }
 
 // When this process ends, it tells the others how, so that no rank waits for it in vain.

@@ -13,6 +13,7 @@ namespace {
 thread_local CallSite here;
 thread_local bool is_here = false;
 thread_local const char* scope_name = nullptr;
+thread_local const char* backward_name = nullptr;
 thread_local const char* remark_here = nullptr;
 thread_local const UserCall* user_call = nullptr;
 
@@ -34,6 +35,7 @@ bool is_ours(std::string_view path) {
 CallSite current_call_site() noexcept {
   CallSite site = is_here ? here : CallSite{};
   site.name = scope_name;
+  site.name_in_backward = backward_name;
   site.remark = remark_here;
   site.call = user_call;
   return site;
@@ -59,6 +61,10 @@ AfterRemark::~AfterRemark() { remark_here = nullptr; }
 AsUserCall::AsUserCall(const UserCall& call) noexcept : before_(user_call) { user_call = &call; }
 
 AsUserCall::~AsUserCall() { user_call = before_; }
+
+NamedInBackward::NamedInBackward() noexcept : before_(backward_name) { backward_name = scope_name; }
+
+NamedInBackward::~NamedInBackward() { backward_name = before_; }
 
 }  // namespace detail::inline core
 

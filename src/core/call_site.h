@@ -25,6 +25,8 @@ struct CallSite {
   std::uint32_t line = 0;
   /// The scope of `name_collectives`, which replaces file and line; nullptr outside of one.
   const char* name = nullptr;
+  /// The name that `NamedInBackward` keeps; nullptr outside of one.
+  const char* name_in_backward = nullptr;
   /// A remark for reports, which ranks do not compare. nullptr: none.
   const char* remark = nullptr;
   /// nullptr if the backend sees the whole call.
@@ -66,6 +68,19 @@ class AsUserCall {
 
  private:
   const UserCall* before_;
+};
+
+/// Collectives that hooks of a backward make on this thread keep the name that is in force now.
+/// Without it they go by the name "backward", because ranks may call backward under any name.
+class NamedInBackward {
+ public:
+  NamedInBackward() noexcept;
+  ~NamedInBackward();
+  NamedInBackward(const NamedInBackward&) = delete;
+  NamedInBackward& operator=(const NamedInBackward&) = delete;
+
+ private:
+  const char* before_;
 };
 
 }  // namespace accelerate::detail::inline core

@@ -77,6 +77,19 @@ void rename_path(const fs::path& from, const fs::path& to) {
   refuse(str("rename '", from.string(), "' to"), to, {failed, std::generic_category()});
 }
 
+void replace_folder(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  if (!fs::exists(to, error)) return rename_path(from, to);
+  const auto exchanged = uninterrupted(
+      [&] { return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE); });
+  if (exchanged != 0) {
+    if (errno != EINVAL && errno != ENOSYS) refuse("replace the folder", to);
+    remove_path(to);  // a file system that cannot exchange names
+    return rename_path(from, to);
+  }
+  remove_path(from);
+}
+
 void remove_path(const fs::path& path) {
   std::error_code error;
   retried([&](std::error_code& code) { fs::remove_all(path, code); }, error);

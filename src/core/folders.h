@@ -21,6 +21,11 @@ void flush_path(const std::filesystem::path& path);
 /// Renames a file or folder. To be flushed by the caller.
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
 
+/// Puts the folder `from` in the place of `to`, and removes what was there: at once where the file
+/// system can exchange names, so that a reader finds the old folder or the new one. To be flushed
+/// by the caller.
+void replace_folder(const std::filesystem::path& from, const std::filesystem::path& to);
+
 /// Removes a file, or a folder with all that is in it, if it is there.
 void remove_path(const std::filesystem::path& path);
 

@@ -4,6 +4,7 @@
 
 #include "core/python_text.h"
 #include "core/text.h"
+#include "formats/boxes.h"
 #include "formats/legacy_archive.h"
 #include "formats/pickle.h"
 
@@ -116,6 +117,21 @@ void ArchiveWriter::finish() {
   id.insert(0, 40 - id.size(), '0');
   zip_.add(folder_ + ".data/serialization_id", id);
   zip_.finish();
+}
+
+Value described_tensor(const TorchDtype& dtype, const std::vector<std::int64_t>& sizes,
+                       std::string key) {
+  auto storage = std::make_shared<PickleStorage>();
+  storage->key = std::move(key);
+  storage->dtype = dtype.storage.empty() ? "" : dtype.name;
+  storage->location = "cpu";
+  storage->bytes = static_cast<std::uint64_t>(dtype.bytes * element_count(sizes));
+  auto tensor = std::make_shared<PickleTensor>();
+  tensor->storage = std::move(storage);
+  tensor->dtype = dtype.name;
+  tensor->sizes = sizes;
+  tensor->strides = dense_strides(sizes);
+  return Value(Value::Leaf(std::move(tensor)));
 }
 
 std::string archive_name(const std::filesystem::path& path) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "accelerate/value.h"
 #include "formats/byte_source.h"
@@ -55,6 +56,10 @@ class ArchiveWriter {
   ZipWriter zip_;
   std::string folder_;
 };
+
+/// A tensor without gaps that has the storage `key` for itself, for the pickle of an archive.
+[[nodiscard]] Value described_tensor(const TorchDtype& dtype,
+                                     const std::vector<std::int64_t>& sizes, std::string key);
 
 /// The folder inside an archive, as torch.save names it: the file's name up to its last dot, or
 /// "archive" if that is not plain ASCII.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -87,6 +88,16 @@ class PartBytes final : public ByteSource {
   const ByteSource& whole_;
   std::uint64_t offset_;
   std::uint64_t size_;
+};
+
+/// The files of a folder, each opened when it is first read; not too many at a time.
+class OpenFiles {
+ public:
+  /// Valid until the next call.
+  [[nodiscard]] const FileBytes& open(const std::filesystem::path& path);
+
+ private:
+  std::map<std::filesystem::path, std::unique_ptr<FileBytes>> files_;
 };
 
 }  // namespace accelerate::detail::formats

@@ -6,14 +6,14 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
-#include <memory>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "accelerate/value.h"
+#include "formats/boxes.h"
 #include "formats/byte_source.h"
 #include "formats/torch_dtypes.h"
 
@@ -26,33 +26,28 @@ struct DcpPlace {
   std::uint64_t length = 0;
 };
 
-/// A box of a tensor.
-struct DcpChunk {
-  std::vector<std::int64_t> offsets;
-  std::vector<std::int64_t> sizes;
-  DcpPlace place;
+/// A box of a tensor, in an archive of its own.
+struct DcpChunk : Box {
+  DcpPlace place = {};
 };
 
 /// One tensor, or one value of another kind.
 struct DcpEntry {
   /// "model.layer.weight".
-  std::string name;
+  std::string name = {};
   /// Where it was in the nested state dict: texts, and numbers for positions in lists.
-  Value::List path;
+  Value::List path = {};
   /// Null for other values.
   const TorchDtype* dtype = nullptr;
-  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> sizes = {};
   /// Of a tensor; they cover it without overlaps.
-  std::vector<DcpChunk> chunks;
+  std::vector<DcpChunk> chunks = {};
   /// Of another value.
-  DcpPlace place;
+  DcpPlace place = {};
 
   /// Of a tensor.
   [[nodiscard]] std::uint64_t bytes() const;
 };
-
-/// In elements, of a tensor without gaps.
-[[nodiscard]] std::vector<std::int64_t> dense_strides(const std::vector<std::int64_t>& sizes);
 
 /// Reads the bytes of a `.metadata` file called `name`. Throws `FormatError` for what is no such
 /// pickle, for tensors that their chunks do not cover exactly, and for places that overlap or are
@@ -71,20 +66,32 @@ class DcpReader {
   /// The path of an entry. If all entries are below one key of the state dict, as FSDP saves
   /// {"model": ...}, that key is left out.
   [[nodiscard]] std::span<const Value> path_of(const DcpEntry& entry) const;
-  /// The bytes of a tensor, row by row. Reads one chunk after the other. Throws `FormatError` that
-  /// names the tensor if a chunk is not what the metadata says.
+  /// The bytes of a tensor, row by row. Throws `FormatError` that names the tensor if a chunk is
+  /// not what the metadata says.
   [[nodiscard]] std::string read_tensor(const DcpEntry& entry);
+  /// Throws `FormatError` if a chunk of a tensor is not inside its file. Otherwise the tensor is no
+  /// larger than the files, so that memory for it may be allocated.
+  void check_places(const DcpEntry& entry);
+  /// Some elements of a tensor into `out`, which has their size. Reads one chunk after the other,
+  /// of those that have such elements, and no more than from the first to the last of them.
+  void read_range(const DcpEntry& entry, FlatRange range, std::span<char> out);
   /// A value that is no tensor.
   [[nodiscard]] Value read_value(const DcpEntry& entry);
 
+  /// The nested state dict, with what `leaf` makes of each entry. Throws `CheckpointError` if the
+  /// paths of two entries contradict each other.
+  [[nodiscard]] Value nested(const std::function<Value(const DcpEntry& entry)>& leaf) const;
+
  private:
-  /// Opens the file once. Throws `FormatError` if the place is not inside it.
+  void read_chunk(const DcpEntry& entry, const DcpChunk& chunk, FlatRange range,
+                  std::span<char> out);
+  /// Throws `FormatError` if the place is not inside its file.
   [[nodiscard]] PartBytes part(const DcpEntry& entry, const DcpPlace& place);
 
   std::filesystem::path folder_;
   std::vector<DcpEntry> entries_;
   bool one_root_ = false;
-  std::map<std::string, std::unique_ptr<FileBytes>> files_;
+  OpenFiles files_;
 };
 
 }  // namespace accelerate::detail::formats

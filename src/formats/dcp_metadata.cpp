@@ -159,9 +159,9 @@ class MetadataReader {
     if (!chunks.is_list()) refuse(str("the chunks of '", name, "' are no list"));
     for (const auto& item : chunks.as_list()) {
       const auto& chunk = state_of(item, "ChunkStorageMetadata");
-      DcpChunk box{.offsets = numbers(field(chunk, "offsets")),
-                   .sizes = numbers(field(chunk, "sizes")),
-                   .place = {}};
+      DcpChunk box;
+      box.offsets = numbers(field(chunk, "offsets"));
+      box.sizes = numbers(field(chunk, "sizes"));
       box.place = find(name, box.offsets);
       entry.chunks.push_back(std::move(box));
     }
@@ -272,9 +272,7 @@ class MetadataReader {
 }  // namespace
 
 std::uint64_t DcpEntry::bytes() const {
-  std::uint64_t result = static_cast<std::uint64_t>(dtype->bytes);
-  for (const auto size : sizes) result *= static_cast<std::uint64_t>(size);
-  return result;
+  return static_cast<std::uint64_t>(dtype->bytes * element_count(sizes));
 }
 
 std::vector<DcpEntry> read_dcp_metadata(std::string_view bytes, const std::string& name) {

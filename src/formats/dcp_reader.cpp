@@ -12,43 +12,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Checkpoints of many processes have as many files.
-constexpr std::size_t kMaxOpenFiles = 64;
-
 [[noreturn]] void refuse(const ByteSource& source, const DcpEntry& entry, std::string_view reason) {
   source.refuse(0, str("'", entry.name, "': ", reason));
 }
 
-/// A box of elements in a block of them.
-struct Box {
-  const std::vector<std::int64_t>& strides;
-  std::int64_t at;  ///< of the first element
-};
-
-/// Copies a box from one block to another, in runs of the last dimensions.
-void copy_box(std::string_view from_bytes, const Box& from, std::string& to_bytes, const Box& to,
-              std::span<const std::int64_t> sizes, std::int64_t item) {
-  // Dimensions that are dense on both sides make one run.
-  std::int64_t run = 1;
-  std::size_t dimensions = sizes.size();
-  while (dimensions > 0 && from.strides[dimensions - 1] == run &&
-         to.strides[dimensions - 1] == run) {
-    run *= sizes[--dimensions];
-  }
-  const auto copy = [&](const auto& self, std::size_t dimension, std::int64_t source,
-                        std::int64_t target) -> void {
-    if (dimension == dimensions) {
-      std::memcpy(to_bytes.data() + target * item, from_bytes.data() + source * item,
-                  static_cast<std::size_t>(run * item));
-      return;
-    }
-    for (std::int64_t i = 0; i < sizes[dimension]; ++i) {
-      self(self, dimension + 1, source + i * from.strides[dimension],
-           target + i * to.strides[dimension]);
-    }
-  };
-  copy(copy, 0, from.at, to.at);
-}
+/// Shorter runs are cut out of one read.
+constexpr std::int64_t kRunBytes = 64 << 10;
 
 /// Which folders inside may be meant, in Python's words.
 std::string hint(const fs::path& folder) {
@@ -70,6 +39,36 @@ std::string hint(const fs::path& folder) {
              (has_model ? model : optimizer).string(), " instead.");
 }
 
+/// Puts `value` at `path`; lists grow as positions come, together by `room` items.
+void set_at(Value& root, std::span<const Value> path, Value value, const DcpEntry& entry,
+            std::size_t& room) {
+  Value* at = &root;
+  for (const auto& step : path) {
+    if (step.is_string()) {
+      if (at->is_none()) *at = Value(Value::Dict());
+      if (at->is_dict()) {
+        at = &at->as_dict()[step.as_string()];
+        continue;
+      }
+    } else {
+      if (at->is_none()) *at = Value(Value::List());
+      const auto position = static_cast<std::uint64_t>(step.as_int());  // negative: too large
+      if (at->is_list() && position < at->as_list().size() + room) {
+        auto& list = at->as_list();
+        if (position >= list.size()) {
+          room -= position + 1 - list.size();
+          list.resize(position + 1);
+        }
+        at = &list[position];
+        continue;
+      }
+    }
+    throw CheckpointError(str("The path of '", entry.name, "' in the checkpoint, ",
+                              Value(entry.path).repr(), ", does not fit the other paths."));
+  }
+  *at = std::move(value);
+}
+
 /// True if all paths begin with the same key and go on behind it.
 bool has_one_root(const std::vector<DcpEntry>& entries) {
   return !entries.empty() && std::ranges::all_of(entries, [&](const DcpEntry& entry) {
@@ -78,16 +77,6 @@ bool has_one_root(const std::vector<DcpEntry>& entries) {
 }
 
 }  // namespace
-
-std::vector<std::int64_t> dense_strides(const std::vector<std::int64_t>& sizes) {
-  std::vector<std::int64_t> strides(sizes.size());
-  std::int64_t stride = 1;
-  for (std::size_t i = sizes.size(); i > 0; --i) {
-    strides[i - 1] = stride;
-    stride *= std::max<std::int64_t>(sizes[i - 1], 1);
-  }
-  return strides;
-}
 
 DcpReader::DcpReader(fs::path folder) : folder_(std::move(folder)) {
   const auto path = folder_ / ".metadata";
@@ -111,44 +100,92 @@ std::span<const Value> DcpReader::path_of(const DcpEntry& entry) const {
 }
 
 PartBytes DcpReader::part(const DcpEntry& entry, const DcpPlace& place) {
-  if (files_.size() == kMaxOpenFiles && !files_.contains(place.file)) files_.clear();
-  auto& file = files_[place.file];
-  if (file == nullptr) file = std::make_unique<FileBytes>(folder_ / place.file);
-  if (place.offset > file->size() || place.length > file->size() - place.offset) {
-    refuse(*file, entry,
+  const auto& file = files_.open(folder_ / place.file);
+  if (place.offset > file.size() || place.length > file.size() - place.offset) {
+    refuse(file, entry,
            str("its ", place.length, " bytes at byte ", place.offset,
-               " are not inside the file, which has ", file->size()));
+               " are not inside the file, which has ", file.size()));
   }
-  return {*file, place.offset, place.length};
+  return {file, place.offset, place.length};
+}
+
+void DcpReader::check_places(const DcpEntry& entry) {
+  // The metadata has no chunk that is longer than its place, and no places that overlap.
+  for (const auto& chunk : entry.chunks) (void)part(entry, chunk.place);
 }
 
 std::string DcpReader::read_tensor(const DcpEntry& entry) {
-  // Before memory is allocated: chunks are not longer than their places, so that the tensor is no
-  // larger than the files if these have the places.
-  for (const auto& chunk : entry.chunks) (void)part(entry, chunk.place);
+  check_places(entry);
   std::string bytes(entry.bytes(), '\0');
-  const auto strides = dense_strides(entry.sizes);
-  for (const auto& chunk : entry.chunks) {
-    const auto source = part(entry, chunk.place);
-    const ArchiveReader archive(source);
-    const auto* tensor = leaf_as<PickleTensor>(archive.value());
-    if (tensor == nullptr || tensor->sizes != chunk.sizes || tensor->dtype != entry.dtype->name) {
-      refuse(source, entry,
-             str("the chunk is ", archive.value().repr(), ", expected sizes (", join(chunk.sizes),
-                 ") and dtype torch.", entry.dtype->name));
-    }
-    const auto& stored = archive.entry(*tensor->storage);
-    std::int64_t at = 0;
-    for (std::size_t i = 0; i < strides.size(); ++i) at += strides[i] * chunk.offsets[i];
-    copy_box(source.read(stored.offset, stored.size), {tensor->strides, tensor->offset}, bytes,
-             {strides, at}, chunk.sizes, entry.dtype->bytes);
-  }
+  read_range(entry, {.begin = 0, .end = element_count(entry.sizes)}, bytes);
   return bytes;
+}
+
+void DcpReader::read_range(const DcpEntry& entry, FlatRange range, std::span<char> out) {
+  for (const auto& chunk : entry.chunks) {
+    const auto extent = extent_of(entry.sizes, chunk);
+    if (extent.begin < range.end && range.begin < extent.end) read_chunk(entry, chunk, range, out);
+  }
+}
+
+void DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk, FlatRange range,
+                           std::span<char> out) {
+  const auto source = part(entry, chunk.place);
+  const ArchiveReader archive(source);
+  const auto* tensor = leaf_as<PickleTensor>(archive.value());
+  if (tensor == nullptr || tensor->sizes != chunk.sizes || tensor->dtype != entry.dtype->name) {
+    refuse(source, entry,
+           str("the chunk is ", archive.value().repr(), ", expected sizes (", join(chunk.sizes),
+               ") and dtype torch.", entry.dtype->name));
+  }
+  const auto item = entry.dtype->bytes;
+  const auto begin = archive.entry(*tensor->storage).offset;
+  const auto place_of = [&](std::int64_t element) {
+    return begin + static_cast<std::uint64_t>((tensor->offset + element) * item);
+  };
+  const auto target_of = [&](const SharedRun& run) {
+    return out.subspan(static_cast<std::size_t>((run.flat - range.begin) * item),
+                       static_cast<std::size_t>(run.count * item));
+  };
+  const auto for_each_run = [&](const std::function<void(const SharedRun&)>& visit) {
+    for_each_shared_run(entry.sizes, chunk, tensor->strides, range, visit);
+  };
+
+  FlatRange stored{.begin = INT64_MAX, .end = 0};  // from the first to the last that is needed
+  bool short_runs = false;
+  for_each_run([&](const SharedRun& run) {
+    stored.begin = std::min(stored.begin, run.stored);
+    stored.end = std::max(stored.end, run.stored + run.count);
+    short_runs = short_runs || run.count * item < kRunBytes;
+  });
+  if (stored.begin > stored.end) return;
+  if (!short_runs) {
+    return for_each_run(
+        [&](const SharedRun& run) { source.read(place_of(run.stored), target_of(run)); });
+  }
+  const auto window =
+      source.read(place_of(stored.begin), static_cast<std::uint64_t>(stored.count() * item));
+  for_each_run([&](const SharedRun& run) {
+    const auto target = target_of(run);
+    std::memcpy(target.data(), window.data() + (run.stored - stored.begin) * item, target.size());
+  });
 }
 
 Value DcpReader::read_value(const DcpEntry& entry) {
   const auto source = part(entry, entry.place);
-  return ArchiveReader(source).value();
+  auto value = ArchiveReader(source).value();
+  if (leaf_as<PickleTensor>(value) != nullptr) {
+    refuse(source, entry, "it is a tensor in its file and none in the metadata");
+  }
+  return value;
+}
+
+Value DcpReader::nested(const std::function<Value(const DcpEntry& entry)>& leaf) const {
+  Value root = Value(Value::Dict());
+  std::size_t room = 0;  // a list has an item for each position in a path, or fewer
+  for (const auto& entry : entries_) room += entry.path.size();
+  for (const auto& entry : entries_) set_at(root, path_of(entry), leaf(entry), entry, room);
+  return root;
 }
 
 }  // namespace accelerate::detail::formats

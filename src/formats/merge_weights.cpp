@@ -1,6 +1,9 @@
 #include "formats/merge_weights.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
+#include <span>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -14,11 +17,45 @@
 #include "formats/dcp.h"
 #include "formats/pickle.h"
 #include "formats/safetensors_header.h"
+#include "formats/zero_folder.h"
 
 namespace accelerate::detail::formats {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// A folder of DeepSpeed with the functions of a `DcpReader`.
+class ZeroReader {
+ public:
+  explicit ZeroReader(const fs::path& folder) : tensors_(read_zero_folder(folder)) {
+    for (const auto& tensor : tensors_) {
+      entries_.push_back({.name = tensor.name,
+                          .path = {tensor.name},
+                          .dtype = tensor.dtype,
+                          .sizes = tensor.sizes});
+    }
+  }
+
+  [[nodiscard]] const std::vector<DcpEntry>& entries() const { return entries_; }
+  [[nodiscard]] static std::span<const Value> path_of(const DcpEntry& entry) { return entry.path; }
+  [[nodiscard]] std::string read_tensor(const DcpEntry& entry) {
+    const auto& tensor = tensors_[static_cast<std::size_t>(&entry - entries_.data())];
+    std::string bytes(entry.bytes(), '\0');
+    read_zero_range(files_, tensor, {0, element_count(entry.sizes)}, bytes);
+    return bytes;
+  }
+  [[nodiscard]] static Value read_value(const DcpEntry&) { return {}; }
+  [[nodiscard]] Value nested(const std::function<Value(const DcpEntry& entry)>& leaf) const {
+    Value::Dict root;
+    for (const auto& entry : entries_) root.set(entry.name, leaf(entry));
+    return Value(std::move(root));
+  }
+
+ private:
+  OpenFiles files_;
+  std::vector<ZeroTensor> tensors_;
+  std::vector<DcpEntry> entries_;
+};
 
 std::int64_t bytes_of(const std::vector<DcpEntry>& entries) {
   std::int64_t bytes = 0;
@@ -31,8 +68,7 @@ std::int64_t bytes_of(const std::vector<DcpEntry>& entries) {
 // safetensors
 
 /// The entry in the header. Throws if the format cannot hold the value.
-TensorEntry header_entry(const DcpReader& reader, const DcpEntry& entry) {
-  const auto path = reader.path_of(entry);
+TensorEntry header_entry(const DcpEntry& entry, std::span<const Value> path) {
   if (entry.dtype == nullptr || path.size() != 1 || !path[0].is_string()) {
     throw ArgumentError(
         str("'", entry.name, "' is ", entry.dtype == nullptr ? "no tensor" : "nested deeper",
@@ -52,12 +88,13 @@ TensorEntry header_entry(const DcpReader& reader, const DcpEntry& entry) {
   return tensor;
 }
 
-void write_safetensors(DcpReader& reader, const fs::path& path, const MergeOptions& options) {
+template <class Reader>
+void write_safetensors(Reader& reader, const fs::path& path, const MergeOptions& options) {
   const auto& entries = reader.entries();
   std::vector<TensorEntry> tensors;
   std::map<std::string, const DcpEntry*> sources;
   for (const auto& entry : entries) {
-    tensors.push_back(header_entry(reader, entry));
+    tensors.push_back(header_entry(entry, reader.path_of(entry)));
     sources.emplace(tensors.back().name, &entry);
   }
   const auto header = plan_safetensors(std::move(tensors), {{"format", "pt"}});
@@ -76,71 +113,15 @@ void write_safetensors(DcpReader& reader, const fs::path& path, const MergeOptio
 
 // torch.save
 
-/// Puts `value` at `path`; lists grow as positions come, together by `room` items.
-void set_at(Value& root, std::span<const Value> path, Value value, const DcpEntry& entry,
-            std::size_t& room) {
-  Value* at = &root;
-  for (const auto& step : path) {
-    if (step.is_string()) {
-      if (at->is_none()) *at = Value(Value::Dict());
-      if (at->is_dict()) {
-        at = &at->as_dict()[step.as_string()];
-        continue;
-      }
-    } else {
-      if (at->is_none()) *at = Value(Value::List());
-      const auto position = static_cast<std::uint64_t>(step.as_int());  // negative: too large
-      if (at->is_list() && position < at->as_list().size() + room) {
-        auto& list = at->as_list();
-        if (position >= list.size()) {
-          room -= position + 1 - list.size();
-          list.resize(position + 1);
-        }
-        at = &list[position];
-        continue;
-      }
-    }
-    throw CheckpointError(str("The path of '", entry.name, "' in the checkpoint, ",
-                              Value(entry.path).repr(), ", does not fit the other paths."));
-  }
-  *at = std::move(value);
-}
-
-Value described_tensor(const DcpEntry& entry, std::size_t key) {
-  auto storage = std::make_shared<PickleStorage>();
-  storage->key = std::to_string(key);
-  storage->dtype = entry.dtype->storage.empty() ? "" : entry.dtype->name;
-  storage->location = "cpu";
-  storage->bytes = entry.bytes();
-  auto tensor = std::make_shared<PickleTensor>();
-  tensor->storage = std::move(storage);
-  tensor->dtype = entry.dtype->name;
-  tensor->sizes = entry.sizes;
-  tensor->strides = dense_strides(entry.sizes);
-  return Value(Value::Leaf(std::move(tensor)));
-}
-
-void write_archive(DcpReader& reader, const fs::path& path, const MergeOptions& options) {
-  const auto& entries = reader.entries();
-  Value root = Value(Value::Dict());
+template <class Reader>
+void write_archive(Reader& reader, const fs::path& path, const MergeOptions& options) {
   std::vector<const DcpEntry*> tensors;
-  std::size_t room = 0;  // a list has an item for each position in a path, or fewer
-  for (const auto& entry : entries) room += entry.path.size();
-  for (const auto& entry : entries) {
-    Value value;
-    if (entry.dtype != nullptr) {
-      value = described_tensor(entry, tensors.size());
-      tensors.push_back(&entry);
-    } else {
-      value = reader.read_value(entry);
-      if (leaf_as<PickleTensor>(value) != nullptr) {
-        throw CheckpointError(
-            str("'", entry.name, "' is a tensor in its file and none in the metadata."));
-      }
-    }
-    set_at(root, reader.path_of(entry), std::move(value), entry, room);
-  }
-  ByteBar bar("merging", bytes_of(entries), options.progress);
+  const Value root = reader.nested([&](const DcpEntry& entry) {
+    if (entry.dtype == nullptr) return reader.read_value(entry);
+    tensors.push_back(&entry);
+    return described_tensor(*entry.dtype, entry.sizes, std::to_string(tensors.size() - 1));
+  });
+  ByteBar bar("merging", bytes_of(reader.entries()), options.progress);
   OutputFile file(path);
   ArchiveWriter archive([&](std::string_view bytes) { file.write(bytes); }, archive_name(path),
                         pickle_dumps(root));
@@ -162,11 +143,9 @@ bool lies_inside(const fs::path& path, const fs::path& folder) {
   return std::ranges::mismatch(outer, inner).in1 == outer.end();
 }
 
-}  // namespace
-
-fs::path merge_weights(const fs::path& folder, const fs::path& output,
-                       const MergeOptions& options) {
-  DcpReader reader(folder);
+template <class Reader>
+fs::path merge(Reader reader, const fs::path& folder, const fs::path& output,
+               const MergeOptions& options) {
   std::error_code error;
   if (options.remove_checkpoint_dir && lies_inside(output, folder)) {
     throw ArgumentError(str("The merged weights would be written to '", output.string(),
@@ -193,6 +172,18 @@ fs::path merge_weights(const fs::path& folder, const fs::path& output,
                           folder);
   }
   return path;
+}
+
+}  // namespace
+
+fs::path merge_weights(const fs::path& folder, const fs::path& output,
+                       const MergeOptions& options) {
+  std::error_code error;
+  const bool is_dcp = fs::exists(folder / ".metadata", error);
+  if (const auto zero = is_dcp ? std::nullopt : find_zero_folder(folder)) {
+    return merge(ZeroReader(*zero), folder, output, options);
+  }
+  return merge(DcpReader(folder), folder, output, options);
 }
 
 }  // namespace accelerate::detail::formats

@@ -1,4 +1,5 @@
-// src/formats/merge_weights.h - the shards of a distributed checkpoint as one file.
+// src/formats/merge_weights.h - the shards of a distributed checkpoint, or of DeepSpeed, as one
+// file.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +16,8 @@ struct MergeOptions {
   std::optional<bool> progress = std::nullopt;
 };
 
-/// Merges the checkpoint in `folder` into a file in `output`, which is created if needed, tensor by
+/// Merges the checkpoint in `folder`, of torch.distributed.checkpoint or the weights of one of
+/// DeepSpeed, into a file in `output`, which is created if needed, tensor by
 /// tensor: memory holds one of them. If the state dict has one key at the top, as FSDP's {"model":
 /// ...}, the file has what is below it. Returns the path of the file.
 ///

@@ -95,9 +95,9 @@ class Machine {
     on(Opcode::kFrame, [](Machine& m) { m.check_frame(m.number<std::uint64_t>()); });
     on(Opcode::kGlobal, [](Machine& m) { m.push_global(); });
     on(Opcode::kStackGlobal, [](Machine& m) { m.push_stack_global(); });
-    on(Opcode::kReduce, [](Machine& m) { m.push_call(kNoNode); });
-    on(Opcode::kNewObj, [](Machine& m) { m.push_call(kNoNode); });
-    on(Opcode::kNewObjEx, [](Machine& m) { m.push_call(m.pop()); });
+    on(Opcode::kReduce, [](Machine& m) { m.push_call(kNoNode, /*by_new=*/false); });
+    on(Opcode::kNewObj, [](Machine& m) { m.push_call(kNoNode, /*by_new=*/true); });
+    on(Opcode::kNewObjEx, [](Machine& m) { m.push_call(m.pop(), /*by_new=*/true); });
     on(Opcode::kBuild, [](Machine& m) { m.build(); });
     on(Opcode::kBinPersId,
        [](Machine& m) { m.push_new(NodeKind::kPersistent, m.opcode_at_, m.pop()); });
@@ -275,7 +275,7 @@ class Machine {
     push_new(NodeKind::kGlobal, graph_.globals.size() - 1);
   }
 
-  void push_call(NodeId kwargs) {
+  void push_call(NodeId kwargs, bool by_new) {
     const NodeId args = pop();
     if (kwargs != kNoNode && node(kwargs).kind != NodeKind::kDict) {
       refuse("keyword arguments are no dict");
@@ -283,8 +283,11 @@ class Machine {
     const NodeId function = pop();
     if (node(function).kind != NodeKind::kGlobal) refuse("what is called has no name");
     if (node(args).kind != NodeKind::kTuple) refuse("the arguments of a call are no tuple");
-    graph_.calls.push_back(
-        {.function = function, .args = args, .kwargs = kwargs, .offset = opcode_at_});
+    graph_.calls.push_back({.function = function,
+                            .args = args,
+                            .by_new = by_new,
+                            .kwargs = kwargs,
+                            .offset = opcode_at_});
     push_new(NodeKind::kCall, graph_.calls.size() - 1);
   }
 

@@ -50,6 +50,7 @@ struct PickleGraph {
   struct Call {
     NodeId function = kNoNode;
     NodeId args = kNoNode;
+    bool by_new = false;
     NodeId kwargs = kNoNode;
     NodeId state = kNoNode;
     std::vector<NodeId> items = {};

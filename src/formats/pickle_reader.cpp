@@ -145,6 +145,7 @@ class TreeBuilder {
     auto call = std::make_shared<PickleCall>();
     std::tie(call->module, call->name) = name_of(node.function);
     call->args = list(graph_.items(graph_.nodes[node.args]), depth);
+    call->by_new = node.by_new;
     if (node.kwargs != kNoNode) call->kwargs = build(node.kwargs, depth);
     if (node.state != kNoNode) call->state = build(node.state, depth);
     call->items = list(node.items, depth);

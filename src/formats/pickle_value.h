@@ -56,8 +56,9 @@ class PickleCall final : public PickleLeaf<PickleCall> {
   std::string module;  // "collections"
   std::string name;    // "deque"
   Value::List args;
-  Value kwargs;  // a dict, or none
-  Value state;   // what __setstate__ would get, or none
+  bool by_new = false;  // made by the `__new__` of a class, without its `__init__`
+  Value kwargs;         // a dict, or none
+  Value state;          // what __setstate__ would get, or none
   Value::List items;
   Entries entries;
 
@@ -65,7 +66,7 @@ class PickleCall final : public PickleLeaf<PickleCall> {
   [[nodiscard]] std::string function() const { return module + "." + name; }
 
   [[nodiscard]] auto identity() const {
-    return std::tie(module, name, args, kwargs, state, items, entries);
+    return std::tie(module, name, args, by_new, kwargs, state, items, entries);
   }
   [[nodiscard]] std::string_view kind_name() const override { return "Python object"; }
   [[nodiscard]] std::string repr() const override;

@@ -190,7 +190,7 @@ class Writer {
     }
     global(object->module, object->name);
     tuple(object->args, depth);
-    opcode(Opcode::kReduce);
+    opcode(object->by_new ? Opcode::kNewObj : Opcode::kReduce);
     appends(object->items, depth);
     set_items(object->entries, depth);
     if (object->state.is_none()) return;

@@ -6,7 +6,7 @@
 
 namespace accelerate::detail::modeling {
 
-/// On managed tensors and views of them (see offload/released_storage.h). No part of LibTorch uses
+/// On managed tensors and views of them (see lazy/released_storage.h). No part of LibTorch uses
 /// it. It is above autograd and autocast, so that composite operators that look at raw pointers
 /// (cuDNN's RNNs) are seen too.
 inline constexpr auto kLazyKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;

@@ -21,6 +21,9 @@ namespace accelerate::detail::modeling {
 /// Tensors without elements have one name each.
 [[nodiscard]] std::vector<std::vector<std::string>> same_elements(const StateDict& state);
 
+/// Throws `StateDictMismatch` as `load_state_dict` of a module whose state is `own`.
+void check_fits(const StateDict& own, const StateDict& state, bool strict);
+
 /// Makes `tensor` refer to the data of another one of the same shape, on any device and of any
 /// dtype. Unlike `set_data` it also crosses to and from the meta device. Throws `StateError` with
 /// `name` for a tensor on the meta device that a graph was recorded on.

@@ -16,11 +16,11 @@
 #include "checkpoint/offload.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "lazy/trigger.h"
 #include "modeling/outline.h"
 #include "offload/file_ranges.h"
 #include "offload/lazy_params.h"
 #include "offload/placement.h"
-#include "offload/trigger.h"
 #include "state/accelerator_backend.h"
 
 namespace accelerate::detail::offload {
@@ -39,7 +39,7 @@ c10::Device torch_device(const MapDevice& device) {
 void check_model(const ModulePtr& model) {
   if (model == nullptr) throw ArgumentError("There is no model to dispatch: the holder is empty.");
   for (const auto& parameter : model->parameters()) {
-    if (find_managed(parameter) != nullptr) {
+    if (lazy::find_managed(parameter) != nullptr) {
       throw StateError(
           "The weights of this model are dispatched or offloaded already. Call remove_hooks() of "
           "what the first "
@@ -198,7 +198,7 @@ DispatchedCore::~DispatchedCore() { modeling::set_device_map(module, std::nullop
 std::shared_ptr<void> DispatchedCore::enter_forward() const {
   if (lazy) lazy->check_not_moved();
   if (!several_devices) return nullptr;
-  return std::make_shared<OneDevicePerOperator>();
+  return std::make_shared<lazy::OneDevicePerOperator>();
 }
 
 StateDict DispatchedCore::state_dict() const { return get_state_dict_offloaded_model(*module); }

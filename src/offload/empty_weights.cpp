@@ -3,8 +3,8 @@
 #include <ATen/Functions.h>
 
 #include "accelerate/environment.h"
+#include "lazy/trigger.h"
 #include "modeling/tensors.h"
-#include "offload/trigger.h"
 
 namespace accelerate {
 namespace {
@@ -16,13 +16,13 @@ bool include_buffers(const InitOptions& options) {
 }  // namespace
 
 InitOnDeviceScope::InitOnDeviceScope(c10::Device device, const InitOptions& options) {
-  const auto before = detail::offload::exchange_factory_device({device, include_buffers(options)});
+  const auto before = detail::lazy::exchange_factory_device({device, include_buffers(options)});
   before_ = before.device;
   all_before_ = before.all_factories;
 }
 
 InitOnDeviceScope::~InitOnDeviceScope() {
-  detail::offload::exchange_factory_device({before_, all_before_});
+  detail::lazy::exchange_factory_device({before_, all_before_});
 }
 
 namespace detail::offload {

@@ -11,7 +11,7 @@
 #include "accelerate/errors.h"
 #include "core/log.h"
 #include "core/text.h"
-#include "offload/released_storage.h"
+#include "lazy/released_storage.h"
 #include "state/accelerator_backend.h"
 
 namespace accelerate::detail::offload {
@@ -208,10 +208,10 @@ at::Tensor LazyEngine::memory_of(const Entry& entry) const {
 void LazyEngine::bind(Group& group) {
   try {
     for (const auto& entry : group.entries) {
-      allow(*entry->storage,
-            group.slot == nullptr
-                ? group.store->map(entry->index)
-                : c10::DataPtr(memory_of(*entry).mutable_data_ptr(), entry->storage->device()));
+      lazy::allow(*entry->storage, group.slot == nullptr
+                                       ? group.store->map(entry->index)
+                                       : c10::DataPtr(memory_of(*entry).mutable_data_ptr(),
+                                                      entry->storage->device()));
     }
   } catch (...) {
     group.failure = std::current_exception();
@@ -249,7 +249,7 @@ void LazyEngine::write_back(Group& group) {
 
 /// The storages throw from now on. What was changed must have been written back.
 void LazyEngine::drop(Group& group) noexcept {
-  for (const auto& entry : group.entries) forbid(*entry->storage, entry->absent());
+  for (const auto& entry : group.entries) lazy::forbid(*entry->storage, entry->absent());
   if (group.slot != nullptr) {
     if (!group.slot->users.empty()) SlotRing::leave(*group.slot);
     ring->give_back(std::exchange(group.slot, nullptr));

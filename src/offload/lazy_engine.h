@@ -23,12 +23,17 @@
 #include <utility>
 #include <vector>
 
+#include "lazy/slot_ring.h"
+#include "lazy/trigger.h"
 #include "offload/lazy_params.h"
-#include "offload/slot_ring.h"
 #include "offload/store.h"
-#include "offload/trigger.h"
 
 namespace accelerate::detail::offload {
+
+using lazy::Access;
+using lazy::ManagedStorage;
+using lazy::Slot;
+using lazy::SlotRing;
 
 inline constexpr std::size_t kNoGroup = static_cast<std::size_t>(-1);
 

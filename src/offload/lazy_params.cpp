@@ -11,8 +11,8 @@
 #include "accelerate/errors.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "lazy/released_storage.h"
 #include "offload/lazy_engine.h"
-#include "offload/released_storage.h"
 
 namespace accelerate::detail::offload {
 
@@ -92,20 +92,20 @@ void take_over(const std::vector<std::shared_ptr<Entry>>& entries,
       auto& entry = *entries[i];
       entry.storage = share_storage(by_entry[i].front());
       if (entry.storage->device() == device) continue;
-      entry.storage = make_empty_storage(entry.storage->nbytes(), device);
+      entry.storage = lazy::make_empty_storage(entry.storage->nbytes(), device);
       for (const auto& tensor : by_entry[i]) {
         auto storage = share_storage(tensor);
-        rebind(tensor, entry.storage, entry.name());
+        lazy::rebind(tensor, entry.storage, entry.name());
         before.emplace_back(tensor, std::move(storage));
       }
     }
   } catch (...) {
-    for (const auto& [tensor, storage] : before) rebind(tensor, storage, "");
+    for (const auto& [tensor, storage] : before) lazy::rebind(tensor, storage, "");
     throw;
   }
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    forbid(*entries[i]->storage, entries[i]->absent());
-    for (const auto& tensor : by_entry[i]) mark(*tensor.unsafeGetTensorImpl());
+    lazy::forbid(*entries[i]->storage, entries[i]->absent());
+    for (const auto& tensor : by_entry[i]) lazy::mark(*tensor.unsafeGetTensorImpl());
   }
 }
 
@@ -133,18 +133,18 @@ void LazyEngine::restore(Entry& entry, const at::Tensor& bytes) {
   const auto home = home_of(entry);
   if (bytes.defined() && home == entry.storage->device()) {
     auto* source = bytes.storage().unsafeGetStorageImpl();
-    allow(*entry.storage, source->set_data_ptr(c10::DataPtr(nullptr, home)));
+    lazy::allow(*entry.storage, source->set_data_ptr(c10::DataPtr(nullptr, home)));
   } else {
     // Views that others hold must not see the slot, which other groups use.
-    forbid(*entry.storage, entry.absent());
+    lazy::forbid(*entry.storage, entry.absent());
   }
   for (const auto& tensor : tensors) {
     if (home != entry.storage->device()) {
-      rebind(tensor, share_storage(bytes), entry.name());
+      lazy::rebind(tensor, share_storage(bytes), entry.name());
     }
-    unmark(*tensor.unsafeGetTensorImpl());
+    lazy::unmark(*tensor.unsafeGetTensorImpl());
   }
-  forget_storage(*entry.storage);
+  lazy::forget_storage(*entry.storage);
 }
 
 void LazyEngine::check_unused(const Group& group) const {
@@ -186,8 +186,8 @@ std::exception_ptr LazyEngine::restore_all(Lock& lock) {
   }
   for (std::size_t i = 0; i < groups.size(); ++i) groups[i]->index = i;
   for (const auto& [alias, storage] : residents) {
-    if (const auto tensor = alias.tensor.lock()) unmark(*tensor);
-    forget_storage(*storage);
+    if (const auto tensor = alias.tensor.lock()) lazy::unmark(*tensor);
+    lazy::forget_storage(*storage);
   }
   residents.clear();
   successors.clear();
@@ -199,8 +199,8 @@ std::exception_ptr LazyEngine::restore_all(Lock& lock) {
 
 void LazyEngine::abandon(Group& group) noexcept {
   for (const auto& entry : group.entries) {
-    forbid(*entry->storage, entry->absent());
-    forget_storage(*entry->storage);
+    lazy::forbid(*entry->storage, entry->absent());
+    lazy::forget_storage(*entry->storage);
     entry->engine.reset();
   }
 }
@@ -260,7 +260,7 @@ void LazyParams::manage(const std::string& group, const std::vector<NamedTensor>
   for (const auto& entry : managed->entries) {
     entry->engine = engine_;
     entry->group = managed.get();
-    manage_storage(*entry->storage, entry);
+    lazy::manage_storage(*entry->storage, entry);
   }
   if (!managed->store->is_mapped()) {
     engine.largest_bytes = std::max(engine.largest_bytes, managed->plan.bytes);
@@ -275,8 +275,8 @@ void LazyParams::manage_resident(const std::vector<NamedTensor>& tensors) {
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.has_storage() || tensor.layout() != at::kStrided) continue;
     auto storage = share_storage(tensor);
-    mark(*tensor.unsafeGetTensorImpl());
-    manage_storage(*storage, std::make_shared<ResidentStorage>(tensor.device()));
+    lazy::mark(*tensor.unsafeGetTensorImpl());
+    lazy::manage_storage(*storage, std::make_shared<ResidentStorage>(tensor.device()));
     engine_->residents.emplace_back(
         Alias{name, c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())},
         std::move(storage));
@@ -353,16 +353,16 @@ c10::Device with_index(c10::Device device) {
 bool can_be_managed(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
          !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() &&
-         tensor.is_contiguous() && tensor.nbytes() > 0 && find_managed(tensor) == nullptr;
+         tensor.is_contiguous() && tensor.nbytes() > 0 && lazy::find_managed(tensor) == nullptr;
 }
 
 bool is_offloaded(const at::Tensor& tensor) {
-  return std::dynamic_pointer_cast<Entry>(find_managed(tensor)) != nullptr;
+  return std::dynamic_pointer_cast<Entry>(lazy::find_managed(tensor)) != nullptr;
 }
 
 at::Tensor host_value(const at::Tensor& tensor) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto entry = std::dynamic_pointer_cast<Entry>(find_managed(tensor));
+  const auto entry = std::dynamic_pointer_cast<Entry>(lazy::find_managed(tensor));
   if (entry == nullptr) return tensor.detach().cpu();
   const LazyEngine::Lock lock(entry->engine->mutex);
   const auto bytes = entry->engine->host_bytes(*entry);
@@ -371,7 +371,7 @@ at::Tensor host_value(const at::Tensor& tensor) {
 }
 
 at::ScalarType storage_dtype(const at::Tensor& tensor) {
-  const auto entry = std::dynamic_pointer_cast<Entry>(find_managed(tensor));
+  const auto entry = std::dynamic_pointer_cast<Entry>(lazy::find_managed(tensor));
   return entry == nullptr ? tensor.scalar_type()
                           : entry->group->store->storage_dtype(tensor.scalar_type());
 }

@@ -7,9 +7,9 @@
 
 #include "core/log.h"
 #include "core/text.h"
+#include "lazy/trigger.h"
 #include "modeling/tensors.h"
 #include "offload/lazy_params.h"
-#include "offload/trigger.h"
 
 namespace accelerate {
 namespace {
@@ -86,7 +86,7 @@ struct AlignedModule::Held {
 
   at::Tensor tensor;
   /// It is pinned.
-  std::shared_ptr<offload::ManagedStorage> pinned = nullptr;
+  std::shared_ptr<detail::lazy::ManagedStorage> pinned = nullptr;
   /// It is offloaded and has other data meanwhile: this is what it had.
   at::Tensor before = {};
   /// It is an ordinary one that came from there.
@@ -96,10 +96,10 @@ struct AlignedModule::Held {
 AlignedModule::AlignedModule(Module& module, std::optional<c10::Device> device) {
   const at::NoGradGuard no_grad;
   for (const auto& tensor : own_tensors(module)) {
-    const auto managed = offload::find_managed(tensor);
+    const auto managed = detail::lazy::find_managed(tensor);
     if (managed != nullptr && (!device || managed->device() == *device)) {
       auto& held = held_.emplace_back(tensor);
-      managed->pin(offload::Access::kRead);
+      managed->pin(detail::lazy::Access::kRead);
       held.pinned = managed;
     } else if (managed != nullptr) {
       auto& held = held_.emplace_back(tensor);

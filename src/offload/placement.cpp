@@ -8,9 +8,9 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "lazy/released_storage.h"
 #include "modeling/outline.h"
 #include "modeling/tensors.h"
-#include "offload/released_storage.h"
 
 namespace accelerate::detail::offload {
 namespace {
@@ -146,7 +146,7 @@ class Placer {
                              .to(device);
       const auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
           moved.storage().unsafeGetStorageImpl());
-      for (const auto& named : tied.tensors) rebind(named.tensor, storage, named.name);
+      for (const auto& named : tied.tensors) lazy::rebind(named.tensor, storage, named.name);
     }
     if (options_.several_devices) engine_.manage_resident(tied.tensors);
   }

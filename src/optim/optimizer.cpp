@@ -27,17 +27,19 @@ void OptimizerCore::attach(const std::shared_ptr<parallel::Engine>& engine) {
   engines.push_back(engine);
 }
 
-at::Tensor OptimizerCore::found_inf_over_processes(at::Tensor found_inf) const {
+void OptimizerCore::for_each_engine(const std::function<void(parallel::Engine&)>& f) const {
   for (const auto& one : engines) {
-    if (const auto engine = one.lock()) found_inf = engine->found_inf_over_processes(found_inf);
+    if (const auto engine = one.lock()) f(*engine);
   }
+}
+
+at::Tensor OptimizerCore::found_inf_over_processes(at::Tensor found_inf) const {
+  for_each_engine([&](auto& engine) { found_inf = engine.found_inf_over_processes(found_inf); });
   return found_inf;
 }
 
 void OptimizerCore::tell_engines() const {
-  for (const auto& one : engines) {
-    if (const auto engine = one.lock()) engine->after_step(*optimizer);
-  }
+  for_each_engine([&](auto& engine) { engine.after_step(*optimizer); });
 }
 
 void carry_out_step(torch::optim::Optimizer& optimizer) {
@@ -184,11 +186,19 @@ torch::optim::OptimizerOptions& AcceleratedOptimizer::defaults() const {
 }
 
 Value AcceleratedOptimizer::state_dict() const {
-  return detail::optim::optimizer_state_dict(*core().optimizer);
+  auto& own = core();
+  return detail::optim::optimizer_state_dict(*own.optimizer, [&](auto states) {
+    own.for_each_engine([&](auto& engine) { engine.gather_states(states); });
+  });
 }
 
 void AcceleratedOptimizer::load_state_dict(const Value& state) {
-  detail::optim::load_optimizer_state_dict(*core().optimizer, state);
+  auto& own = core();
+  detail::optim::load_optimizer_state_dict(*own.optimizer, state, [&](auto states) {
+    own.for_each_engine([&](auto& engine) {
+      for (auto& one : states) engine.cut_state(one);
+    });
+  });
 }
 
 void AcceleratedOptimizer::train() const {

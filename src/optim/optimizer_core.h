@@ -44,6 +44,8 @@ struct ACCELERATE_API OptimizerCore {
   [[nodiscard]] bool has_gradients() const;
   /// Lets an engine replace parameters in the groups, once.
   void attach(const std::shared_ptr<parallel::Engine>& engine);
+  /// Those that still exist.
+  void for_each_engine(const std::function<void(parallel::Engine&)>& f) const;
   /// Collective with engines that shard. Whether any process has found an infinite gradient.
   [[nodiscard]] at::Tensor found_inf_over_processes(at::Tensor found_inf) const;
 

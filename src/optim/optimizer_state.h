@@ -12,6 +12,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "accelerate/api.h"
 #include "accelerate/optim.h"
 #include "accelerate/value.h"
+#include "parallel/engine.h"
 
 namespace accelerate::detail::optim {
 
@@ -70,9 +72,14 @@ class StateRefill {
   std::vector<Step> steps_;
 };
 
+/// What engines make of the states of parameters in groups, before they are saved or loaded.
+using StatesFilter = std::function<void(std::span<parallel::ParameterState>)>;
+
 /// The state and options of a whole optimizer, see `AcceleratedOptimizer::state_dict`.
-[[nodiscard]] Value optimizer_state_dict(torch::optim::Optimizer& optimizer);
-void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const Value& state);
+[[nodiscard]] Value optimizer_state_dict(torch::optim::Optimizer& optimizer,
+                                         const StatesFilter& gather = {});
+void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const Value& state,
+                               const StatesFilter& cut = {});
 
 /// The group that holds `parameter`. Throws `ArgumentError` if there is none.
 [[nodiscard]] const torch::optim::OptimizerParamGroup& group_of(

@@ -82,19 +82,25 @@ void check_count(std::size_t saved, std::size_t own, const std::string& what) {
 
 }  // namespace
 
-Value optimizer_state_dict(Optimizer& optimizer) {
+Value optimizer_state_dict(Optimizer& optimizer, const StatesFilter& gather) {
+  std::vector<parallel::ParameterState> all;
+  for (auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      all.push_back({.parameter = parameter, .tensors = optimizer_state_of(optimizer, parameter)});
+    }
+  }
+  if (gather) gather(all);
   Value::Dict states;
   Value::List groups;
-  std::int64_t index = 0;
+  std::size_t index = 0;
   for (auto& group : optimizer.param_groups()) {
     Value::List params;
-    for (const auto& parameter : group.params()) {
+    for (std::size_t i = 0; i < group.params().size(); ++i, ++index) {
       Value::Dict state;
-      for (const auto& [name, tensor] : optimizer_state_of(optimizer, parameter)) {
-        state.set(name, tensor);
-      }
-      if (!state.empty()) states.set(index, std::move(state));
-      params.emplace_back(index++);
+      for (const auto& [name, tensor] : all[index].tensors) state.set(name, tensor);
+      const auto key = static_cast<std::int64_t>(index);
+      if (!state.empty()) states.set(key, std::move(state));
+      params.emplace_back(key);
     }
     auto options = python_options(group.options());
     for_each_field(*schedule_of(group), kGroupScheduleFields, [&](const auto& field, auto& number) {
@@ -106,7 +112,7 @@ Value optimizer_state_dict(Optimizer& optimizer) {
   return Value::Dict{{"state", std::move(states)}, {"param_groups", std::move(groups)}};
 }
 
-void load_optimizer_state_dict(Optimizer& optimizer, const Value& state) {
+void load_optimizer_state_dict(Optimizer& optimizer, const Value& state, const StatesFilter& cut) {
   auto& groups = optimizer.param_groups();
   const auto& saved_states = state.at("state").as_dict();
   const auto saved_groups = state.at("param_groups").items();
@@ -114,7 +120,7 @@ void load_optimizer_state_dict(Optimizer& optimizer, const Value& state) {
 
   // Everything is checked before anything changes.
   std::vector<std::pair<Value::Dict, Value::Dict>> options;  // before and after
-  std::vector<std::pair<at::Tensor, NamedTensors>> states;
+  std::vector<parallel::ParameterState> states;
   std::size_t used = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& saved = saved_groups[g].as_dict();
@@ -125,14 +131,15 @@ void load_optimizer_state_dict(Optimizer& optimizer, const Value& state) {
     for (std::size_t p = 0; p < params.size(); ++p) {
       const auto* const one = saved_states.get(params[p].as_int());
       if (one != nullptr) ++used;
-      states.emplace_back(groups[g].params()[p],
-                          one != nullptr ? tensors_of(*one) : NamedTensors());
+      states.push_back({.parameter = groups[g].params()[p],
+                        .tensors = one != nullptr ? tensors_of(*one) : NamedTensors()});
     }
   }
   if (used != saved_states.size()) {
     throw ArgumentError(str("load_state_dict: there are states of ", saved_states.size(),
                             " parameters, but the groups name only ", used, " of them."));
   }
+  if (cut) cut(states);
 
   std::optional<std::decay_t<decltype(optimizer.state())>> before;
   try {
@@ -143,8 +150,8 @@ void load_optimizer_state_dict(Optimizer& optimizer, const Value& state) {
     StateRefill refill;
     std::vector<void*> kept;
     std::erase_if(states, [&](const auto& one) {
-      const bool refilled = refill.add(optimizer, one.first, one.second);
-      if (refilled) kept.push_back(one.first.unsafeGetTensorImpl());
+      const bool refilled = refill.add(optimizer, one.parameter, one.tensors);
+      if (refilled) kept.push_back(one.parameter.unsafeGetTensorImpl());
       return refilled;
     });
     before = std::exchange(optimizer.state(), {});

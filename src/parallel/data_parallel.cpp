@@ -17,11 +17,11 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/logging/name_collectives.h"
-#include "comm/call_facts.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "parallel/data_parallel_state.h"
 #include "parallel/own_backward.h"
+#include "parallel/same_model.h"
 #include "parallel/sparse_average.h"
 
 namespace accelerate::detail::parallel {
@@ -66,42 +66,26 @@ std::string shown(std::vector<std::string> names) {
   return str(join(names, ", "), cut ? ", ..." : "");
 }
 
-std::string described(const char* kind, const std::string& name, const at::Tensor& tensor) {
-  return detail::str(kind, name, " ", comm::dtype_literal(tensor.scalar_type()), tensor.sizes());
-}
-
 /// Collective. Throws on all processes if their models differ, or how often they are compared.
 void check_equal(const Parameters& own, const Parameters& buffers, std::int64_t drift_check,
                  const comm::GroupHandle& group) {
-  std::vector<std::string> texts{str(drift_check)};
+  const auto intervals = accelerate::gather_object(std::vector{drift_check}, group);
+  for (std::size_t rank = 1; rank < intervals.size(); ++rank) {
+    if (intervals[0] == intervals[rank]) continue;
+    throw CommError(
+        str("drift_check is ", intervals[0], " on rank 0 and ", intervals[rank], " on rank ", rank,
+            ". Set it alike on all processes (AcceleratorOptions, or ACCELERATE_DRIFT_CHECK)."),
+        static_cast<int>(rank));
+  }
+  std::vector<std::string> facts;
   for (std::size_t i = 0; i < own.size(); ++i) {
     const char* const kind = own.tensors[i].requires_grad() ? "" : "the frozen ";
-    texts.push_back(described(kind, own.names[i], own.tensors[i]));
+    facts.push_back(described(kind + own.names[i], own.tensors[i]));
   }
   for (std::size_t i = 0; i < buffers.size(); ++i) {
-    texts.push_back(described("the buffer ", buffers.names[i], buffers.tensors[i]));
+    facts.push_back(described("the buffer " + buffers.names[i], buffers.tensors[i]));
   }
-  const auto all = accelerate::gather_object(std::vector<std::vector<std::string>>{texts}, group);
-  const auto text = [](const auto& list, std::size_t i) {
-    return i < list.size() ? list[i] : std::string("nothing");
-  };
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[0][0] != all[rank][0]) {
-      throw CommError(
-          str("drift_check is ", all[0][0], " on rank 0 and ", all[rank][0], " on rank ", rank,
-              ". Set it alike on all processes (AcceleratorOptions, or "
-              "ACCELERATE_DRIFT_CHECK)."),
-          static_cast<int>(rank));
-    }
-    for (std::size_t i = 1; i < std::max(all[0].size(), all[rank].size()); ++i) {
-      if (text(all[0], i) == text(all[rank], i)) continue;
-      throw CommError(str("The models of the processes differ, so that their gradients cannot be "
-                          "averaged: parameter ",
-                          i - 1, " is ", text(all[0], i), " on rank 0 and ", text(all[rank], i),
-                          " on rank ", rank, ". Build the same model everywhere."),
-                      static_cast<int>(rank));
-    }
-  }
+  check_same_model(facts, group);
 }
 
 void broadcast(const comm::GroupHandle& group, const std::vector<at::Tensor>& tensors, int from) {

@@ -7,7 +7,7 @@
 //
 // The calls of a step, in order:
 //
-//     enter_forward                     for each call of the prepared model
+//     enter_forward, after_forward      for each call of the prepared model
 //     reached_by                        for each `Accelerator::backward`; if it returns true:
 //     before_backward, after_backward
 //     found_inf_over_processes          in float16, when the gradients of an optimizer are unscaled
@@ -27,7 +27,9 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "accelerate/fwd.h"
@@ -55,6 +57,12 @@ struct GradientShards {
   std::vector<bool> sharded = {};
 };
 
+/// What an optimizer keeps for a parameter of its groups, by Python's names.
+struct ParameterState {
+  at::Tensor parameter;
+  std::vector<std::pair<std::string, at::Tensor>> tensors = {};
+};
+
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -65,6 +73,9 @@ class Engine {
   /// the forward has ended, by an exception or not; its destructor must not communicate. Null if
   /// there is nothing to do.
   [[nodiscard]] virtual std::shared_ptr<void> enter_forward() { return nullptr; }
+  /// Collective if parameters are sharded. Called when `model(...)` has computed its results,
+  /// before the guard is destroyed; not after an exception, and not for `model->member()`.
+  virtual void after_forward() {}
 
   // ---- backward
 
@@ -95,6 +106,12 @@ class Engine {
     static_cast<void>(parameter);
     return true;
   }
+  /// Collective if it replaced parameters. The state of parameters of an optimizer is that of the
+  /// tensors which `attach` gave this process; it becomes that of whole parameters on the first
+  /// process of each host, in host memory, and nothing on the others.
+  virtual void gather_states(std::span<ParameterState> states) { static_cast<void>(states); }
+  /// The reverse of `gather_states`, without communication: all processes have the whole state.
+  virtual void cut_state(ParameterState& state) { static_cast<void>(state); }
   /// Some optimizer is about to step, outside of `no_sync`.
   virtual void before_step() {}
   /// The optimizer has changed the parameters.
@@ -125,6 +142,14 @@ class Engine {
 
   // ---- state
 
+  /// The gradient of a parameter of the module that backward passes without synchronization have
+  /// left on this process, by whole elements; undefined if there is none.
+  [[nodiscard]] virtual at::Tensor accumulated_gradient(const at::Tensor& parameter) {
+    return parameter.grad();
+  }
+  virtual void set_accumulated_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
+    parameter.mutable_grad() = gradient;
+  }
   /// Returns true if the module of a process holds parts of parameters only.
   [[nodiscard]] virtual bool is_sharded() const { return false; }
   /// Collective. Returns the whole parameters and buffers of `module`, the module of the engine.

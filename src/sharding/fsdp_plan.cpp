@@ -165,7 +165,14 @@ ShardPlan plan_from(const Fsdp& plugin, const Module& model, const ShardRun& run
   }
   // Version 2 casts inputs and outputs by its policy alone.
   plan.autocast = version_of(plugin) == 1;
-  if (plugin.activation_checkpointing.value_or(false)) plan.checkpointed = spec.units;
+  if (plugin.activation_checkpointing.value_or(false)) {
+    plan.checkpointed = spec.units;
+    if (spec.units.empty()) {
+      plan.warnings.emplace_back(
+          "activation_checkpointing has no effect: it is for the units of the model, and "
+          "auto_wrap_policy makes none. Choose TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP.");
+    }
+  }
   return plan;
 }
 

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "accelerate/enums.h"
+
 namespace accelerate::detail::sharding {
 
 /// What a process keeps a part of only; each level includes the ones before. ZeRO's stages.
@@ -71,6 +73,8 @@ struct ShardSpec {
   std::vector<std::string> units = {};
   /// Modules whose parameters stay whole; their gradients are averaged.
   std::vector<std::string> ignored = {};
+  /// In which files `save_state` puts the model and its optimizers.
+  StateDictType state_dict_type = StateDictType::kFullStateDict;
   /// Only the first process has the values of parameters and buffers.
   bool first_process_has_values = false;
   /// Gives a module on the meta device memory. Unset: empty tensors.

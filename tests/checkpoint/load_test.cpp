@@ -144,8 +144,8 @@ TEST_F(LoadCheckpointTest, RefusesDistributedCheckpointsThatHoldNoModel) {
   const auto optimizer = reference_path("dcp/optimizer");
   EXPECT_EQ(refusal(optimizer),
             "'" + optimizer.string() +
-                "' is not the state dict of a model: its entry 'optimizer.state.rows.step' is "
-                "nested deeper.");
+                "' is not the state dict of a model: its entry 'state' is of kind dict "
+                "and not a tensor.");
   std::ofstream(path_ / ".metadata") << "x";
   EXPECT_TRUE(refusal(path_).starts_with("'" + (path_ / ".metadata").string() + "'"));
 }

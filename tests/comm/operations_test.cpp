@@ -8,7 +8,6 @@
 #include "accelerate/state.h"
 #include "accelerate/tree/ivalue.h"
 #include "comm/samples.h"
-#include "comm/sharded.h"
 #include "core/captured_log.h"
 
 namespace shop {
@@ -449,27 +448,8 @@ TEST(CollectivesAlone, RefuseOtherLeavesOfValuesWithTheirPath) {
 TEST(CollectivesAlone, RefuseAProcessThatDoesNotExist) {
   EXPECT_EQ(message_of<ArgumentError>([] { (void)broadcast(torch::ones(1), 3); }),
             "broadcast: from_process is 3, but there are processes 0 to 0.");
-  EXPECT_EQ(message_of<ArgumentError>(
-                [] { gathered_parameters(std::vector<Tensor>{}, {.modifier_rank = 1}, [] {}); }),
-            "gathered_parameters: modifier_rank is 1, but there are processes 0 to 0.");
   EXPECT_EQ(message_of<ArgumentError>([] { (void)copy_tensor_to_devices(); }),
             "copy_tensor_to_devices: exactly one process must pass a tensor, but none did.");
-}
-
-TEST(GatheredParameters, RunsTheFunctionAndReturnsItsResult) {
-  EXPECT_EQ(
-      gathered_parameters(std::vector{torch::ones(1)}, {.modifier_rank = 0}, [] { return 7; }), 7);
-}
-
-TEST(GatheredParameters, RefusesShardedParametersUnlessItIsOff) {
-  const auto before = detail::comm::set_shard_test([](const Tensor&) { return true; });
-  const std::vector parameters{torch::ones(1)};
-  EXPECT_EQ(message_of<UnsupportedError>([&] { gathered_parameters(parameters, {}, [] {}); }),
-            "gathered_parameters is not supported for parameters that are spread over processes: "
-            "they cannot be gathered yet. Change them before they are sharded.");
-  EXPECT_EQ(
-      gathered_parameters(parameters, {.modifier_rank = 9, .enabled = false}, [] { return 7; }), 7);
-  detail::comm::set_shard_test(before);
 }
 
 TEST(IValues, HaveShapesAndABatchSize) {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "lazy/trigger.h"
 #include "offload/lazy_params.h"
-#include "offload/trigger.h"
 #include "support/command.h"
 #include "support/has.h"
 #include "support/message_of.h"
@@ -221,7 +221,7 @@ TEST_F(CudaOffload, ArgumentsFollowTheWeightsBetweenDevices) {
         engine.manage_resident({{item.key(), item.value()}});
       }
     }
-    const detail::offload::OneDevicePerOperator scope;
+    const detail::lazy::OneDevicePerOperator scope;
     const auto x = torch::randn({4, 8});
     const auto hidden = first->forward(x);
     const auto there = second->forward(hidden);

@@ -277,6 +277,16 @@ TEST(PickleDumps, IsReadAsTheSameValue) {
   EXPECT_EQ(pickle_loads(pickle_dumps(value)), value);
 }
 
+TEST(PickleDumps, MakesObjectsInTheWayInWhichTheyWereMade) {
+  // By __new__, whose class may need arguments for __init__, and by a call.
+  for (const auto& pickle : {"\x80\x02"
+                             "cmodule\nName\nq\0)\x81}(X\x01\0\0\0aq\x01K\x01ub."s,
+                             "\x80\x02"
+                             "cmodule\nName\nq\0K\x01\x85R."s}) {
+    EXPECT_EQ(pickle_dumps(pickle_loads(pickle)), pickle);
+  }
+}
+
 TEST(PickleDumps, WritesASharedTensorOnce) {
   const Value one = pickle_loads(tensor("K\0K\x02\x85K\x01\x85"s));
   const auto pickle = pickle_dumps(Value::list({one, one}));

@@ -15,6 +15,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         auto volume = static_cast<std::uint64_t>(entry.dtype->bytes);
         for (const auto extent : chunk.sizes) volume *= static_cast<std::uint64_t>(extent);
         bytes += volume;
+        const auto extent = extent_of(entry.sizes, chunk);
+        fuzz::check(extent.begin >= 0 && extent.begin < extent.end &&
+                        extent.end <= element_count(entry.sizes),
+                    "a chunk is in its tensor");
         fuzz::check(volume <= chunk.place.length, "a chunk is not larger than its place");
         fuzz::check(chunk.place.file.find('/') == std::string::npos, "a place is in the folder");
       }

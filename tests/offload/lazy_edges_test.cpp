@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "core/captured_log.h"
+#include "lazy/trigger.h"
 #include "offload/lazy_params.h"
 #include "offload/managed_model.h"
-#include "offload/trigger.h"
 #include "support/command.h"
 #include "support/fake_gpu.h"
 #include "support/has.h"
@@ -29,6 +29,7 @@
 namespace accelerate {
 namespace {
 
+namespace lazy = detail::lazy;
 namespace offload = detail::offload;
 using offload::LazyParams;
 using test::has;
@@ -133,8 +134,8 @@ TEST_F(LazyEdges, AModelThatIsSpreadIsNotDispatchedAgain) {
 TEST_F(LazyEdges, AChangeAfterAStateDictWasTakenIsKept) {
   LazyParams engine{LazyOptions{}};
   manage_by_module(engine, *net, in_host_memory(*net));
-  const auto weight = offload::find_managed(net->first->weight);
-  weight->pin(offload::Access::kWrite);  // as an operator that has not written yet
+  const auto weight = lazy::find_managed(net->first->weight);
+  weight->pin(lazy::Access::kWrite);  // as an operator that has not written yet
   (void)offload::host_value(net->first->weight);
   net->first->weight.data_ptr<float>()[0] = 42;
   weight->unpin();

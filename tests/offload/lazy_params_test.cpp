@@ -25,8 +25,8 @@
 #include <utility>
 #include <vector>
 
+#include "lazy/trigger.h"
 #include "offload/managed_model.h"
-#include "offload/trigger.h"
 #include "support/command.h"
 #include "support/fake_gpu.h"
 #include "support/has.h"
@@ -36,6 +36,7 @@ namespace accelerate {
 namespace {
 
 using namespace std::chrono_literals;
+namespace lazy = detail::lazy;
 namespace offload = detail::offload;
 using offload::LazyParams;
 using test::has;
@@ -509,8 +510,8 @@ TEST_F(LazyFiles, OnTheCpuTheyAreMappedWithoutACopy) {
   manage_files();
   EXPECT_TRUE(net->forward(input()).equal(resident->forward(input())));
   net->forward(input()).sum().backward();
-  const auto weight = offload::find_managed(net->first->weight);
-  weight->pin(offload::Access::kRead);
+  const auto weight = lazy::find_managed(net->first->weight);
+  weight->pin(lazy::Access::kRead);
   std::ifstream maps("/proc/self/maps");
   const std::string text(std::istreambuf_iterator<char>(maps), {});
   EXPECT_TRUE(has(text, "first.weight.dat"));
@@ -625,7 +626,7 @@ TEST(LazyDevices, ArgumentsMoveToTheDeviceOfTheWeights) {
                   }),
                   "writes to a tensor on cpu, but the weights that it uses are on meta"));
   // A residual connection across the cut: no weight among the arguments.
-  const offload::OneDevicePerOperator scope;
+  const lazy::OneDevicePerOperator scope;
   const auto after = net->second->forward(hidden);
   EXPECT_TRUE((hidden + after).is_meta());
 }

@@ -13,7 +13,8 @@ namespace accelerate {
 
 /// Collective. Merges the folder of a sharded checkpoint (SHARDED_STATE_DICT, the one with the file
 /// .metadata) into `output_path`/model.safetensors, or pytorch_model.bin if `safe_serialization` is
-/// false. The main process works, tensor by tensor; the others wait for it. Creates `output_path`,
+/// false. Ours: also the folder of a checkpoint of DeepSpeed, of which the float32 weights are
+/// merged. The main process works, tensor by tensor; the others wait for it. Creates `output_path`,
 /// and deletes `checkpoint_dir` after success if `remove_checkpoint_dir`. Returns the path of the
 /// file.
 ///

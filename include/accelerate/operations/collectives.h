@@ -139,24 +139,4 @@ template <class T>
     const std::optional<at::Tensor>& tensor = std::nullopt,
     std::source_location where = std::source_location::current());
 
-struct GatheredParametersOptions {
-  /// The rank whose changes inside the scope are kept; nullopt means that no rank makes any.
-  std::optional<int> modifier_rank = std::nullopt;
-  /// Whether to gather and check anything at all.
-  bool enabled = true;
-};
-
-/// Runs `f` with all of `parameters` whole and returns what it returns. Parameters that every
-/// process holds whole need no gathering: nothing is sent. Throws `UnsupportedError` for parameters
-/// that are spread over processes.
-///
-///     gathered_parameters(model->parameters(), {.modifier_rank = 0}, [&] { init(model); });
-template <class F>
-decltype(auto) gathered_parameters(std::span<const at::Tensor> parameters,
-                                   const GatheredParametersOptions& options, F&& f) {
-  if (options.enabled)
-    detail::comm::LeafCollectives::check_gathered(parameters, options.modifier_rank);
-  return std::forward<F>(f)();
-}
-
 }  // namespace accelerate

@@ -68,6 +68,10 @@ struct ACCELERATE_API ModelCore : std::enable_shared_from_this<ModelCore> {
   std::optional<CastSettings> cast = std::nullopt;
   /// Whether arguments are sent to the device, as Python's DistributedDataParallel does.
   bool moves_inputs = false;
+  /// What tensors of floating point among the arguments and the results are converted to, for a
+  /// model whose parameters have another type than its data.
+  std::optional<at::ScalarType> input_dtype = std::nullopt;
+  std::optional<at::ScalarType> output_dtype = std::nullopt;
   /// How processes train the model together. Null for a model that this process has for itself: one
   /// process, evaluation, no trainable parameter.
   std::shared_ptr<parallel::Engine> engine = nullptr;
@@ -100,8 +104,12 @@ class ACCELERATE_API ForwardScope {
   ForwardScope& operator=(const ForwardScope&) = delete;
   ~ForwardScope() = default;
 
+  /// Collective if parameters are sharded. The forward has returned its results.
+  void finish() const;
+
  private:
-  std::shared_ptr<void> engine_ = nullptr;
+  parallel::Engine* engine_;
+  std::shared_ptr<void> entered_ = nullptr;
   std::optional<AutocastScope> autocast_ = std::nullopt;
 };
 

@@ -116,10 +116,6 @@ struct ACCELERATE_API LeafCollectives {
                      const Call& call);
   static void pad_across_processes(Tensors& leaves, const TreeView& view, const Padding& padding,
                                    const Call& call);
-  /// Throws `ArgumentError` for a rank outside of the group, `UnsupportedError` for sharded
-  /// parameters.
-  static void check_gathered(std::span<const at::Tensor> parameters,
-                             std::optional<int> modifier_rank);
 };
 
 /// Runs a collective on the leaves of a tree and puts the results in their places. Every process

@@ -1,4 +1,4 @@
-#include "offload/slot_ring.h"
+#include "lazy/slot_ring.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/StreamGuard.h>
@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace accelerate::detail::offload {
+namespace accelerate::detail::lazy {
 
 SlotRing::SlotRing(c10::Device device) : device_(device) {
   // On the meta device there is nothing to copy.
@@ -109,6 +109,13 @@ void SlotRing::leave(Slot& slot) {
   slot.users.clear();
 }
 
+void SlotRing::wait_for_caller() const {
+  if (!copies_) return;
+  c10::Event written(device_.type());
+  written.record(current_stream());
+  written.block(*copies_);
+}
+
 void SlotRing::synchronize() const {
   if (copies_) copies_->synchronize();
 }
@@ -119,4 +126,4 @@ std::size_t SlotRing::allocated_bytes() const {
   return bytes;
 }
 
-}  // namespace accelerate::detail::offload
+}  // namespace accelerate::detail::lazy

@@ -1,4 +1,4 @@
-#include "offload/trigger.h"
+#include "lazy/trigger.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -18,9 +18,9 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
-#include "offload/released_storage.h"
+#include "lazy/released_storage.h"
 
-namespace accelerate::detail::offload {
+namespace accelerate::detail::lazy {
 namespace {
 
 using Arguments = c10::ArrayRef<c10::IValue>;
@@ -361,4 +361,4 @@ FactoryDevice exchange_factory_device(const FactoryDevice& wanted) {
   return before;
 }
 
-}  // namespace accelerate::detail::offload
+}  // namespace accelerate::detail::lazy

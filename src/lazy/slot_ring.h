@@ -1,4 +1,4 @@
-// src/offload/slot_ring.h - memory of a device that groups of parameters take turns in.
+// src/lazy/slot_ring.h - memory of a device that groups of parameters take turns in.
 //
 // Copies run on a stream of their own. The stream of copies waits for the work that used a slot
 // before, and a stream that computes for the copies into it. The host waits for neither. On the CPU
@@ -16,7 +16,7 @@
 #include <optional>
 #include <vector>
 
-namespace accelerate::detail::offload {
+namespace accelerate::detail::lazy {
 
 struct Slot {
   at::Tensor memory;  ///< bytes
@@ -57,6 +57,8 @@ class SlotRing {
   void use(Slot& slot) const;
   /// No stream uses the slot from here on; what is queued still does.
   static void leave(Slot& slot);
+  /// Copies from now on wait for the work that this thread has queued: it wrote what they read.
+  void wait_for_caller() const;
   /// The host waits for all copies.
   void synchronize() const;
 
@@ -73,4 +75,4 @@ class SlotRing {
   std::vector<std::unique_ptr<Slot>> slots_;
 };
 
-}  // namespace accelerate::detail::offload
+}  // namespace accelerate::detail::lazy

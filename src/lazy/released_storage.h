@@ -1,4 +1,4 @@
-// src/offload/released_storage.h - storages without bytes, and the mark on tensors that use them.
+// src/lazy/released_storage.h - storages without bytes, and the mark on tensors that use them.
 //
 // The only file that reaches into LibTorch's private members. A released storage keeps its size, so
 // that operators which only make a view work as ever, and throws a text of ours on every access to
@@ -13,7 +13,7 @@
 
 #include "modeling/lazy_key.h"
 
-namespace accelerate::detail::offload {
+namespace accelerate::detail::lazy {
 
 using modeling::is_marked;
 using modeling::kLazyKey;
@@ -38,4 +38,4 @@ void allow(c10::StorageImpl& storage, c10::DataPtr bytes);
 void rebind(const at::Tensor& tensor, const c10::intrusive_ptr<c10::StorageImpl>& storage,
             const std::string& name);
 
-}  // namespace accelerate::detail::offload
+}  // namespace accelerate::detail::lazy

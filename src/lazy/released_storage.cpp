@@ -1,4 +1,4 @@
-#include "offload/released_storage.h"
+#include "lazy/released_storage.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/TensorImpl.h>
@@ -7,7 +7,7 @@
 
 #include "modeling/tensors.h"
 
-namespace accelerate::detail::offload {
+namespace accelerate::detail::lazy {
 namespace {
 
 // LibTorch can forbid accesses, but before 2.15 it has no way back. An explicit instantiation may
@@ -68,4 +68,4 @@ void rebind(const at::Tensor& tensor, const c10::intrusive_ptr<c10::StorageImpl>
   modeling::replace_data(tensor, data, name);
 }
 
-}  // namespace accelerate::detail::offload
+}  // namespace accelerate::detail::lazy

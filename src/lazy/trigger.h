@@ -1,4 +1,4 @@
-// src/offload/trigger.h - calls for the bytes of a managed storage before an operator uses them.
+// src/lazy/trigger.h - calls for the bytes of a managed storage before an operator uses them.
 //
 // torch::nn has no hooks around a forward, but every operator passes by LibTorch's dispatcher. An
 // operator with a marked tensor among its arguments (see `mark`) comes to a fallback here, which
@@ -17,7 +17,7 @@
 
 #include "accelerate/api.h"
 
-namespace accelerate::detail::offload {
+namespace accelerate::detail::lazy {
 
 enum class Access : std::uint8_t { kRead, kWrite };
 
@@ -63,4 +63,4 @@ struct FactoryDevice {
 /// Returns the one before.
 FactoryDevice exchange_factory_device(const FactoryDevice& wanted);
 
-}  // namespace accelerate::detail::offload
+}  // namespace accelerate::detail::lazy

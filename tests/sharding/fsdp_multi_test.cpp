@@ -1,0 +1,119 @@
+// Models that an FSDP plugin shards.
+#include <accelerate/accelerate.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accelerator/nets.h"
+#include "sharding/sharded_nets.h"
+#include "support/on_processes.h"
+#include "support/shared_folder.h"
+
+namespace accelerate {
+namespace {
+
+using test::anew;
+using test::TinyGpt;
+using Plugin = FullyShardedDataParallelPlugin;
+namespace F = torch::nn::functional;
+
+Plugin by_blocks(Plugin plugin) {
+  plugin.auto_wrap_policy = AutoWrapPolicy::kTransformerBasedWrap;
+  plugin.transformer_cls_names_to_wrap = std::vector<std::string>{"Block"};
+  return plugin;
+}
+
+/// A run under a plugin, or by data parallelism.
+struct PluginRun {
+  explicit PluginRun(const std::optional<Plugin>& plugin,
+                     PrecisionType precision = PrecisionType::kNo)
+      : accelerator(anew({.mixed_precision = precision, .fsdp_plugin = plugin})) {
+    torch::manual_seed(3);
+    net = TinyGpt();
+    auto prepared = accelerator.prepare(net, SGD(net->parameters(), {.lr = 0.1, .momentum = 0.5}));
+    model = std::get<0>(prepared);
+    optimizer = std::get<1>(prepared);
+  }
+  std::vector<double> train(int first, int steps) {
+    std::vector<double> losses;
+    for (int step = first; step < first + steps; ++step) {
+      auto generator =
+          at::make_generator<at::CPUGeneratorImpl>(10 * step + accelerator.process_index());
+      const auto words = torch::randint(64, {4, 9}, generator, torch::TensorOptions(torch::kLong));
+      const auto scores = model(words.slice(1, 0, 8)).reshape({-1, 64});
+      const auto loss = F::cross_entropy(scores.to(torch::kFloat), words.slice(1, 1).reshape(-1));
+      accelerator.backward(loss);
+      optimizer.step();
+      optimizer.zero_grad();
+      losses.push_back(accelerator.reduce(loss.detach(), Reduction::kMean).item<double>());
+    }
+    return losses;
+  }
+
+  Accelerator accelerator;
+  TinyGpt net{nullptr};
+  PreparedModel<TinyGpt> model;
+  AcceleratedOptimizer optimizer;
+};
+
+TEST(ShardedByPlugin, BothVersionsOfFsdpTrainAsDataParallelismDoes) {
+  on_processes(2, [] {
+    const auto wanted = PluginRun(std::nullopt).train(0, 4);
+    for (const auto& plugin : {Plugin{.fsdp_version = 1}, Plugin{.fsdp_version = 2},
+                               Plugin{.fsdp_version = 2, .reshard_after_forward = false},
+                               Plugin{.fsdp_version = 2, .cpu_offload = true}}) {
+      PluginRun run(by_blocks(plugin));
+      EXPECT_EQ(run.accelerator.distributed_type(), DistributedType::kFsdp);
+      EXPECT_EQ(run.train(0, 4), wanted);
+    }
+  });
+}
+
+TEST(ShardedByPlugin, HybridStrategiesShardWithinAHostAndReplicateAcross) {
+  on_processes(4, {.processes_per_host = 2}, [] {
+    const auto wanted = PluginRun(std::nullopt).train(0, 4);
+    PluginRun run(by_blocks({.sharding_strategy = ShardingStrategy::kHybridShard}));
+    const auto losses = run.train(0, 4);
+    for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(losses[i], wanted[i], 1e-5);
+  });
+}
+
+TEST(ShardedByPlugin, ParametersAndOutputsHaveTheTypesOfThePolicy) {
+  on_processes(2, [] {
+    const auto wanted = PluginRun(std::nullopt).train(0, 4);
+    for (const int version : {1, 2}) {
+      PluginRun run(by_blocks({.fsdp_version = version}), PrecisionType::kBf16);
+      EXPECT_EQ(run.net->head->weight.scalar_type(), torch::kBFloat16);
+      const auto words = torch::zeros({1, 4}, torch::kLong);
+      EXPECT_EQ(run.model(words).scalar_type(), version == 1 ? torch::kFloat : torch::kBFloat16);
+      const auto losses = run.train(0, 4);
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        EXPECT_NEAR(losses[i], wanted[i], 0.05) << "version " << version;
+      }
+    }
+  });
+}
+
+TEST(ShardedByPlugin, ShardedFilesAreWrittenAndRead) {
+  const test::SharedFolder folder;
+  on_processes(2, folder.options(), [&] {
+    const auto plugin = by_blocks({.fsdp_version = 2});
+    PluginRun run(plugin);
+    (void)run.train(0, 2);
+    const auto state = folder.path() / "state";
+    run.accelerator.save_state(state);
+    EXPECT_TRUE(std::filesystem::exists(state / "pytorch_model_fsdp_0" / ".metadata"));
+    const auto wanted = run.train(2, 2);
+    PluginRun resumed(plugin);
+    (void)resumed.train(20, 1);
+    resumed.accelerator.load_state(state);
+    EXPECT_EQ(resumed.train(2, 2), wanted);
+  });
+}
+
+}  // namespace
+}  // namespace accelerate

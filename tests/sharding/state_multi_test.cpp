@@ -1,0 +1,172 @@
+// State dictionaries and checkpoints of sharded models.
+#include <gtest/gtest.h>
+
+#include "accelerator/nets.h"
+#include "sharding/sharded_run.h"
+#include "support/has.h"
+#include "support/message_of.h"
+#include "support/on_processes.h"
+#include "support/shared_folder.h"
+
+namespace accelerate {
+namespace {
+
+using test::anew;
+using test::has;
+using test::message_of;
+using test::sharded;
+using test::ShardedRun;
+using test::ShardLevel;
+using test::TinyGpt;
+namespace F = torch::nn::functional;
+
+constexpr ShardLevel kLevels[] = {ShardLevel::kOptimizer, ShardLevel::kGradients,
+                                  ShardLevel::kParameters};
+
+TEST(ShardedState, IsThatOfTheWholeModelAndCanBeLoaded) {
+  on_processes(3, [] {
+    ShardedRun plain({});
+    const auto wanted = plain.model.state_dict();
+    for (const auto level : kLevels) {
+      ShardedRun training({.spec = sharded(level)});
+      const auto state = training.model.state_dict();
+      const bool is_first = PartialState().is_main_process();
+      if (level == ShardLevel::kParameters && !is_first) {
+        EXPECT_TRUE(state.is_empty());
+      } else {
+        ASSERT_EQ(state.keys(), wanted.keys());
+        for (const auto& entry : wanted) EXPECT_TRUE(entry.value().equal(state[entry.key()]));
+      }
+
+      StateDict other("Tensor");
+      for (const auto& entry : wanted) other.insert(entry.key(), entry.value() * 2);
+      training.model.load_state_dict(other);
+      const auto whole = training.whole_parameters();
+      for (std::size_t i = 0; i < whole.size(); ++i) {
+        EXPECT_TRUE(whole[i].equal(plain.net->parameters()[i] * 2));
+      }
+      other.erase("head.weight");
+      EXPECT_TRUE(has(message_of<StateDictMismatch>([&] { training.model.load_state_dict(other); }),
+                      "Missing key(s) in state_dict: \"head.weight\""));
+    }
+  });
+}
+
+TEST(ShardedState, EveryLevelLoadsWhatAnyOtherSavedInAnyFiles) {
+  const test::SharedFolder folder;
+  on_processes(2, folder.options(), [&] {
+    const auto train = [](ShardedRun& training, int first) {
+      std::vector<double> losses;
+      for (int step = first; step < first + 2; ++step) {
+        losses.push_back(training.train(step, 0, true));
+        training.take_step();
+      }
+      return losses;
+    };
+    for (const auto type : {StateDictType::kFullStateDict, StateDictType::kShardedStateDict}) {
+      for (const auto level : kLevels) {
+        auto spec = sharded(level);
+        spec.state_dict_type = type;
+        ShardedRun saved({.spec = spec});
+        (void)train(saved, 0);
+        const auto state = folder.path() / (std::to_string(static_cast<int>(type)) + "_" +
+                                            std::to_string(static_cast<int>(level)));
+        saved.accelerator.save_state(state);
+        const auto wanted = train(saved, 2);
+        for (const auto other : kLevels) {
+          spec.level = other;
+          ShardedRun resumed({.spec = spec});
+          (void)train(resumed, 10);
+          resumed.accelerator.load_state(state);
+          EXPECT_EQ(train(resumed, 2), wanted)
+              << "level " << static_cast<int>(level) << " to " << static_cast<int>(other);
+        }
+      }
+    }
+  });
+}
+
+/// A run that can be saved after any number of batches.
+struct Saved {
+  Saved(int shards, int steps_per_update)
+      : accelerator(anew({.gradient_accumulation_steps = steps_per_update,
+                          .parallelism_config =
+                              shards > 1 ? std::optional(ParallelismConfig{.dp_shard_size = shards})
+                                         : std::nullopt})) {
+    torch::manual_seed(3);
+    net = TinyGpt();
+    auto prepared = accelerator.prepare(net, AdamW(net->parameters(), {.lr = 0.01}));
+    model = std::get<0>(prepared);
+    optimizer = std::get<1>(prepared);
+  }
+  double train(int batch) {
+    const auto accumulating = accelerator.accumulate(model);
+    auto generator =
+        at::make_generator<at::CPUGeneratorImpl>(10 * batch + accelerator.process_index());
+    const auto words = torch::randint(64, {4, 9}, generator, torch::TensorOptions(torch::kLong));
+    const auto loss = F::cross_entropy(model(words.slice(1, 0, 8)).reshape({-1, 64}),
+                                       words.slice(1, 1).reshape(-1));
+    accelerator.backward(loss);
+    optimizer.step();
+    optimizer.zero_grad();
+    return loss.item<double>();
+  }
+
+  Accelerator accelerator;
+  TinyGpt net{nullptr};
+  PreparedModel<TinyGpt> model;
+  AcceleratedOptimizer optimizer;
+};
+
+TEST(ShardedState, ASavedRunGoesOnAsIfItHadNotStopped) {
+  const test::SharedFolder folder;
+  on_processes(2, folder.options(), [&] {
+    for (const int accumulated : {1, 3}) {
+      Saved run(2, accumulated);
+      for (int batch = 0; batch < 4; ++batch) (void)run.train(batch);
+      const auto state = folder.path() / std::to_string(accumulated);
+      run.accelerator.save_state(state);
+      std::vector<double> wanted, losses;
+      for (int batch = 4; batch < 9; ++batch) wanted.push_back(run.train(batch));
+
+      Saved resumed(2, accumulated);
+      (void)resumed.train(100);
+      resumed.accelerator.load_state(state);
+      for (int batch = 4; batch < 9; ++batch) losses.push_back(resumed.train(batch));
+      EXPECT_EQ(losses, wanted) << accumulated << " batches per step";
+    }
+  });
+}
+
+TEST(ShardedState, ACheckpointCanBeLoadedByAnotherNumberOfProcesses) {
+  const test::SharedFolder folder;
+  const auto state = folder.path() / "state";
+  on_processes(2, folder.options(), [&] {
+    Saved run(2, 1);
+    for (int batch = 0; batch < 3; ++batch) (void)run.train(batch);
+    run.accelerator.save_state(state);
+    gathered_parameters(run.model, {}, [&] {
+      if (run.accelerator.is_main_process()) {
+        torch_save(Value(run.net->head->weight.detach()), folder.path() / "head");
+      }
+    });
+    run.accelerator.save_model(run.model, folder.path() / "model");
+  });
+  for (const int processes : {1, 3}) {
+    on_processes(processes, folder.options(), [&] {
+      const int shards = PartialState().num_processes();
+      Saved run(shards, 1);
+      run.accelerator.load_state(state);
+      const auto wanted = torch_load(folder.path() / "head").as_tensor();
+      gathered_parameters(run.model, {}, [&] {
+        EXPECT_TRUE(run.net->head->weight.equal(wanted)) << shards << " processes";
+      });
+      (void)run.train(3);
+      const auto weights = load_state_dict(folder.path() / "model" / "model.safetensors");
+      EXPECT_TRUE(weights["head.weight"].equal(wanted));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace accelerate
