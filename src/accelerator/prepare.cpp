@@ -126,15 +126,18 @@ void check_dimensions(const DeviceMesh& mesh) {
   }
 }
 
+/// A run with DeepSpeed steps within backward, also with whole models.
+void refuse_deepspeed(const AcceleratorCore& core) {
+  if (core.state.distributed_type() != DistributedType::kDeepspeed) return;
+  throw UnsupportedError(
+      "prepare: DEEPSPEED is asked for, but this version does not step within backward as "
+      "DeepSpeed does. Use an FSDP plugin, or dp_shard_size of parallelism_config.");
+}
+
 /// How the model is sharded; nullopt if it is not.
 std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
                                                const torch::nn::Module& module) {
   auto plan = shard_plan_of(core, module);
-  if (core.state.distributed_type() == DistributedType::kDeepspeed) {
-    throw UnsupportedError(
-        "prepare: DEEPSPEED is asked for, but this version does not step within backward as "
-        "DeepSpeed does. Use an FSDP plugin, or dp_shard_size of parallelism_config.");
-  }
   if (plan && plan->spec.level == sharding::ShardLevel::kNone) return std::nullopt;
   if (plan) {
     plan->spec.state_dict_type =
@@ -213,6 +216,7 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   for (const auto& known : core.registry.models) {
     if (known->module == module && (known->engine != nullptr) == shared) return known;
   }
+  refuse_deepspeed(core);
   const bool spread = is_spread(*module);
   if (spread && core.state.use_distributed()) refuse_spread_model();
   auto model = std::make_shared<ModelCore>();
