@@ -1,8 +1,10 @@
 // A job that Slurm ends and starts again goes on where it was.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <iterator>
 #include <memory>
+#include <thread>
 
 #include "resume/resuming.h"
 #include "support/hosts.h"
@@ -62,7 +64,10 @@ class PreemptionBySlurm : public WithSlurm {
     EXPECT_EQ(count_of(output(), "the state is saved in"), 1) << output();
     EXPECT_EQ(count_of(output(), "accelerate: preempted: the workers saved their state"), 2)
         << output();
-    // Slurm would wait until the credential of the first start is no longer valid, two minutes.
+    // Slurm would wait until the credential of the first start is no longer valid, two minutes. It
+    // tells credentials apart by whole seconds: one of the second in which the first was revoked
+    // counts as revoked, and the job fails.
+    std::this_thread::sleep_for(std::chrono::seconds(2));
     (void)command({"scontrol", "update", "JobId=" + id, "StartTime=now"});
     // A busy controller may not answer, which is no end of the job.
     const auto is_over = [&] {
