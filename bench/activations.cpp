@@ -22,7 +22,7 @@ double kilobytes_of(const std::string& name) {
 
 /// The most memory that the process has had during `f` above what it had before.
 double megabytes(const std::function<void()>& f) {
-  std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
+  std::ofstream("/proc/self/clear_refs") << 5;  // the peak is counted from here
   const double before = kilobytes_of("VmRSS:");
   f();
   return (kilobytes_of("VmHWM:") - before) * 1024 / 1e6;

@@ -55,7 +55,7 @@ class ACCELERATE_API Tape {
     std::size_t until = 0;
   };
   /// The place among all gathers of the next one of `unit`; nullopt if this pass has no further
-  /// one. Then the tape is recorded anew by the next pass.
+  /// one. Then the next pass records the tape again.
   [[nodiscard]] std::optional<std::size_t> reach(std::size_t unit);
   [[nodiscard]] const Gather& gather(std::size_t ordinal) const { return gathers_[ordinal]; }
   /// The part of the schedule that a pass begins with: what is gathered ahead of the first use.

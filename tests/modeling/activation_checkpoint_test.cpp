@@ -68,7 +68,7 @@ Tensor input(bool trained = false) {
   return torch::linspace(-1, 1, 24).view({3, 8}).requires_grad_(trained);
 }
 
-/// The gradients of `f()` with respect to `leaves`; random numbers begin anew.
+/// The gradients of `f()` with respect to `leaves`; random numbers start from one seed.
 std::vector<Tensor> gradients(const std::vector<Tensor>& leaves, const std::function<Tensor()>& f) {
   torch::manual_seed(5);
   for (const auto& leaf : leaves) leaf.mutable_grad() = Tensor();
