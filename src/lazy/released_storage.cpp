@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <utility>
 
@@ -62,6 +63,8 @@ c10::intrusive_ptr<c10::StorageImpl> make_empty_storage(std::size_t bytes, c10::
 void rebind(const at::Tensor& tensor, const c10::intrusive_ptr<c10::StorageImpl>& storage,
             const std::string& name) {
   const at::AutoDispatchBelowADInplaceOrView below;
+  // `set_data` asks an operator whether the types fit; the caller may hold the lock of `pin`.
+  const c10::impl::ExcludeDispatchKeyGuard no_trigger(kLazyKey);
   const auto like = at::TensorOptions(tensor.dtype()).device(storage->device());
   const auto data = at::empty({0}, like).set_(c10::Storage(storage), tensor.storage_offset(),
                                               tensor.sizes(), tensor.strides());

@@ -13,6 +13,7 @@
 #include "core/text.h"
 #include "lazy/released_storage.h"
 #include "offload/lazy_engine.h"
+#include "state/tensor_device.h"
 
 namespace accelerate::detail::offload {
 
@@ -346,7 +347,7 @@ LazyStats LazyParams::stats() const {
 }
 
 c10::Device with_index(c10::Device device) {
-  if (!device.is_cuda() || device.has_index()) return device;
+  if (!device.is_cuda() || device.has_index()) return state::tensor_device(device);
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();
 }
 

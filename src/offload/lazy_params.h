@@ -71,7 +71,7 @@ class ACCELERATE_API LazyParams {
   std::shared_ptr<LazyEngine> engine_;
 };
 
-/// The current device of this thread, for a device type without an index that has several.
+/// As tensors name it: the CPU without an index, a GPU with one, the current one of this thread.
 [[nodiscard]] c10::Device with_index(c10::Device device);
 
 /// Others cannot be put into a storage of their own, and stay where they are.

@@ -68,6 +68,14 @@ TEST_F(Offload, CpuOffloadOnTheCpuLeavesTheModelAsItIs) {
   EXPECT_EQ(model.stats().managed_bytes, 0);
 }
 
+// Accelerator::device() is cpu:0, cpu:1, ... in processes on CPUs.
+TEST_F(Offload, TheCpuIsOneDeviceWhateverItsIndex) {
+  const auto model =
+      cpu_offload(net, {.execution_device = torch::Device(torch::kCPU, 1), .lazy = managed()});
+  EXPECT_TRUE(is_offloaded(net->first->weight));
+  EXPECT_TRUE(model(input()).equal(resident->forward(input())));
+}
+
 TEST_F(Offload, CpuOffloadedTrainsAsTheResidentModel) {
   const auto model = cpu_offload(tied, {.lazy = managed()});
   EXPECT_TRUE(has_offloaded_params(*tied->head));
