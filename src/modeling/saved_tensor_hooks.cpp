@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/engine.h>
 
+#include <memory>
+#include <mutex>
 #include <utility>
 
 #include "accelerate/errors.h"
@@ -23,8 +25,21 @@ class HookedEngine final : public torch::autograd::Engine {
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     return current == nullptr ? nullptr : current->next();
   }
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task,
+      std::shared_ptr<torch::autograd::Node> root, torch::autograd::InputBuffer&& inputs) override {
+    std::call_once(threads_started_, [this] {
+      initialize_device_threads_pool();
+      // That starts the threads of one engine in the life of a process: the one before this, if it
+      // has run.
+      if (!thread_pool_shared_) start_device_threads();
+    });
+    return Engine::execute_with_graph_task(task, std::move(root), std::move(inputs));
+  }
 
  private:
+  std::once_flag threads_started_;
+
   HookedEngine() = default;
   ~HookedEngine() override { stop(); }  // as its contract asks of every class that derives from it
 };

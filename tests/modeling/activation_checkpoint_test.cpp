@@ -521,6 +521,37 @@ TEST(CheckpointMarks, ChooseWhichBlocksAreComputedAgain) {
   expect_same_bits(gradients(net->parameters(), [&] { return net(x); }), plain);
 }
 
+/// Its backward runs another one, `depth` times.
+struct Nested : torch::autograd::Function<Nested> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, int depth) {
+    context->saved_data["depth"] = depth;
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto depth = context->saved_data["depth"].toInt();
+    if (depth > 0) {
+      const at::AutoGradMode on(true);
+      const auto x = torch::ones({1}, torch::requires_grad());
+      apply(x, static_cast<int>(depth) - 1).sum().backward();
+    }
+    return {gradients[0], Tensor()};
+  }
+};
+
+// In a process of its own, whose first backward is one without checkpoints. From a depth of 60 on,
+// nested ones need threads of the engine.
+TEST(ActivationCheckpoint, DeeplyNestedBackwardsWorkAfterPlainOnes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto train = [] {
+    const auto x = torch::ones({1}, torch::requires_grad());
+    x.sum().backward();
+    activation_checkpoint([](const Tensor& y) { return Nested::apply(y, 70); }, x).sum().backward();
+    std::_Exit(x.grad().item<float>() == 2 ? 0 : 1);
+  };
+  EXPECT_EXIT(train(), testing::ExitedWithCode(0), "");
+}
+
 TEST(CheckpointMarks, EndWithTheirModules) {
   const torch::nn::Module* before = nullptr;
   {
