@@ -17,8 +17,10 @@ namespace accelerate::detail::checkpoint {
 namespace {
 
 constexpr std::int64_t kBufferBytes = 8 << 20;
-// One reader each: a thread copies out of the page cache at a fraction of the bus's rate.
-constexpr std::size_t kBuffers = 8;
+// A thread copies out of the page cache at a fraction of the bus's rate.
+constexpr std::size_t kReaders = 8;
+// A reader fills one buffer while another one of its own is sent.
+constexpr std::size_t kBuffers = 2 * kReaders;
 
 // A contiguous range of the file that fits into a buffer, and the pieces in it.
 struct Chunk {
@@ -71,7 +73,7 @@ class Pipeline {
   void run() {
     {
       std::vector<std::jthread> readers;
-      const auto count = std::min<std::size_t>(kBuffers, std::thread::hardware_concurrency());
+      const auto count = std::min<std::size_t>(kReaders, std::thread::hardware_concurrency());
       try {
         for (std::size_t i = 0; i < std::min(std::max<std::size_t>(count, 1), chunks_.size());
              ++i) {
