@@ -113,7 +113,8 @@ void ShardedState::issue(Unit& unit, std::size_t ordinal) {
       if (flat->is_resident) continue;
       flat->sent_version = flat->shard._version();
       arrival.sent.push_back(
-          flat->shard.to(at::TensorOptions(flat->compute_dtype).device(placement.device)));
+          flat->shard.to(at::TensorOptions(flat->compute_dtype).device(placement.device),
+                         /*non_blocking=*/placement.masters_on_host));
       auto work = collectives.all_gather(unit.title(), memory_of(*arrival.slot, *flat),
                                          arrival.sent.back());
       if (placement.device.is_cpu()) {

@@ -1,5 +1,6 @@
 // Gradients arrive, are reduced over the processes, and are handed to optimizers.
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function_hook.h>
 
 #include <algorithm>
@@ -124,6 +125,10 @@ void ShardedState::give_back_buffer(Flat& flat) {
   for (auto& slice : flat.slices) slice.is_in_buffer = false;
 }
 
+at::Tensor ShardedState::empty_gradient(const Flat& flat) const {
+  return at::empty(flat.shard.sizes(), flat.shard.options().pinned_memory(placement.pin_memory));
+}
+
 // ---- arrivals -----------------------------------------------------------------------------------
 
 void ShardedState::arrived(Flat& flat, FlatSlice& slice, Leaf& leaf) {
@@ -181,7 +186,7 @@ void ShardedState::launch(Flat& flat) {
   const auto like = at::TensorOptions(flat.reduce_dtype).device(placement.device);
   const bool direct = !accumulates(flat) && flat.reduce_dtype == flat.shard.scalar_type() &&
                       placement.device == flat.shard.device();
-  if (direct && !flat.gradient.defined()) flat.gradient = at::empty_like(flat.shard);
+  if (direct && !flat.gradient.defined()) flat.gradient = empty_gradient(flat);
   flat.reduced = direct ? flat.gradient : at::empty({flat.layout.shard_size()}, like);
   flat.reduction = collectives.start_mean(units[flat.unit]->title(), flat.reduced, flat.buffer);
   flat.is_reduced = true;
@@ -195,8 +200,14 @@ void ShardedState::finish(Flat& flat) {
   std::exchange(flat.reduction, nullptr)->wait();
   collectives.finish_mean(units[flat.unit]->title(), flat.reduced);
   give_back_buffer(flat);
-  const auto reduced = std::exchange(flat.reduced, at::Tensor()).to(flat.shard.options());
-  if (!flat.gradient.defined()) flat.gradient = at::empty_like(flat.shard);
+  if (!flat.gradient.defined()) flat.gradient = empty_gradient(flat);
+  auto reduced = std::exchange(flat.reduced, at::Tensor());
+  if (accumulates(flat)) {
+    reduced = reduced.to(flat.shard.options());
+  } else if (!reduced.is_same(flat.gradient)) {
+    // To the host: `end_backward` waits for it.
+    reduced = flat.gradient.copy_(reduced, /*non_blocking=*/true);
+  }
   for (std::size_t i = 0; i < flat.slices.size(); ++i) {
     auto& slice = flat.slices[i];
     auto& gradient = slice.local.mutable_grad();
@@ -228,6 +239,10 @@ void ShardedState::end_backward() {
   if (reduces) flush();
   finish_phase();
   if (in_flight != nullptr) finish(*in_flight);
+  if (placement.masters_on_host && placement.device.is_cuda()) {
+    c10::impl::VirtualGuardImpl(placement.device.type())
+        .synchronizeDevice(placement.device.index());
+  }
   in_backward = false;
   for (auto* flat : flats) forget_arrivals(*flat);
   if (reduces) {

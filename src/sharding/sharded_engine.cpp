@@ -103,6 +103,7 @@ bool ShardedEngine::holds(const at::Tensor& parameter) const {
 }
 
 void ShardedEngine::before_step() {
+  if (state_->placement.masters_on_host) state_->ring.synchronize();  // copies read the masters
   if (state_->drift) state_->drift->sum_up();
 }
 

@@ -93,6 +93,8 @@ struct ShardedState {
   void forget_unused();
   [[nodiscard]] at::Tensor take_buffer(const Flat& flat);
   void give_back_buffer(Flat& flat);
+  /// For the mean of a buffer, where its shard is.
+  [[nodiscard]] at::Tensor empty_gradient(const Flat& flat) const;
 
   // ---- sharded_state.cpp
 

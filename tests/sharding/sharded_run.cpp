@@ -41,8 +41,9 @@ std::shared_ptr<torch::optim::Optimizer> make_optimizer(Step step,
 }
 
 AcceleratorOptions accelerator_options(const RunOptions& options) {
-  if (options.spec) return anew();
-  return averaging({.find_unused_parameters = options.find_unused});
+  auto result = options.spec ? anew() : averaging({.find_unused_parameters = options.find_unused});
+  result.cpu = false;  // ACCELERATE_USE_CPU decides: tests/cuda runs on a GPU
+  return result;
 }
 
 TinyGpt make_net(const RunOptions& options) {
@@ -57,7 +58,7 @@ std::vector<std::vector<torch::Tensor>> tensors_in(const Value& state) {
   for (const auto& [index, of_parameter] : state.at("state").as_dict()) {
     auto& list = tensors.emplace_back();
     for (const auto& [name, tensor] : of_parameter.as_dict()) {
-      list.push_back(tensor.as_tensor().clone());
+      list.push_back(tensor.as_tensor().cpu().clone());
     }
   }
   return tensors;
@@ -93,7 +94,7 @@ ShardedRun::ShardedRun(const RunOptions& wanted)
 
 double ShardedRun::train(int step, int batch, bool synchronizes) {
   const auto pass = [&] {
-    const auto words = words_of(accelerator.process_index(), step, batch);
+    const auto words = words_of(accelerator.process_index(), step, batch).to(accelerator.device());
     const auto scores = model(words.slice(1, 0, 8));
     const auto loss = F::cross_entropy(scores.reshape({-1, kWords}), words.slice(1, 1).reshape(-1));
     accelerator.backward(loss / options.batches);
