@@ -15,9 +15,11 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "lazy/operator_rule.h"
 #include "lazy/released_storage.h"
 
 namespace accelerate::detail::lazy {
@@ -25,17 +27,31 @@ namespace {
 
 using Arguments = c10::ArrayRef<c10::IValue>;
 
-// -- which storages are managed -------------------------------------------------------------------
+// -- which storages are managed, and which parameters have a rule ---------------------------------
+
+/// For the bytes from `begin` up to `end` of a storage: several parameters may lie in one.
+struct RuleEntry {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::shared_ptr<OperatorRule> rule;
+  /// No other storage gets the address while the entry exists.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+};
 
 struct Registry {
   std::shared_mutex mutex;
   std::unordered_map<const c10::StorageImpl*, std::shared_ptr<ManagedStorage>> storages;
+  std::unordered_map<const c10::StorageImpl*, std::vector<RuleEntry>> rules;
 };
 
 // Never destroyed: tensors of static duration may still be used when the program ends.
 Registry& registry() {
   static auto& instance = *new Registry;
   return instance;
+}
+
+std::size_t first_byte(const at::Tensor& tensor) {
+  return static_cast<std::size_t>(tensor.storage_offset()) * tensor.element_size();
 }
 
 // -- what the schema of an operator says ----------------------------------------------------------
@@ -220,6 +236,35 @@ class NoAutocastCache {
   bool before_;
 };
 
+struct RuleAndArgument {
+  std::shared_ptr<OperatorRule> rule;
+  std::size_t argument = 0;
+};
+
+/// The rules of the tensors among the arguments, the first one first.
+c10::SmallVector<RuleAndArgument, 2> rules_of(Arguments arguments) {
+  c10::SmallVector<RuleAndArgument, 2> found;
+  {
+    const std::shared_lock lock(registry().mutex);
+    if (registry().rules.empty()) return found;
+  }
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].isTensor()) continue;
+    if (auto rule = find_rule(arguments[i].toTensor())) found.push_back({std::move(rule), i});
+  }
+  return found;
+}
+
+/// Returns true if one of `rules` has computed the operator.
+bool run_rules(const c10::OperatorHandle& op, torch::jit::Stack& stack,
+               c10::ArrayRef<RuleAndArgument> rules, bool reads_bytes) {
+  const c10::impl::ExcludeDispatchKeyGuard once(kLazyKey);
+  for (const auto& [rule, argument] : rules) {
+    if (rule->reads_bytes() == reads_bytes && rule->run(op, stack, argument)) return true;
+  }
+  return false;
+}
+
 c10::DispatchKeySet below(c10::DispatchKey key, c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
 }
@@ -237,6 +282,8 @@ void on_marked(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
       arguments[*facts.training].toBool()) {
     writes |= facts.statistics;
   }
+  const auto rules = rules_of(arguments);
+  if (!rules.empty() && run_rules(op, *stack, rules, /*reads_bytes=*/false)) return;
   Pins pins;
   for (std::size_t i = 0; i < count; ++i) {
     const auto access =
@@ -244,6 +291,7 @@ void on_marked(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { pins.add(tensor, access); });
   }
   const NoAutocastCache no_cache;
+  if (!rules.empty() && run_rules(op, *stack, rules, /*reads_bytes=*/true)) return;
   if (const auto device = pins.device()) {
     thread_state.last_device = device;
     if (move_arguments(op, facts, *stack, *device)) {
@@ -343,6 +391,45 @@ std::shared_ptr<ManagedStorage> find_managed(const at::Tensor& tensor) {
   const auto& storages = registry().storages;
   const auto found = storages.find(tensor.storage().unsafeGetStorageImpl());
   return found == storages.end() ? nullptr : found->second;
+}
+
+void set_rule(const at::Tensor& parameter, std::shared_ptr<OperatorRule> rule) {
+  install_lazy_fallback();
+  const auto begin = first_byte(parameter);
+  const std::unique_lock lock(registry().mutex);
+  auto& rules = registry().rules;
+  std::erase_if(rules, [](const auto& one) { return one.second.front().storage.expired(); });
+  auto* const storage = parameter.storage().unsafeGetStorageImpl();
+  std::erase_if(rules[storage], [&](const RuleEntry& entry) { return entry.begin == begin; });
+  if (rule != nullptr) {
+    mark(*parameter.unsafeGetTensorImpl());
+    auto owned = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
+    rules[storage].push_back(
+        {begin, begin + parameter.nbytes(), std::move(rule), c10::weak_intrusive_ptr(owned)});
+  } else {
+    if (rules[storage].empty()) rules.erase(storage);
+    if (!registry().storages.contains(storage)) unmark(*parameter.unsafeGetTensorImpl());
+  }
+}
+
+std::shared_ptr<OperatorRule> find_rule(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage() || !is_marked(tensor)) return nullptr;
+  const std::shared_lock lock(registry().mutex);
+  const auto& rules = registry().rules;
+  const auto found = rules.find(tensor.storage().unsafeGetStorageImpl());
+  if (found == rules.end()) return nullptr;
+  const auto byte = first_byte(tensor);
+  for (const auto& entry : found->second) {
+    if (entry.begin <= byte && byte < entry.end) return entry.rule;
+  }
+  return nullptr;
+}
+
+at::Tensor unmarked(const at::Tensor& tensor) {
+  const c10::impl::ExcludeDispatchKeyGuard no_trigger(kLazyKey);
+  auto alias = tensor.detach();
+  unmark(*alias.unsafeGetTensorImpl());
+  return alias;
 }
 
 OneDevicePerOperator::OneDevicePerOperator()
