@@ -3,22 +3,18 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
 #include "accelerator/accelerator_core.h"
-#include "accelerator/model_sharding.h"
+#include "accelerator/model_engines.h"
 #include "accelerator/monitoring.h"
 #include "accelerator/step_checks.h"
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
-#include "modeling/checkpoint_marks.h"
 #include "optim/optimizer_state.h"
-#include "parallel/data_parallel.h"
-#include "sharding/sharded_engine.h"
 #include "state/tensor_device.h"
 
 namespace accelerate::detail::accelerator {
@@ -114,95 +110,12 @@ void refuse_spread_model() {
       "mode. Please rerun your program with `--num_processes=1`.");
 }
 
-/// Only dimensions of data have engines.
-void check_dimensions(const DeviceMesh& mesh) {
-  for (const auto& name : mesh.mesh_dim_names()) {
-    if (name == "dp_replicate" || name == "dp_shard") continue;
-    throw UnsupportedError(str("prepare: ", name, "_size of parallelism_config is ",
-                               mesh.size(name),
-                               ", but this version cannot train a model in that way yet. Set it to "
-                               "1 and use dp_replicate_size or dp_shard_size, or train with the "
-                               "groups of torch_device_mesh() and prepare no model."));
-  }
-}
-
 /// A run with DeepSpeed steps within backward, also with whole models.
 void refuse_deepspeed(const AcceleratorCore& core) {
   if (core.state.distributed_type() != DistributedType::kDeepspeed) return;
   throw UnsupportedError(
       "prepare: DEEPSPEED is asked for, but this version does not step within backward as "
       "DeepSpeed does. Use an FSDP plugin, or dp_shard_size of parallelism_config.");
-}
-
-/// How the model is sharded; nullopt if it is not.
-std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
-                                               const torch::nn::Module& module) {
-  auto plan = shard_plan_of(core, module);
-  if (plan && plan->spec.level == sharding::ShardLevel::kNone) return std::nullopt;
-  if (plan) {
-    plan->spec.state_dict_type =
-        core.state.fsdp_plugin()->state_dict_type.value_or(StateDictType::kFullStateDict);
-  }
-  if (plan || !core.mesh || !core.mesh->has("dp_shard")) return plan;
-  plan.emplace();
-  plan->autocast = true;
-  plan->spec.level = sharding::ShardLevel::kParameters;
-  for (const auto& entry : module.named_modules("", /*include_self=*/false)) {
-    if (!is_repeated_blocks(*entry.value())) continue;
-    for (const auto& block : entry.value()->named_children()) {
-      plan->spec.units.push_back(entry.key() + "." + block.key());
-    }
-  }
-  if (core.cast) {
-    plan->spec.precision.param_dtype = core.cast->dtype;
-    plan->spec.precision.reduce_dtype = at::kFloat;
-    plan->spec.precision.float32_masters = true;
-  }
-  return plan;
-}
-
-/// Collective if the plan has replicas that the mesh does not have.
-sharding::ShardProcesses processes_of(const AcceleratorCore& core,
-                                      const sharding::ShardPlan& plan) {
-  sharding::ShardProcesses processes;
-  processes.all = core.state.process_group();
-  processes.shard = processes.all;
-  const auto take = [&](const DeviceMesh& mesh) {
-    processes.shard = mesh.get_group("dp_shard");
-    if (mesh.has("dp_replicate")) processes.replicate = mesh.get_group("dp_replicate");
-  };
-  if (core.mesh->has("dp_shard")) {
-    take(*core.mesh);
-  } else if (plan.groups.replicate > 1) {
-    take(DeviceMesh(
-        core.mesh->device_type(),
-        MeshLayout({"dp_replicate", "dp_shard"}, {plan.groups.replicate, plan.groups.shard})));
-  }
-  return processes;
-}
-
-/// Collective. Gives the model the engine that trains it on all processes.
-void give_engine(const AcceleratorCore& core, ModelCore& model,
-                 const std::optional<sharding::ShardPlan>& plan) {
-  check_dimensions(*core.mesh);
-  model.moves_inputs = !model.device.is_cpu();
-  if (!plan) {
-    model.use(std::make_shared<parallel::DataParallel>(
-        *model.module, core.mesh->get_group("dp_replicate"), core.ddp, core.options.drift_check));
-    return;
-  }
-  if (!plan->autocast) {
-    const auto& precision = plan->spec.precision;
-    model.cast = std::nullopt;
-    if (precision.cast_forward_inputs) model.input_dtype = precision.param_dtype;
-    model.output_dtype = precision.output_dtype;
-  }
-  if (!plan->checkpointed.empty()) {
-    modeling::mark_for_checkpoints(*model.module, plan->checkpointed);
-  }
-  model.use(std::make_shared<sharding::ShardedEngine>(*model.module, plan->spec,
-                                                      processes_of(core, *plan), model.device,
-                                                      core.options.drift_check));
 }
 
 }  // namespace

@@ -116,7 +116,7 @@ namespace {
 struct Gradients {
   struct Sharded {
     parallel::Engine* engine;
-    std::vector<Tensor> shards;
+    parallel::GradientShards shards;
   };
   std::vector<Tensor> whole;
   std::vector<Sharded> sharded;
@@ -137,7 +137,7 @@ Gradients gradients_of(std::span<const Tensor> parameters,
       rest[i] = Tensor();
     }
     // Also without a shard on this process: its engine communicates.
-    if (any) result.sharded.push_back({engine.get(), std::move(shards->gradients)});
+    if (any) result.sharded.push_back({engine.get(), *std::move(shards)});
   }
   result.whole = gradients_of(result.sharded.empty() ? parameters : rest);
   return result;
@@ -171,8 +171,8 @@ Tensor clip_grad_norm_(std::span<const Tensor> parameters, double max_norm, doub
     norms.push_back(norm_of(batches, device, norm_type));
   }
   for (auto& [engine, shards] : sharded) {
-    norms.push_back(engine->norm_over_processes(get_total_norm(shards, norm_type), norm_type));
-    for (auto& shard : shards) batch_for(batches, shard).push_back(shard);
+    norms.push_back(engine->norm_over_processes(shards, norm_type));
+    for (auto& shard : shards.gradients) batch_for(batches, shard).push_back(shard);
   }
   for (auto& norm : norms) norm = norm.to(norms[0].device(), norms[0].scalar_type());
   auto norm = norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms), norm_type);
@@ -189,7 +189,7 @@ void clip_grad_value_(std::span<const Tensor> parameters, double clip_value,
   require_limit("clip_value", clip_value);
   auto [gradients, sharded] = gradients_of(parameters, engines);
   for (auto& [engine, shards] : sharded) {
-    gradients.insert(gradients.end(), shards.begin(), shards.end());
+    gradients.insert(gradients.end(), shards.gradients.begin(), shards.gradients.end());
   }
   require_strided(gradients);
   require_floating(gradients, /*complex_too=*/false);

@@ -55,6 +55,8 @@ struct GradientShards {
   std::vector<at::Tensor> gradients = {};
   /// One flag per parameter that was asked for: whether its gradient is sharded.
   std::vector<bool> sharded = {};
+  /// How many of `gradients`, the first ones, are parts by tensor parallelism.
+  std::size_t cut = 0;
 };
 
 /// What an optimizer keeps for a parameter of its groups, by Python's names.
@@ -134,10 +136,13 @@ class Engine {
     static_cast<void>(parameters);
     return std::nullopt;
   }
-  /// Collective. Returns the norm over all processes, given the norm of the shards of this process.
-  [[nodiscard]] virtual at::Tensor norm_over_processes(const at::Tensor& norm, double norm_type) {
+  /// Collective. Returns the norm over all processes of what `shards_of` has given. Only called if
+  /// a gradient is sharded.
+  [[nodiscard]] virtual at::Tensor norm_over_processes(const GradientShards& shards,
+                                                       double norm_type) {
+    static_cast<void>(shards);
     static_cast<void>(norm_type);
-    return norm;
+    return {};
   }
 
   // ---- state

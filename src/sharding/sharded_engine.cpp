@@ -8,6 +8,7 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "optim/clip_grad.h"
 #include "sharding/sharded_state.h"
 
 namespace accelerate::detail::sharding {
@@ -146,12 +147,14 @@ std::optional<parallel::GradientShards> ShardedEngine::shards_of(
   return result;
 }
 
-at::Tensor ShardedEngine::norm_over_processes(const at::Tensor& norm, double norm_type) {
+at::Tensor ShardedEngine::norm_over_processes(const parallel::GradientShards& shards,
+                                              double norm_type) {
   if (norm_type < 0) {
     throw UnsupportedError(str("clip_grad_norm_: norm_type is ", norm_type,
                                ", which is not supported for sharded gradients. Use 2, 1, 0 or "
                                "infinity."));
   }
+  const auto norm = optim::get_total_norm(shards.gradients, norm_type);
   auto own = norm.to(state_->placement.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   const char* const what = "norm of gradients";
   if (std::isinf(norm_type)) {

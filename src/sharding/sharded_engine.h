@@ -62,7 +62,8 @@ class ACCELERATE_API ShardedEngine final : public parallel::Engine,
 
   [[nodiscard]] std::optional<parallel::GradientShards> shards_of(
       std::span<const at::Tensor> parameters) override;
-  [[nodiscard]] at::Tensor norm_over_processes(const at::Tensor& norm, double norm_type) override;
+  [[nodiscard]] at::Tensor norm_over_processes(const parallel::GradientShards& shards,
+                                               double norm_type) override;
 
   [[nodiscard]] at::Tensor accumulated_gradient(const at::Tensor& parameter) override;
   void set_accumulated_gradient(const at::Tensor& parameter, const at::Tensor& gradient) override;

@@ -76,10 +76,11 @@ class RecordingEngine final : public detail::parallel::Engine {
     calls.emplace_back("found inf");
     return found_inf + (other_process_found_inf ? 1 : 0);
   }
-  torch::Tensor norm_over_processes(const torch::Tensor& norm, double norm_type) override {
+  torch::Tensor norm_over_processes(const GradientShards& shards, double norm_type) override {
     calls.emplace_back("norm");
     EXPECT_EQ(norm_type, 2.0);
-    return norm * 2;  // the root of four equal parts
+    // The root of four equal parts.
+    return shards.gradients.empty() ? torch::zeros({}) : shards.gradients[0].norm() * 2;
   }
   StateDict state_dict(const torch::nn::Module&) override {
     calls.emplace_back("state dict");

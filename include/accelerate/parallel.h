@@ -1,0 +1,8 @@
+// accelerate/parallel.h - models that are cut over processes, each of which computes a part.
+//
+//     x = nn::copy_to_region(x, group);  // differentiable collectives
+//
+// docs/parallelism.md says which way of cutting suits which model.
+#pragma once
+
+#include "accelerate/parallel/regions.h"

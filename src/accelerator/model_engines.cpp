@@ -1,0 +1,134 @@
+#include "accelerator/model_engines.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "accelerate/errors.h"
+#include "accelerate/modeling.h"
+#include "accelerator/model_sharding.h"
+#include "core/text.h"
+#include "modeling/checkpoint_marks.h"
+#include "parallel/data_parallel.h"
+#include "parallel/wrapped_engine.h"
+#include "sharding/sharded_engine.h"
+
+namespace accelerate::detail::accelerator {
+namespace {
+
+using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+/// Dimensions of a mesh in which this version cannot train a model.
+constexpr auto kRefused = std::to_array<std::string_view>({"pp", "cp", "sp", "tp"});
+
+void check_dimensions(const DeviceMesh& mesh) {
+  for (const auto& name : mesh.mesh_dim_names()) {
+    if (std::ranges::find(kRefused, name) == kRefused.end()) continue;
+    throw UnsupportedError(str("prepare: ", name, "_size of parallelism_config is ",
+                               mesh.size(name),
+                               ", but this version cannot train a model in that way yet. Set it to "
+                               "1 and use dp_replicate_size or dp_shard_size, or train with the "
+                               "groups of torch_device_mesh() and prepare no model."));
+  }
+}
+
+/// The processes that hold the same part of a model, each with gradients of its own: those of the
+/// dimensions of data and, where each has a part of a sequence only, of cp. Null if this process is
+/// the only one.
+GroupHandle data_group(const DeviceMesh& mesh) {
+  for (const char* const name : {"dp_cp", "dp_replicate"}) {
+    if (mesh.has(name)) return mesh.get_group(name);
+  }
+  return nullptr;
+}
+
+/// Collective if the plan has replicas that the mesh does not have.
+sharding::ShardProcesses processes_of(const AcceleratorCore& core,
+                                      const sharding::ShardPlan& plan) {
+  sharding::ShardProcesses processes;
+  processes.all = data_group(*core.mesh);
+  processes.shard = processes.all;
+  const auto take = [&](const DeviceMesh& mesh, const char* shard) {
+    processes.shard = mesh.get_group(shard);
+    if (mesh.has("dp_replicate")) processes.replicate = mesh.get_group("dp_replicate");
+  };
+  if (core.mesh->has("dp_shard")) {
+    take(*core.mesh, core.mesh->has("cp") ? "dp_shard_cp" : "dp_shard");
+  } else if (plan.groups.replicate > 1) {
+    take(DeviceMesh(
+             core.mesh->device_type(),
+             MeshLayout({"dp_replicate", "dp_shard"}, {plan.groups.replicate, plan.groups.shard})),
+         "dp_shard");
+  }
+  return processes;
+}
+
+/// Collective. A model of which each process keeps a part.
+std::shared_ptr<parallel::Engine> sharded_engine(const AcceleratorCore& core, ModelCore& model,
+                                                 const sharding::ShardPlan& plan) {
+  if (data_group(*core.mesh) == nullptr) {
+    throw ConfigError(
+        "prepare: a plugin shards the model, but the mesh of parallelism_config has no processes "
+        "to shard it over. Set dp_shard_size above 1, or leave the plugin out.");
+  }
+  if (!plan.autocast) {
+    const auto& precision = plan.spec.precision;
+    model.cast = std::nullopt;
+    if (precision.cast_forward_inputs) model.input_dtype = precision.param_dtype;
+    model.output_dtype = precision.output_dtype;
+  }
+  if (!plan.checkpointed.empty()) {
+    modeling::mark_for_checkpoints(*model.module, plan.checkpointed);
+  }
+  return std::make_shared<sharding::ShardedEngine>(
+      *model.module, plan.spec, processes_of(core, plan), model.device, core.options.drift_check);
+}
+
+/// Collective. The engine for the dimensions of data.
+std::shared_ptr<parallel::Engine> data_engine(const AcceleratorCore& core, ModelCore& model,
+                                              const std::optional<sharding::ShardPlan>& plan) {
+  if (plan) return sharded_engine(core, model, *plan);
+  if (auto group = data_group(*core.mesh)) {
+    return std::make_shared<parallel::DataParallel>(*model.module, std::move(group), core.ddp,
+                                                    core.options.drift_check);
+  }
+  return std::make_shared<parallel::LocalEngine>(*model.module);
+}
+
+}  // namespace
+
+std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
+                                               const torch::nn::Module& module) {
+  auto plan = shard_plan_of(core, module);
+  if (plan && plan->spec.level == sharding::ShardLevel::kNone) return std::nullopt;
+  if (plan) {
+    plan->spec.state_dict_type =
+        core.state.fsdp_plugin()->state_dict_type.value_or(StateDictType::kFullStateDict);
+  }
+  if (plan || !core.mesh || !core.mesh->has("dp_shard")) return plan;
+  plan.emplace();
+  plan->autocast = true;
+  plan->spec.level = sharding::ShardLevel::kParameters;
+  for (const auto& entry : module.named_modules("", /*include_self=*/false)) {
+    if (!is_repeated_blocks(*entry.value())) continue;
+    for (const auto& block : entry.value()->named_children()) {
+      plan->spec.units.push_back(entry.key() + "." + block.key());
+    }
+  }
+  if (core.cast) {
+    plan->spec.precision.param_dtype = core.cast->dtype;
+    plan->spec.precision.reduce_dtype = at::kFloat;
+    plan->spec.precision.float32_masters = true;
+  }
+  return plan;
+}
+
+void give_engine(const AcceleratorCore& core, ModelCore& model,
+                 const std::optional<sharding::ShardPlan>& plan) {
+  check_dimensions(*core.mesh);
+  model.moves_inputs = !model.device.is_cpu();
+  model.use(data_engine(core, model, plan));
+}
+
+}  // namespace accelerate::detail::accelerator

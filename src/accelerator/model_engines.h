@@ -1,0 +1,25 @@
+// src/accelerator/model_engines.h - the engine that a prepared model gets, by the mesh of the run.
+//
+// An engine for the dimensions of data is always there: data parallelism, sharding, or that of one
+// process. Dimensions that divide the model itself wrap it (parallel/wrapped_engine.h).
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <optional>
+
+#include "accelerator/accelerator_core.h"
+#include "sharding/shard_plan.h"
+
+namespace accelerate::detail::accelerator {
+
+/// How the model is sharded, by a plugin or by dp_shard_size; nullopt if it is not.
+[[nodiscard]] std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
+                                                             const torch::nn::Module& module);
+
+/// Collective. Gives the model the engine that trains it on all processes. Throws
+/// `UnsupportedError` for a dimension of the mesh in which this version cannot train a model.
+void give_engine(const AcceleratorCore& core, ModelCore& model,
+                 const std::optional<sharding::ShardPlan>& plan);
+
+}  // namespace accelerate::detail::accelerator
