@@ -35,6 +35,7 @@
 #include "accelerate/accelerator/options.h"
 #include "accelerate/accelerator/refused_members.h"
 #include "accelerate/accelerator/scopes.h"
+#include "accelerate/accelerator/step_members.h"
 #include "accelerate/accelerator/tracking_members.h"
 #include "accelerate/api.h"
 #include "accelerate/checkpoint.h"
@@ -74,6 +75,7 @@ struct UnwrapModelOptions {
 
 class ACCELERATE_API Accelerator : public CheckpointMembers,
                                    public TrackingMembers,
+                                   public StepMembers,
                                    public RefusedMembers {
  public:
   /// Collective where several processes were started. The first one makes the `AcceleratorState`;

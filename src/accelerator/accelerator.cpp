@@ -24,7 +24,8 @@ using detail::str;
 
 Accelerator::Accelerator(const AcceleratorOptions& options)
     : CheckpointMembers(detail::accelerator::make_accelerator_core(options)),
-      TrackingMembers(*core_) {
+      TrackingMembers(*core_),
+      StepMembers(core_) {
   core_->before_exit = [this] { finish_trackers(); };
 }
 

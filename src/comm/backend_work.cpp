@@ -1,6 +1,7 @@
 #include "comm/backend_work.h"
 
 #include "accelerate/errors.h"
+#include "comm/collective_range.h"
 #include "core/text.h"
 
 namespace accelerate::detail::comm {
@@ -16,6 +17,7 @@ bool BackendWork::isCompleted() {
 
 bool BackendWork::wait(std::chrono::milliseconds timeout) {
   if (!done_.load()) {
+    const auto range = CollectiveRange::wait(info_.kind);
     const auto until = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
     if (!complete_by(until)) {
       throw CommError(str(info_.kind, " is not complete after ", timeout.count(),

@@ -64,6 +64,7 @@ void CallFactsBuilder::add(const CallFacts& call) {
   content = mix(mix(content, call.reduction), call.root);
   content = mix(content, static_cast<std::int64_t>(call.content));
   elements += count;
+  bytes += call.bytes;
   append(str(call.kind, " ", call.dtype, "[", join(call.sizes, ","), "]"), "calls");
 }
 

@@ -22,7 +22,8 @@ namespace accelerate::detail::comm {
           .dtype = dtype_literal(tensor.scalar_type()),
           .sizes = {sizes.data(), sizes.size()},
           .reduction = reduction,
-          .root = root};
+          .root = root,
+          .bytes = static_cast<std::int64_t>(tensor.nbytes())};
 }
 
 /// "recv float32[4] from rank 1"; `peer` -1 means any rank.
@@ -38,10 +39,12 @@ struct CallFactsBuilder {
   int tensors = 0;
   std::uint64_t content = 0;
   std::int64_t elements = 0;  ///< of all tensors
+  std::int64_t bytes = 0;     ///< of all tensors
   std::string more = {};
   std::size_t shown = 0;  ///< the length of the part of `more` that lists whole tensors
 
   void add(const at::Tensor& tensor) {
+    bytes += static_cast<std::int64_t>(tensor.nbytes());
     if (tensors++ > 0) return add_next(tensor);
     dtype = dtype_literal(tensor.scalar_type());
     elements = tensor.numel();
@@ -57,7 +60,8 @@ struct CallFactsBuilder {
             .reduction = reduction,
             .root = root,
             .content = content,
-            .more = more.c_str()};
+            .more = more.c_str(),
+            .bytes = bytes};
   }
 
  private:

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "comm/collective_totals.h"
 #include "core/text.h"
 
 namespace accelerate::detail::comm {
@@ -132,6 +133,7 @@ Ticket CallLog::enter(const CallFacts& facts, const CallSite& site) {
   copy_text(next.remark, site.remark != nullptr ? site.remark : "");
   next.complete = false;
   entry.since = Clock::now();
+  entry.bytes = facts.bytes;
   entry.timed = !facts.on_device;
   if (entry.timed && timed_calls_++ == 0) timed_since_ = entry.since;
   if (page_ != nullptr) {
@@ -149,6 +151,9 @@ void CallLog::leave(const Ticket& ticket) noexcept {
   CallRecord& done = left.call;
   if (done.sequence != ticket.sequence) return;
   done.complete = true;
+  if (collectives_counted.load(std::memory_order_relaxed)) {
+    add_collective(done.kind, left.bytes, Clock::now() - left.since);
+  }
   if (std::exchange(left.timed, false) && --timed_calls_ == 0) {
     add_time_in_collectives(Clock::now() - timed_since_);
   }

@@ -73,6 +73,7 @@ class CallLog {
   struct Entry {
     CallRecord call = {};
     Clock::time_point since = {};
+    std::int64_t bytes = 0;
     bool timed = false;  ///< it counts in `timed_calls_` until it ends
   };
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "comm/backend_work.h"
+#include "comm/collective_range.h"
 
 namespace accelerate::detail::comm {
 namespace {
@@ -30,6 +31,7 @@ std::chrono::milliseconds ExecutorBackend::timeout_of(std::chrono::milliseconds 
 
 ExecutorBackend::WorkPtr ExecutorBackend::submit(BackendCall call, const ExecutorCallPtr& executed,
                                                  Schedule schedule) {
+  const auto range = CollectiveRange::call(call.facts.kind);
   executed->kind = call.facts.kind;
   executed->timeout = timeout_of(call.timeout);
   const auto work = c10::make_intrusive<ExecutorWork>(

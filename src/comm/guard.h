@@ -24,6 +24,7 @@ struct CallFacts {
   std::uint64_t content = 0;  ///< a hash of their number, dtypes and sizes; 0 if there are none
   const char* more = "";      ///< as text, e.g. ", float32[2]"
   bool on_device = false;     ///< its end is noticed late: see `DeviceCallGuard::add_time`
+  std::int64_t bytes = 0;     ///< of all tensors that this rank gives; ranks need not agree
 };
 
 /// An announced collective.

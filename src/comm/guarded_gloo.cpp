@@ -17,6 +17,7 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "comm/call_checks.h"
+#include "comm/collective_range.h"
 #include "comm/group_guard.h"
 #include "comm/guarded_backend.h"
 #include "comm/guarded_gloo.h"
@@ -57,17 +58,19 @@ struct UnderWay {
 /// is first; Gloo's own work may then never end.
 class GuardedWork : public c10d::Work {
  public:
-  GuardedWork(UnderWay under_way, std::shared_ptr<GroupGuard> guard, const Ticket& ticket)
+  GuardedWork(const char* kind, UnderWay under_way, std::shared_ptr<GroupGuard> guard,
+              const Ticket& ticket)
       : Work(-1, under_way.works.front()->retrieveOpType()),
+        kind_(kind),
         under_way_(std::move(under_way)),
         guard_(std::move(guard)),
         ticket_(ticket),
         future_(c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()))),
         incomplete_(under_way_.works.size()) {}
 
-  static WorkPtr start(UnderWay under_way, const std::shared_ptr<GroupGuard>& guard,
-                       const Ticket& ticket) {
-    auto work = c10::make_intrusive<GuardedWork>(std::move(under_way), guard, ticket);
+  static WorkPtr start(const char* kind, UnderWay under_way,
+                       const std::shared_ptr<GroupGuard>& guard, const Ticket& ticket) {
+    auto work = c10::make_intrusive<GuardedWork>(kind, std::move(under_way), guard, ticket);
     guard->on_failure(ticket, [work] {
       if (work->claim()) work->future_->setError(work->guard_->verdict(work->ticket_));
     });
@@ -81,6 +84,7 @@ class GuardedWork : public c10d::Work {
   // The timeout is Gloo's own; it ends Gloo's works, and the guard finds out why.
   bool wait(std::chrono::milliseconds /*timeout*/) override {
     guard_->refuse_forked_copy("wait for a collective");
+    const auto range = CollectiveRange::wait(kind_);
     future_->waitAndThrow();
     return true;
   }
@@ -112,6 +116,7 @@ class GuardedWork : public c10d::Work {
     future_->markCompleted(results.empty() ? inner.value() : c10::IValue(results));
   }
 
+  const char* kind_;  // a literal
   UnderWay under_way_;
   std::shared_ptr<GroupGuard> guard_;
   Ticket ticket_;
@@ -281,6 +286,7 @@ class GuardedGloo : public GuardedBackend<Gloo> {
   template <class F>
   WorkPtr begin(const CallFacts& call, F&& start) {
     check_usable(call.kind);
+    const auto range = CollectiveRange::call(call.kind);
     // Calls of several threads have the same order in the log and in Gloo.
     const std::scoped_lock lock(mutex_);
     const auto ticket = guard_->enter(call);
@@ -293,7 +299,7 @@ class GuardedGloo : public GuardedBackend<Gloo> {
       guard_->leave(ticket);
       throw;
     }
-    return GuardedWork::start(std::move(under_way), guard_, ticket);
+    return GuardedWork::start(call.kind, std::move(under_way), guard_, ticket);
   }
 
   /// As Gloo does it: all ranks reduce everything, and each takes its part. Gloo does the latter in
@@ -338,6 +344,7 @@ class GuardedGloo : public GuardedBackend<Gloo> {
   /// Every rank sends its part to every other one, on the thread of the caller.
   WorkPtr exchange(const CallFacts& call, const at::Tensor& output, const at::Tensor& input) {
     check_usable(call.kind);
+    const auto range = CollectiveRange::call(call.kind);
     const std::scoped_lock lock(mutex_);
     const auto ticket = guard_->enter(call);
     const auto parts = output.view({getSize(), -1});

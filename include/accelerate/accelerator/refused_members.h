@@ -18,10 +18,6 @@ namespace detail::accelerator {
 class ACCELERATE_API RefusedMembers {
  public:
   template <class... Ts>
-  [[noreturn]] void profile(const Ts&...) {
-    detail::accelerator::refuse_member("profile");
-  }
-  template <class... Ts>
   [[noreturn]] void capture(const Ts&...) {
     detail::accelerator::refuse_member("capture");
   }
