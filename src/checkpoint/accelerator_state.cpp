@@ -10,6 +10,7 @@
 #include "accelerate/state.h"
 #include "checkpoint/sharded_state.h"
 #include "checkpoint/state_files.h"
+#include "checkpoint/stored_state.h"
 #include "core/log.h"
 #include "core/text.h"
 
@@ -34,6 +35,29 @@ Value read_for_optimizer(const fs::path& file, const LoadAcceleratorStateOptions
   return torch_load(file, {.map_location = device_of(options.map_location),
                            .mmap = true,
                            .progress = options.progress});
+}
+
+/// A tree of `open_stored_state` with whole tensors.
+Value with_whole_tensors(const Value& stored) {
+  if (checkpoint::is_stored_tensor(stored)) return Value(checkpoint::stored_whole(stored));
+  if (stored.is_dict()) {
+    Value::Dict whole;
+    for (const auto& [key, value] : stored.as_dict()) whole.set(key, with_whole_tensors(value));
+    return Value(std::move(whole));
+  }
+  if (!stored.is_list()) return stored;
+  Value::List whole;
+  for (const auto& value : stored.as_list()) whole.push_back(with_whole_tensors(value));
+  return Value(std::move(whole));
+}
+
+/// Also of a run that saved the state in parts.
+Value optimizer_state(const fs::path& folder, const fs::path& file, std::size_t index,
+                      const LoadAcceleratorStateOptions& options) {
+  const auto parts =
+      folder / checkpoint::sharded_folder_name(checkpoint::ShardedPart::kOptimizer, index);
+  if (is_there(file) || !is_there(parts)) return read_for_optimizer(file, options);
+  return with_whole_tensors(checkpoint::open_stored_state(parts));
 }
 
 void load_weights(Stateful& model, std::size_t index, const fs::path& folder,
@@ -129,6 +153,10 @@ void load_accelerator_state(const fs::path& input_dir, std::span<const StateEntr
     const bool optional =
         entry.kind == StateKind::kDataLoader || entry.kind == StateKind::kGradients;
     if (optional && !is_there(file)) continue;
+    if (entry.kind == StateKind::kOptimizer && !checkpoint::is_from_deepspeed(input_dir)) {
+      entry.object->load_state_dict(optimizer_state(input_dir, file, index, options));
+      continue;
+    }
     if (!is_there(file) && checkpoint::is_from_deepspeed(input_dir)) {
       detail::warn(str("The state '", entry.name, "' is not read from '", input_dir.string(),
                        "', a checkpoint of DeepSpeed. It stays as it is."));

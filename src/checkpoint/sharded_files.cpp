@@ -60,7 +60,7 @@ void write_shard(formats::DcpFileWriter& writer, const Value::List& path, const 
   writer.begin_tensor(path, dtype, shard.sizes);
   at::Tensor keeps;
   auto bytes = bytes_of(shard, keeps);
-  for (const auto& box : formats::flat_range_to_boxes(shard.sizes, shard.range())) {
+  for (const auto& box : formats::range_to_boxes(shard.sizes, shard.boxes, shard.range())) {
     // A box is one run of elements, and boxes come in their order.
     const auto size = static_cast<std::size_t>(formats::element_count(box.sizes) * dtype.bytes);
     writer.add_chunk(box, bytes.substr(0, size));
@@ -80,6 +80,7 @@ bool is_written(const LocalShard& shard) {
 struct Piece {
   std::size_t rank = 0;
   FlatRange range;
+  std::vector<formats::Box> boxes = {};
 };
 
 struct GatheredTensor {
@@ -105,10 +106,21 @@ std::vector<const LocalShard*> written_shards(const ShardItems& items) {
 Value described(const ShardItems& items) {
   Value::List shards;
   for (const auto* shard : written_shards(items)) {
+    Value::List boxes;
+    for (const auto& box : shard->boxes) {
+      boxes.push_back(Value::tuple({Value(box.offsets), Value(box.sizes)}));
+    }
     shards.push_back(Value::tuple({Value(path_of(items, *shard)), Value(shard->sizes),
-                                   modeling::name_of(shard->dtype), shard->begin, shard->end}));
+                                   modeling::name_of(shard->dtype), shard->begin, shard->end,
+                                   Value(std::move(boxes))}));
   }
   return Value(std::move(shards));
+}
+
+std::vector<std::int64_t> integers(const Value& list) {
+  std::vector<std::int64_t> result;
+  for (const auto& one : list.items()) result.push_back(one.as_int());
+  return result;
 }
 
 /// In the order in which ranks name them first.
@@ -124,10 +136,15 @@ std::vector<GatheredTensor> tensors_of(const std::vector<Value>& descriptions) {
                               .sizes = {},
                               .dtype = modeling::dtype_of(fields[2].as_string()).value(),
                               .pieces = {}};
-        for (const auto& size : fields[1].items()) tensor.sizes.push_back(size.as_int());
+        tensor.sizes = integers(fields[1]);
         tensors.push_back(std::move(tensor));
       }
-      tensors[found->second].pieces.push_back({rank, {fields[3].as_int(), fields[4].as_int()}});
+      Piece piece{.rank = rank, .range = {fields[3].as_int(), fields[4].as_int()}};
+      for (const auto& box : fields[5].items()) {
+        const auto parts = box.items();
+        piece.boxes.push_back({.offsets = integers(parts[0]), .sizes = integers(parts[1])});
+      }
+      tensors[found->second].pieces.push_back(std::move(piece));
     }
   }
   return tensors;
@@ -177,8 +194,14 @@ at::Tensor assembled(const GatheredTensor& tensor, std::vector<std::string_view>
     const auto size = static_cast<std::size_t>(piece.range.count() * item);
     auto& message = messages[piece.rank];
     if (size > 0) {
-      std::memcpy(static_cast<char*>(whole.mutable_data_ptr()) + piece.range.begin * item,
-                  message.data(), size);
+      auto values = at::empty({piece.range.count()}, whole.options());
+      std::memcpy(values.mutable_data_ptr(), message.data(), size);
+      place({.sizes = tensor.sizes,
+             .begin = piece.range.begin,
+             .end = piece.range.end,
+             .values = std::move(values),
+             .boxes = piece.boxes},
+            whole);
     }
     message.remove_prefix(size);
   }
@@ -190,6 +213,26 @@ std::string base_name(ShardedPart part) {
 }
 
 }  // namespace
+
+bool LocalShard::has_first() const {
+  const auto is_zero = [](std::int64_t one) { return one == 0; };
+  return begin == 0 && end > 0 &&
+         (boxes.empty() || std::ranges::all_of(boxes.front().offsets, is_zero));
+}
+
+void place(const LocalShard& shard, const at::Tensor& whole) {
+  const auto values = shard.values.detach().reshape({-1});
+  std::int64_t done = 0;
+  for (const auto& box : formats::range_to_boxes(shard.sizes, shard.boxes, shard.range())) {
+    const auto count = formats::element_count(box.sizes);
+    auto target = whole;
+    for (std::size_t d = 0; d < box.sizes.size(); ++d) {
+      target = target.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.sizes[d]);
+    }
+    target.copy_(values.narrow(0, done, count).view(box.sizes));
+    done += count;
+  }
+}
 
 std::vector<formats::DcpEntry> write_shard_items(const ShardItems& items, OutputFile& file,
                                                  ByteBar& bar) {

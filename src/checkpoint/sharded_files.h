@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "accelerate/api.h"
 #include "accelerate/enums.h"
 #include "accelerate/state_dict.h"
 #include "accelerate/value.h"
@@ -38,7 +39,7 @@ struct LocalShard {
   /// Which elements, in row-major order; they may be none.
   std::int64_t begin = 0;
   std::int64_t end = 0;
-  /// These elements, with one dimension.
+  /// These elements. What optimizers keep for each of them has the same shape.
   at::Tensor values = {};
   /// Which state of the parameter it is, for example "exp_avg". Empty: the parameter itself.
   std::string key = {};
@@ -47,9 +48,17 @@ struct LocalShard {
   /// The name under which the same parameter comes first, if it has several. A file needs one of
   /// them only.
   std::string tied_to = {};
+  /// Parts of the whole tensor whose elements `begin` and `end` count, one part after the other;
+  /// the whole tensor if there are none.
+  std::vector<formats::Box> boxes = {};
 
   [[nodiscard]] formats::FlatRange range() const { return {begin, end}; }
+  /// Whether it has the first element of the whole tensor.
+  [[nodiscard]] bool has_first() const;
 };
+
+/// Copies the elements of a shard to where they lie in the whole tensor.
+ACCELERATE_API void place(const LocalShard& shard, const at::Tensor& whole);
 
 /// An engine that shards a model, as its files see it.
 class ShardedModel {

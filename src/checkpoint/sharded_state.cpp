@@ -63,6 +63,20 @@ std::string plain_name(std::string name) {
   return name;
 }
 
+/// The elements of a shard out of a stored tensor, on the CPU, in the shape of its values.
+at::Tensor stored_part(const Value& stored, const LocalShard& shard) {
+  if (shard.boxes.empty()) return stored_range(stored, shard.range()).view(shard.values.sizes());
+  const auto strides = formats::dense_strides(shard.sizes);
+  std::vector<at::Tensor> parts;
+  for (const auto& box : shard.boxes) {
+    if (element_count(box.sizes) == 0) continue;
+    const auto extent = stored_range(stored, formats::extent_of(shard.sizes, box));
+    parts.push_back(extent.as_strided(box.sizes, strides, extent.storage_offset()).reshape({-1}));
+  }
+  if (parts.empty()) return at::empty_like(shard.values, at::kCPU);
+  return at::cat(parts).slice(0, shard.begin, shard.end).view(shard.values.sizes());
+}
+
 bool is_first_process() { return PartialState().process_index() == 0; }
 
 // ---- models -------------------------------------------------------------------------------------
@@ -147,7 +161,7 @@ class ModelShards final : public ShardedState {
     const at::NoGradGuard no_grad;
     for (const auto& [shard, source] : found) {
       if (shard.begin == shard.end || !shard.tied_to.empty()) continue;
-      shard.values.copy_(stored_range(*source, shard.range()).view(shard.values.sizes()));
+      shard.values.copy_(stored_part(*source, shard));
     }
     model_->loaded();
   }
@@ -300,10 +314,11 @@ class OptimizerShards final : public ShardedState {
       const auto& tensor = value.as_tensor();
       shard.dtype = tensor.scalar_type();
       shard.values = tensor.detach().reshape({-1});
-      if (is_elementwise(key) && tensor.dim() == 1 && tensor.numel() == parameter.range().count()) {
+      if (is_elementwise(key) && tensor.sizes() == parameter.values.sizes()) {
         shard.sizes = parameter.sizes;
         shard.begin = parameter.begin;
         shard.end = parameter.end;
+        shard.boxes = parameter.boxes;
         items.shards.push_back(std::move(shard));
         return;
       }
@@ -313,7 +328,7 @@ class OptimizerShards final : public ShardedState {
     // What is no shard all processes have: the one with the first element saves it.
     const bool saves = element_count(parameter.sizes) == 0
                            ? is_first_process()
-                           : parameter.begin == 0 && parameter.end > 0 && !parameter.replica;
+                           : parameter.has_first() && !parameter.replica;
     if (!saves) return;
     if (value.is_tensor()) {
       items.shards.push_back(std::move(shard));
@@ -332,7 +347,7 @@ class OptimizerShards final : public ShardedState {
     if (!is_elementwise(key) || stored_sizes(value) != parameter.sizes) {
       return Value(stored_whole(value));
     }
-    return Value(stored_range(value, parameter.range()));
+    return Value(stored_part(value, parameter));
   }
 
   /// States in a checkpoint, which are by name, or by number in one of a run that did not shard.

@@ -139,6 +139,24 @@ std::vector<Box> flat_range_to_boxes(const std::vector<std::int64_t>& sizes, Fla
   return RangeCover(sizes).cover(range);
 }
 
+std::vector<Box> range_to_boxes(const std::vector<std::int64_t>& sizes, std::span<const Box> boxes,
+                                FlatRange range) {
+  if (boxes.empty()) return flat_range_to_boxes(sizes, range);
+  std::vector<Box> result;
+  std::int64_t first = 0;
+  for (const auto& box : boxes) {
+    const auto count = element_count(box.sizes);
+    const FlatRange own{std::clamp<std::int64_t>(range.begin - first, 0, count),
+                        std::clamp<std::int64_t>(range.end - first, 0, count)};
+    for (auto& part : flat_range_to_boxes(box.sizes, own)) {
+      for (std::size_t d = 0; d < sizes.size(); ++d) part.offsets[d] += box.offsets[d];
+      result.push_back(std::move(part));
+    }
+    first += count;
+  }
+  return result;
+}
+
 FlatRange extent_of(const std::vector<std::int64_t>& sizes, const Box& box) {
   const auto strides = dense_strides(sizes);
   FlatRange range{.begin = 0, .end = 1};

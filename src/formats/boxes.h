@@ -38,6 +38,12 @@ struct FlatRange {
 [[nodiscard]] std::vector<Box> flat_range_to_boxes(const std::vector<std::int64_t>& sizes,
                                                    FlatRange range);
 
+/// The same for a range of the elements of `boxes` of the tensor, which are counted one box after
+/// the other; of the tensor itself if there are none. Each box of the result is one run of those
+/// elements.
+[[nodiscard]] std::vector<Box> range_to_boxes(const std::vector<std::int64_t>& sizes,
+                                              std::span<const Box> boxes, FlatRange range);
+
 /// The range from the first element of a box to its last one, with elements between that are not in
 /// the box. The box must not be empty.
 [[nodiscard]] FlatRange extent_of(const std::vector<std::int64_t>& sizes, const Box& box);

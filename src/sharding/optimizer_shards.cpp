@@ -1,20 +1,15 @@
 // Optimizers step on the shards of this process: their parameters and state are cut, and put
 // together again to be saved.
 #include <ATen/ATen.h>
-#include <c10/util/Type.h>
 
 #include <algorithm>
-#include <array>
-#include <string_view>
-#include <typeinfo>
 
 #include "accelerate/errors.h"
 #include "accelerate/optim.h"
 #include "accelerate/state/partial_state.h"
-#include "core/log.h"
 #include "core/text.h"
+#include "optim/elementwise.h"
 #include "optim/optimizer_state.h"
-#include "optim/torch_optimizers.h"
 #include "optim/update_rules.h"
 #include "sharding/sharded_engine.h"
 #include "sharding/sharded_state.h"
@@ -23,31 +18,6 @@ namespace accelerate::detail::sharding {
 namespace {
 
 using torch::optim::Optimizer;
-
-/// Optimizers whose step of an element needs other elements of its matrix.
-constexpr auto kWholeMatrix = std::to_array<std::string_view>(
-    {"lbfgs", "adafactor", "muon", "lamb", "lars", "shampoo", "soap", "galore"});
-
-void check_class(const Optimizer& optimizer) {
-  const auto name = c10::demangle(typeid(optimizer).name());
-  const auto lower = to_lower(name);
-  const auto needs_matrices = [&](std::string_view one) {
-    return lower.find(one) != std::string::npos;
-  };
-  if (std::ranges::any_of(kWholeMatrix, needs_matrices)) {
-    throw UnsupportedError(
-        str("prepare: the optimizer ", name,
-            " needs whole matrices to step one of their elements, but the parameters of the model "
-            "are sharded. Use AdamW, Adam, SGD, Adagrad, RMSprop, NAdam, RAdam, Adamax or Lion."));
-  }
-  const bool known = dynamic_cast<const FusedOptimizer*>(&optimizer) != nullptr ||
-                     optim::with_torch_adapter(optimizer, [](auto) {});
-  if (known) return;
-  warn_once(
-      str("prepare: the optimizer ", name,
-          " is not known here. It steps on slices of the parameters of a sharded model, which "
-          "is right only if it treats each element alone."));
-}
 
 /// Whether a tensor of a state has one element for each of the parameter.
 bool is_elementwise(const std::string& name, const at::Tensor& tensor, c10::IntArrayRef sizes) {
@@ -113,7 +83,7 @@ void ShardedEngine::attach(Optimizer& optimizer) {
     for (auto& parameter : group.params()) {
       const auto* const place = state.find_leaf(parameter);
       if (place == nullptr) continue;
-      if (seen.empty()) check_class(optimizer);
+      if (seen.empty()) optim::check_elementwise(optimizer);
       auto& slice = place->slice();
       NamedTensors tensors;
       if (optimizer.state().count(parameter.unsafeGetTensorImpl()) > 0) {
