@@ -10,7 +10,12 @@
 // With --model tests/reference/decoders/llama --prompt_ids 3,1,4,1,5 --device_map cpu --tokens 8:
 //
 // Last line: "result: 8 tokens, N tokens per second, 0.0 MiB moved"
+//
+// Layers that are too wide for one process are cut over several by --tp, a device for each:
+//
+//     accelerate launch --num_processes 2 build/dev/examples/generate --tp 2 --device_map cpu ...
 #include <accelerate/accelerate.h>
+#include <accelerate/parallel.h>
 
 #include <charconv>
 #include <chrono>
@@ -33,6 +38,7 @@ struct Options {
   std::string device_map = "auto";
   std::string max_memory;  // "0=20GiB,cpu=60GiB"
   std::string offload_folder;
+  std::int64_t tp = 1;  // processes
   examples::DecodingOptions decoding;
 };
 
@@ -44,6 +50,7 @@ Options parse(int argc, char** argv) {
                             {"--device_map", options.device_map},
                             {"--max_memory", options.max_memory},
                             {"--offload_folder", options.offload_folder},
+                            {"--tp", options.tp},
                             {"--tokens", options.decoding.tokens},
                             {"--temperature", options.decoding.temperature, /*least=*/0},
                             {"--top_p", options.decoding.top_p, /*least=*/0},
@@ -108,6 +115,40 @@ accelerate::LoadDispatchOptions placement(const Options& options) {
   return placement;
 }
 
+/// Heads of attention and the width between two layers are cut, the vocabulary if it can be
+/// divided.
+accelerate::TpPlan tp_plan(const examples::Decoder& decoder, std::int64_t tp) {
+  using accelerate::TpStyle;
+  const auto& config = decoder.config();
+  if (config.num_key_value_heads % tp != 0) {
+    throw accelerate::ConfigError("--tp is " + std::to_string(tp) + ", but the model has " +
+                                  std::to_string(config.num_key_value_heads) +
+                                  " heads of keys and values, which it must divide.");
+  }
+  accelerate::TpPlan plan{{"blocks.*.attention.out", TpStyle::kRowwise},
+                          {"blocks.*.attention.*", TpStyle::kColwise},
+                          {"blocks.*.up", TpStyle::kColwise},
+                          {"blocks.*.down", TpStyle::kRowwise}};
+  if (decoder.named_modules().contains("blocks.0.gate")) {
+    plan.push_back({"blocks.*.gate", TpStyle::kColwise});
+  }
+  if (config.vocab_size % tp == 0) {
+    plan.push_back({"tokens", TpStyle::kVocab});
+    plan.push_back({"head", TpStyle::kColwiseRep});
+  }
+  return plan;
+}
+
+/// Collective. Returns true on the process that writes the result.
+bool cut(examples::Decoder& decoder, std::int64_t tp) {
+  if (tp == 1) return true;
+  const accelerate::PartialState state;
+  const auto mesh = accelerate::ParallelismConfig{.tp_size = tp}.build_device_mesh(
+      state.device().is_cpu() ? "cpu" : "cuda");
+  accelerate::apply_tp_plan(decoder, tp_plan(decoder, tp), mesh);
+  return state.is_main_process();
+}
+
 double in_mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 void run(const Options& options) {
@@ -117,8 +158,14 @@ void run(const Options& options) {
   // Loading may take a while: what is wrong is said before.
   examples::check_prompt(folder.config, prompt, options.decoding.tokens);
   const auto model = examples::load_decoder(folder, placement(options));
+  if (options.tp > 1 && model.hf_device_map().size() > 1) {
+    throw accelerate::ConfigError(
+        "--tp cuts a model that is on one device. Use --device_map cpu, or more processes instead "
+        "of --max_memory.");
+  }
+  const bool writes = cut(*model.operator->(), options.tp);
   for (const auto& [name, device] : model.hf_device_map()) {
-    std::cout << (name.empty() ? "all" : name) << ": " << device << '\n';
+    if (writes) std::cout << (name.empty() ? "all" : name) << ": " << device << '\n';
   }
 
   const auto start = Clock::now();
@@ -126,6 +173,7 @@ void run(const Options& options) {
   decoding.end_ids = folder.end_ids;
   const auto written = examples::decode(model, prompt, decoding);
   const std::chrono::duration<double> seconds = Clock::now() - start;
+  if (!writes) return;
 
   std::cout << "ids:";
   for (const auto id : written) std::cout << ' ' << id;

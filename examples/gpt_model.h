@@ -28,7 +28,7 @@ struct GptConfig {
 
 class GptBlockImpl : public torch::nn::Module {
  public:
-  explicit GptBlockImpl(const GptConfig& config) : heads_(config.heads) {
+  explicit GptBlockImpl(const GptConfig& config) : head_width_(config.width / config.heads) {
     const auto width = config.width;
     ln1_ = register_module("ln1", torch::nn::LayerNorm(norm(width)));
     attend_ = register_module("attend", accelerate::nn::Linear(width, 3 * width));
@@ -50,8 +50,9 @@ class GptBlockImpl : public torch::nn::Module {
 
   torch::Tensor attention(const torch::Tensor& x) {
     const auto parts = attend_(x).chunk(3, -1);
-    const auto by_head = [&](const torch::Tensor& part) {  // [batch, heads, time, width / heads]
-      return part.unflatten(-1, {heads_, -1}).transpose(1, 2);
+    // As many heads as this process has, by tensor parallelism a part of them.
+    const auto by_head = [&](const torch::Tensor& part) {  // [batch, heads, time, head_width]
+      return part.unflatten(-1, {-1, head_width_}).transpose(1, 2);
     };
     const auto y = at::scaled_dot_product_attention(by_head(parts[0]), by_head(parts[1]),
                                                     by_head(parts[2]), /*attn_mask=*/{},
@@ -59,7 +60,7 @@ class GptBlockImpl : public torch::nn::Module {
     return attend_out_(y.transpose(1, 2).flatten(2));
   }
 
-  std::int64_t heads_;
+  std::int64_t head_width_;
   torch::nn::LayerNorm ln1_ = nullptr, ln2_ = nullptr;
   accelerate::nn::Linear attend_ = nullptr, attend_out_ = nullptr;
   accelerate::nn::Linear expand_ = nullptr, expand_out_ = nullptr;

@@ -1,8 +1,11 @@
 // accelerate/parallel.h - models that are cut over processes, each of which computes a part.
 //
-//     x = nn::copy_to_region(x, group);  // differentiable collectives
+//     apply_tp_plan(*net, plan, accelerator.torch_device_mesh());  // layers of torch::nn, in place
+//     accelerate::nn::ColumnParallelLinear up(768, 3072, group);   // or layers that are cut
 //
 // docs/parallelism.md says which way of cutting suits which model.
 #pragma once
 
+#include "accelerate/parallel/layers.h"
 #include "accelerate/parallel/regions.h"
+#include "accelerate/parallel/tp_plan.h"

@@ -9,6 +9,7 @@
 #include "accelerate/modeling.h"
 #include "accelerator/model_sharding.h"
 #include "core/text.h"
+#include "model_parallel/tensor_parallel_engine.h"
 #include "modeling/checkpoint_marks.h"
 #include "parallel/data_parallel.h"
 #include "parallel/wrapped_engine.h"
@@ -20,7 +21,7 @@ namespace {
 using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 /// Dimensions of a mesh in which this version cannot train a model.
-constexpr auto kRefused = std::to_array<std::string_view>({"pp", "cp", "sp", "tp"});
+constexpr auto kRefused = std::to_array<std::string_view>({"pp", "cp", "sp"});
 
 void check_dimensions(const DeviceMesh& mesh) {
   for (const auto& name : mesh.mesh_dim_names()) {
@@ -128,7 +129,14 @@ void give_engine(const AcceleratorCore& core, ModelCore& model,
                  const std::optional<sharding::ShardPlan>& plan) {
   check_dimensions(*core.mesh);
   model.moves_inputs = !model.device.is_cpu();
-  model.use(data_engine(core, model, plan));
+  if (core.mesh->has("tp")) model_parallel::take_rules_off(*model.module);
+  auto engine = data_engine(core, model, plan);
+  if (core.mesh->has("tp")) {
+    engine = std::make_shared<model_parallel::TensorParallelEngine>(
+        std::move(engine), *model.module, core.mesh->get_group("tp"), data_group(*core.mesh),
+        core.options.drift_check);
+  }
+  model.use(std::move(engine));
 }
 
 }  // namespace accelerate::detail::accelerator
