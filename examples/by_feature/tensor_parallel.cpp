@@ -3,8 +3,8 @@
 //
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/by_feature/tensor_parallel
 //
-// Last line: "result: 99.1 % of 1000 test points right, 2242 of 4547 parameters here"
-// One process: "result: 99.1 % of 1000 test points right, 4547 of 4547 parameters here"
+// Last line: "result: 99.4 % of 1000 test points right, 2403 of 4547 parameters here"
+// One process: "result: 99.6 % of 1000 test points right, 4547 of 4547 parameters here"
 #include <accelerate/accelerate.h>
 #include <accelerate/parallel.h>
 
