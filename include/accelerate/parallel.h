@@ -5,4 +5,6 @@
 // docs/parallelism.md says which way of cutting suits which model.
 #pragma once
 
+#include "accelerate/parallel/context_parallel.h"
 #include "accelerate/parallel/regions.h"
+#include "accelerate/parallel/sequence_parallel.h"
