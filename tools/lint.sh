@@ -116,6 +116,7 @@ docs/parallelism.md examples/by_feature/context_parallel.cpp examples/by_feature
 docs/precision.md examples/by_feature/mixed_precision.cpp
 docs/profiling.md examples/by_feature/profiler.cpp
 docs/fp8.md examples/by_feature/fp8.cpp
+docs/quantization.md examples/by_feature/lora.cpp
 docs/quickstart.md examples/basic.cpp
 docs/trackers.md examples/by_feature/tracking.cpp
 docs/training.md examples/basic.cpp examples/complete.cpp examples/migrated.cpp examples/by_feature/*.cpp
