@@ -38,11 +38,6 @@ void check_spec(const ShardSpec& spec) {
   if (spec.level == ShardLevel::kNone) {
     throw ArgumentError("prepare: level kNone shards nothing. Use data parallelism.");
   }
-  const auto& offload = spec.offload;
-  if (offload.parameters == OffloadTarget::kNvme || offload.optimizer == OffloadTarget::kNvme) {
-    throw UnsupportedError(
-        "prepare: shards cannot be offloaded to nvme by this version. Offload them to cpu.");
-  }
 }
 
 void check_module(const torch::nn::Module& module, const UnitPlan& plan) {
@@ -101,8 +96,8 @@ Placement placement_of(const ShardSpec& spec, const ShardProcesses& groups, c10:
   return {.device = at::empty({0}, at::TensorOptions().device(device)).device(),
           .masters_on_host = on_host,
           .pin_memory = on_host && offload.pin_memory && !device.is_cpu(),
-          .processes = groups.shard->getSize(),
-          .rank = groups.shard->getRank()};
+          .processes = groups.shards(),
+          .rank = groups.rank()};
 }
 
 struct Living {
@@ -134,16 +129,20 @@ ShardedState::ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardPro
                            c10::Device device, std::int64_t drift_check)
     : spec(std::move(wanted)),
       placement(placement_of(spec, groups, device)),
-      collectives(std::move(groups), device),
+      collectives(std::move(groups), device, spec.divide_before),
       ring(device) {
   const auto named = name_collectives("prepare");
   const at::NoGradGuard no_grad;
   check_spec(spec);
+  const auto& offload = spec.offload;
+  if (offload.parameters == OffloadTarget::kNvme || offload.optimizer == OffloadTarget::kNvme) {
+    swap = std::make_unique<SwapFiles>(offload.folder);
+  }
   // Before the plan, which holds tensors that it may replace.
   if (collectives.is_first()) initialize(module, spec);
   auto plan = plan_units(module, spec);
   check_module(module, plan);
-  parallel::check_same_model(facts_of(plan), collectives.groups().all);
+  if (const auto& all = collectives.groups().all) parallel::check_same_model(facts_of(plan), all);
   whole = std::move(plan.whole);
   take_buffers(module);
 
@@ -196,6 +195,7 @@ ShardedState::~ShardedState() {
 }
 
 at::Tensor ShardedState::at_home(const at::Tensor& shard) const {
+  if (swap) return swap->place(shard);
   if (!placement.masters_on_host || shard.is_cpu()) return shard;
   const auto on_host = shard.cpu();
   return placement.pin_memory ? on_host.pin_memory() : on_host;
