@@ -155,7 +155,11 @@ at::Tensor ShardedEngine::norm_over_processes(const parallel::GradientShards& sh
                                "infinity."));
   }
   const auto norm = optim::get_total_norm(shards.gradients, norm_type);
-  auto own = norm.to(state_->placement.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  // As the model says, not the norm: a process may have no gradients.
+  const bool is_double = std::ranges::any_of(
+      state_->flats, [](const Flat* flat) { return flat->shard.scalar_type() == at::kDouble; });
+  const auto dtype = is_double ? at::kDouble : at::kFloat;
+  auto own = norm.to(state_->placement.device, dtype, /*non_blocking=*/false, /*copy=*/true);
   const char* const what = "norm of gradients";
   if (std::isinf(norm_type)) {
     state_->collectives.all_reduce_shards(what, own, c10d::ReduceOp::MAX);
@@ -165,7 +169,7 @@ at::Tensor ShardedEngine::norm_over_processes(const parallel::GradientShards& sh
     state_->collectives.all_reduce_shards(what, own, c10d::ReduceOp::SUM);
     if (norm_type != 0) own = own.pow(1 / norm_type);
   }
-  return own.to(norm.options());
+  return own.to(norm.device(), is_double ? at::kDouble : norm.scalar_type());
 }
 
 const ShardStats& ShardedEngine::stats() const { return state_->collectives.stats; }
