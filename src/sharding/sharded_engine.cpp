@@ -103,6 +103,21 @@ bool ShardedEngine::holds(const at::Tensor& parameter) const {
          });
 }
 
+void ShardedEngine::after_zero_grad(const torch::optim::Optimizer& optimizer) {
+  auto& state = *state_;
+  const std::scoped_lock lock(state.mutex);
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto* const place = state.find_local(parameter);
+      if (place == nullptr) continue;
+      auto& slice = place->slice();
+      slice.is_in_buffer = false;
+      if (slice.has_gradient()) continue;  // zeros
+      for (auto& leaf : slice.leaves) leaf.tensor.mutable_grad().reset();
+    }
+  }
+}
+
 void ShardedEngine::before_step() {
   if (state_->placement.masters_on_host) state_->ring.synchronize();  // copies read the masters
   if (state_->drift) state_->drift->sum_up();
