@@ -130,9 +130,10 @@ std::vector<ShardedState*> living_states() {
   return living().states;
 }
 
-ShardedState::ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardProcesses groups,
+ShardedState::ShardedState(torch::nn::Module& net, ShardSpec wanted, ShardProcesses groups,
                            c10::Device device, std::int64_t drift_check)
-    : spec(std::move(wanted)),
+    : module(net),
+      spec(std::move(wanted)),
       placement(placement_of(spec, groups, device)),
       collectives(std::move(groups), device),
       ring(device) {
@@ -140,12 +141,13 @@ ShardedState::ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardPro
   const at::NoGradGuard no_grad;
   check_spec(spec);
   // Before the plan, which holds tensors that it may replace.
-  if (collectives.is_first()) initialize(module, spec);
-  auto plan = plan_units(module, spec);
-  check_module(module, plan);
+  if (collectives.is_first()) initialize(net, spec);
+  registered = net.parameters();
+  auto plan = plan_units(net, spec);
+  check_module(net, plan);
   parallel::check_same_model(facts_of(plan), collectives.groups().all);
   whole = std::move(plan.whole);
-  take_buffers(module);
+  take_buffers(net);
 
   std::size_t largest = 0;
   for (auto& planned : plan.units) {
@@ -162,7 +164,7 @@ ShardedState::ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardPro
   }
   const auto ahead = std::max(spec.forward_prefetch, spec.backward_prefetch);
   ring.resize(largest, 1 + static_cast<std::size_t>(ahead));
-  for (const auto& entry : accelerate::state_dict(module)) {
+  for (const auto& entry : accelerate::state_dict(net)) {
     const auto* const place = find_leaf(entry.value());
     names.emplace_back(entry.key(), place);
     if (place == nullptr) whole_tensors.insert(entry.key(), entry.value());
@@ -257,6 +259,13 @@ void ShardedState::take_buffers(torch::nn::Module& module) {
 }
 
 void ShardedState::check_leaves() const {
+  const auto now = module.parameters();
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+  if (!std::ranges::equal(now, registered, same)) {
+    throw StateError(
+        "The module has other parameters than when it was sharded: one was registered or replaced "
+        "by another tensor, which is not trained. Change the module before prepare.");
+  }
   for (const auto* flat : flats) {
     for (const auto& slice : flat->slices) {
       for (const auto& leaf : slice.leaves) {

@@ -41,8 +41,8 @@ struct SlicePlace {
 
 struct ShardedState {
   /// Collective. The module gets the values of the first process.
-  ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardProcesses groups,
-               c10::Device device, std::int64_t drift_check);
+  ShardedState(torch::nn::Module& net, ShardSpec wanted, ShardProcesses groups, c10::Device device,
+               std::int64_t drift_check);
   ~ShardedState();
   ShardedState(const ShardedState&) = delete;
   ShardedState& operator=(const ShardedState&) = delete;
@@ -107,6 +107,9 @@ struct ShardedState {
   [[nodiscard]] const SlicePlace* find_leaf(const at::Tensor& tensor) const;
   [[nodiscard]] const SlicePlace* find_local(const at::Tensor& tensor) const;
 
+  const torch::nn::Module& module;
+  /// All parameters of the module, in its order.
+  std::vector<at::Tensor> registered;
   ShardSpec spec;
   Placement placement;
   ShardCollectives collectives;
