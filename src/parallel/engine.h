@@ -73,8 +73,9 @@ class Engine {
   // ---- forward
 
   /// Called before each forward of the prepared model. The guard that it returns is destroyed when
-  /// the forward has ended, by an exception or not; its destructor must not communicate. Null if
-  /// there is nothing to do.
+  /// the forward has ended, by an exception or not; its destructor must not communicate: what it
+  /// would have sent goes out before the next collective (state/pending_messages.h). Null if there
+  /// is nothing to do.
   [[nodiscard]] virtual std::shared_ptr<void> enter_forward() { return nullptr; }
   /// Collective if parameters are sharded. Called when `model(...)` has computed its results,
   /// before the guard is destroyed; not after an exception, and not for `model->member()`.

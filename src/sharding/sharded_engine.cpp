@@ -32,6 +32,7 @@ std::shared_ptr<void> ShardedEngine::enter_forward() {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
   if (state.forward_depth == 0) {
+    state.finish_phase();
     state.drop_stale();
     const bool trains = at::GradMode::is_enabled();
     const int number = trains ? std::min(state.forward_number++, kMostForwards - 1) : 0;
@@ -40,17 +41,16 @@ std::shared_ptr<void> ShardedEngine::enter_forward() {
   ++state.forward_depth;
   return {nullptr, [&state](void*) {
             const std::scoped_lock left(state.mutex);
-            --state.forward_depth;
+            // A member function that evaluates leaves nothing behind but messages.
+            if (--state.forward_depth == 0 && state.phase == Phase::kEvaluation)
+              state.release_all();
           }};
 }
 
 void ShardedEngine::after_forward() {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
-  if (state.forward_depth > 1) return;
-  const bool evaluates = state.phase == Phase::kEvaluation;
-  state.finish_phase();
-  if (evaluates) state.release_all();
+  if (state.forward_depth == 1) state.finish_forward();
 }
 
 // ---- backward -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@
 #include "modeling/tensors.h"
 #include "parallel/same_model.h"
 #include "parallel/sparse_average.h"
+#include "state/pending_messages.h"
 
 namespace accelerate::detail::sharding {
 namespace {
@@ -123,6 +124,15 @@ bool is_part(const at::Tensor& parameter) {
   });
 }
 
+/// Collective. Completes the forwards that a member function of a model has begun.
+void finish_forwards() {
+  for (auto* state : living_states()) {
+    const std::scoped_lock lock(state->mutex);
+    const bool is_inside = state->forward_depth > 0 || state->in_backward;
+    if (state->tape != nullptr && !is_inside) state->finish_forward();
+  }
+}
+
 }  // namespace
 
 std::vector<ShardedState*> living_states() {
@@ -177,6 +187,7 @@ ShardedState::ShardedState(torch::nn::Module& net, ShardSpec wanted, ShardProces
                                                    collectives.groups().replicate, drift_check);
   }
   comm::set_shard_test(&is_part);
+  state::set_send_pending(&finish_forwards);
   const std::scoped_lock lock(living().mutex);
   living().states.push_back(this);
 }

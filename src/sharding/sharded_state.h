@@ -56,6 +56,8 @@ struct ShardedState {
   void begin(Phase phase, int number = 0);
   /// Collective. Carries out what is left of the tape, or agrees on what was recorded.
   void finish_phase();
+  /// Collective. The same for a forward, and releases what was evaluated.
+  void finish_forward();
   void bring(Unit& unit, const FlatSlice& slice);
   /// Gathers the unit at once, outside of a phase.
   void gather_alone(Unit& unit);
