@@ -6,11 +6,11 @@
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
 #   BENCH_THREADS      threads of each process, 1    BENCH_JSON    file for the figures; plots go beside it
-#   BENCH              which of: startup collectives ddp training activations hosts data files models offload planner states guard monitor launches; by default all
+#   BENCH              which of: startup collectives ddp training activations sharding hosts data files models offload planner states guard monitor launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp training activations hosts data files models offload planner states guard monitor launches} "
+wanted=" ${BENCH:-startup collectives ddp training activations sharding hosts data files models offload planner states guard monitor launches} "
 if [ -n "${BENCH_JSON:-}" ]; then
   BENCH_JSON=$(realpath "$BENCH_JSON")
   rm -f "$BENCH_JSON"
@@ -67,6 +67,13 @@ compare startup 2
 compare training 1
 compare training 2
 compare activations 1
+compare sharding 2
+if [[ $wanted == *" sharding "* ]]; then
+  for processes in 1 2 4; do  # 100 million parameters: up to 8 GB in all
+    launch $processes "$results/sharding-memory-$processes" --no-python "$folder/bench_sharding" memory
+    "$ACCELERATE_PYTHON" compare.py "sharding, memory of each of $processes processes" "$results/sharding-memory-$processes"
+  done
+fi
 for processes in 2 4; do
   compare collectives $processes
   compare ddp $processes

@@ -12,6 +12,7 @@
 #include "comm/shm_backend.h"
 #include "core/exception_text.h"
 #include "core/text.h"
+#include "state/pending_messages.h"
 
 namespace accelerate::detail::comm {
 namespace {
@@ -36,6 +37,12 @@ UserCall described(const char* operation, const Tensors& leaves,
   return call;
 }
 
+/// What is pending is no part of the call, so it goes out before the call is described.
+const char* after_pending(const char* operation) {
+  state::send_pending();
+  return operation;
+}
+
 std::string device_list(const c10d::ProcessGroup& group) {
   std::vector<std::string> names;
   for (const auto& device : group.getDeviceTypes()) names.push_back(device.str());
@@ -46,7 +53,7 @@ std::string device_list(const c10d::ProcessGroup& group) {
 }  // namespace
 
 Peers::Peers(const char* operation, const Call& call)
-    : operation_(operation),
+    : operation_(after_pending(operation)),
       where_(call.where),
       site_(call.where),
       call_{.operation = operation},

@@ -36,7 +36,8 @@ class ManagedStorage {
 
 /// The trigger calls `managed` for the storage from now on. Installs the fallback if it is the
 /// first; it stays installed, because views with the mark may outlive all that is managed.
-void manage_storage(const c10::StorageImpl& storage, std::shared_ptr<ManagedStorage> managed);
+ACCELERATE_API void manage_storage(const c10::StorageImpl& storage,
+                                   std::shared_ptr<ManagedStorage> managed);
 void forget_storage(const c10::StorageImpl& storage) noexcept;
 /// Null for a tensor that is not managed.
 [[nodiscard]] ACCELERATE_API std::shared_ptr<ManagedStorage> find_managed(const at::Tensor& tensor);

@@ -89,6 +89,7 @@ void OptimizerCore::zero_grad(bool set_to_none) {
       gradient.zero_();
     }
   }
+  for_each_engine([&](auto& engine) { engine.after_zero_grad(*optimizer); });
 }
 
 at::Tensor LossScaling::scale(const at::Tensor& loss) {

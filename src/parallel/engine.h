@@ -14,6 +14,7 @@
 //     shards_of, norm_over_processes    for each `clip_grad_norm_`
 //     before_step                       for each step of a prepared optimizer
 //     after_step                        for each step of a prepared optimizer that was carried out
+//     after_zero_grad                   for each `zero_grad` of a prepared optimizer
 //
 // Functions marked "Collective" are called by all processes in the same order.
 #pragma once
@@ -72,8 +73,9 @@ class Engine {
   // ---- forward
 
   /// Called before each forward of the prepared model. The guard that it returns is destroyed when
-  /// the forward has ended, by an exception or not; its destructor must not communicate. Null if
-  /// there is nothing to do.
+  /// the forward has ended, by an exception or not; its destructor must not communicate: what it
+  /// would have sent goes out before the next collective (state/pending_messages.h). Null if there
+  /// is nothing to do.
   [[nodiscard]] virtual std::shared_ptr<void> enter_forward() { return nullptr; }
   /// Collective if parameters are sharded. Called when `model(...)` has computed its results,
   /// before the guard is destroyed; not after an exception, and not for `model->member()`.
@@ -114,6 +116,11 @@ class Engine {
   virtual void gather_states(std::span<ParameterState> states) { static_cast<void>(states); }
   /// The reverse of `gather_states`, without communication: all processes have the whole state.
   virtual void cut_state(ParameterState& state) { static_cast<void>(state); }
+  /// The gradients of the optimizer were dropped: so are those that backward passes without
+  /// synchronization have left elsewhere.
+  virtual void after_zero_grad(const torch::optim::Optimizer& optimizer) {
+    static_cast<void>(optimizer);
+  }
   /// Some optimizer is about to step, outside of `no_sync`.
   virtual void before_step() {}
   /// The optimizer has changed the parameters.

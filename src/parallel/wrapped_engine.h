@@ -58,6 +58,9 @@ class ACCELERATE_API WrappedEngine : public Engine {
   void cut_state(ParameterState& state) override { inner_->cut_state(state); }
   void before_step() override { inner_->before_step(); }
   void after_step(torch::optim::Optimizer& optimizer) override { inner_->after_step(optimizer); }
+  void after_zero_grad(const torch::optim::Optimizer& optimizer) override {
+    inner_->after_zero_grad(optimizer);
+  }
   [[nodiscard]] at::Tensor found_inf_over_processes(const at::Tensor& found_inf) override {
     return inner_->found_inf_over_processes(found_inf);
   }

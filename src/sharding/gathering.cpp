@@ -8,6 +8,7 @@
 #include "accelerate/errors.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "parallel/own_backward.h"
 #include "sharding/sharded_state.h"
 
 namespace accelerate::detail::sharding {
@@ -58,12 +59,17 @@ void ShardedState::unpin(Unit& unit) noexcept {
 }
 
 void ShardedState::bring(Unit& unit, const FlatSlice& slice) {
-  if (forward_depth == 0 && !in_backward) {
-    throw StateError(str("The parameter '", slice.name(), "' is sharded over ", placement.processes,
-                         " processes, and is whole only inside of model(...), backward and "
-                         "gathered_parameters. Use it there, on all processes."));
-  }
   const at::NoGradGuard no_grad;
+  if (forward_depth == 0 && !in_backward) {
+    if (!parallel::own_backward_runs()) {
+      throw StateError(str("The parameter '", slice.name(), "' is sharded over ",
+                           placement.processes,
+                           " processes, and is whole only inside of "
+                           "model(...), backward and gathered_parameters. Use it there, on all "
+                           "processes."));
+    }
+    finish_phase();  // a backward goes through the model and does not train it
+  }
   make_room_for(unit);
   if (tape != nullptr && tape->is_learned()) {
     if (const auto ordinal = tape->reach(unit.index)) {
@@ -249,6 +255,12 @@ void ShardedState::finish_phase() {
     tape->learn();
   }
   tape = nullptr;
+}
+
+void ShardedState::finish_forward() {
+  const bool evaluates = phase == Phase::kEvaluation;
+  finish_phase();
+  if (evaluates) release_all();
 }
 
 bool ShardedState::agree(const Tape& made, Phase of) {

@@ -32,6 +32,7 @@ std::shared_ptr<void> ShardedEngine::enter_forward() {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
   if (state.forward_depth == 0) {
+    state.finish_phase();
     state.drop_stale();
     const bool trains = at::GradMode::is_enabled();
     const int number = trains ? std::min(state.forward_number++, kMostForwards - 1) : 0;
@@ -40,17 +41,16 @@ std::shared_ptr<void> ShardedEngine::enter_forward() {
   ++state.forward_depth;
   return {nullptr, [&state](void*) {
             const std::scoped_lock left(state.mutex);
-            --state.forward_depth;
+            // A member function that evaluates leaves nothing behind but messages.
+            if (--state.forward_depth == 0 && state.phase == Phase::kEvaluation)
+              state.release_all();
           }};
 }
 
 void ShardedEngine::after_forward() {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
-  if (state.forward_depth > 1) return;
-  const bool evaluates = state.phase == Phase::kEvaluation;
-  state.finish_phase();
-  if (evaluates) state.release_all();
+  if (state.forward_depth == 1) state.finish_forward();
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -101,6 +101,21 @@ bool ShardedEngine::holds(const at::Tensor& parameter) const {
          std::ranges::any_of(state_->whole, [&](const PlannedParameter& one) {
            return std::ranges::any_of(one.leaves, same);
          });
+}
+
+void ShardedEngine::after_zero_grad(const torch::optim::Optimizer& optimizer) {
+  auto& state = *state_;
+  const std::scoped_lock lock(state.mutex);
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto* const place = state.find_local(parameter);
+      if (place == nullptr) continue;
+      auto& slice = place->slice();
+      slice.is_in_buffer = false;
+      if (slice.has_gradient()) continue;  // zeros
+      for (auto& leaf : slice.leaves) leaf.tensor.mutable_grad().reset();
+    }
+  }
 }
 
 void ShardedEngine::before_step() {
@@ -158,7 +173,11 @@ at::Tensor ShardedEngine::norm_over_processes(const parallel::GradientShards& sh
                                "infinity."));
   }
   const auto norm = optim::get_total_norm(shards.gradients, norm_type);
-  auto own = norm.to(state_->placement.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  // As the model says, not the norm: a process may have no gradients.
+  const bool is_double = std::ranges::any_of(
+      state_->flats, [](const Flat* flat) { return flat->shard.scalar_type() == at::kDouble; });
+  const auto dtype = is_double ? at::kDouble : at::kFloat;
+  auto own = norm.to(state_->placement.device, dtype, /*non_blocking=*/false, /*copy=*/true);
   const char* const what = "norm of gradients";
   if (std::isinf(norm_type)) {
     state_->collectives.all_reduce_shards(what, own, c10d::ReduceOp::MAX);
@@ -168,7 +187,7 @@ at::Tensor ShardedEngine::norm_over_processes(const parallel::GradientShards& sh
     state_->collectives.all_reduce_shards(what, own, c10d::ReduceOp::SUM);
     if (norm_type != 0) own = own.pow(1 / norm_type);
   }
-  return own.to(norm.options());
+  return own.to(norm.device(), is_double ? at::kDouble : norm.scalar_type());
 }
 
 const ShardStats& ShardedEngine::stats() const { return state_->collectives.stats; }

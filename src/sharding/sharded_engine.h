@@ -54,6 +54,7 @@ class ACCELERATE_API ShardedEngine final : public parallel::Engine,
   /// Throws `UnsupportedError` for an optimizer that needs whole matrices.
   void attach(torch::optim::Optimizer& optimizer) override;
   [[nodiscard]] bool holds(const at::Tensor& parameter) const override;
+  void after_zero_grad(const torch::optim::Optimizer& optimizer) override;
   void before_step() override;
   void after_step(torch::optim::Optimizer& optimizer) override;
   void gather_states(std::span<parallel::ParameterState> states) override;

@@ -13,6 +13,7 @@
 #include "modeling/tensors.h"
 #include "parallel/same_model.h"
 #include "parallel/sparse_average.h"
+#include "state/pending_messages.h"
 
 namespace accelerate::detail::sharding {
 namespace {
@@ -118,6 +119,15 @@ bool is_part(const at::Tensor& parameter) {
   });
 }
 
+/// Collective. Completes the forwards that a member function of a model has begun.
+void finish_forwards() {
+  for (auto* state : living_states()) {
+    const std::scoped_lock lock(state->mutex);
+    const bool is_inside = state->forward_depth > 0 || state->in_backward;
+    if (state->tape != nullptr && !is_inside) state->finish_forward();
+  }
+}
+
 }  // namespace
 
 std::vector<ShardedState*> living_states() {
@@ -125,9 +135,10 @@ std::vector<ShardedState*> living_states() {
   return living().states;
 }
 
-ShardedState::ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardProcesses groups,
+ShardedState::ShardedState(torch::nn::Module& net, ShardSpec wanted, ShardProcesses groups,
                            c10::Device device, std::int64_t drift_check)
-    : spec(std::move(wanted)),
+    : module(net),
+      spec(std::move(wanted)),
       placement(placement_of(spec, groups, device)),
       collectives(std::move(groups), device, spec.divide_before),
       ring(device) {
@@ -139,12 +150,13 @@ ShardedState::ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardPro
     swap = std::make_unique<SwapFiles>(offload.folder);
   }
   // Before the plan, which holds tensors that it may replace.
-  if (collectives.is_first()) initialize(module, spec);
-  auto plan = plan_units(module, spec);
-  check_module(module, plan);
+  if (collectives.is_first()) initialize(net, spec);
+  registered = net.parameters();
+  auto plan = plan_units(net, spec);
+  check_module(net, plan);
   if (const auto& all = collectives.groups().all) parallel::check_same_model(facts_of(plan), all);
   whole = std::move(plan.whole);
-  take_buffers(module);
+  take_buffers(net);
 
   std::size_t largest = 0;
   for (auto& planned : plan.units) {
@@ -161,7 +173,7 @@ ShardedState::ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardPro
   }
   const auto ahead = std::max(spec.forward_prefetch, spec.backward_prefetch);
   ring.resize(largest, 1 + static_cast<std::size_t>(ahead));
-  for (const auto& entry : accelerate::state_dict(module)) {
+  for (const auto& entry : accelerate::state_dict(net)) {
     const auto* const place = find_leaf(entry.value());
     names.emplace_back(entry.key(), place);
     if (place == nullptr) whole_tensors.insert(entry.key(), entry.value());
@@ -174,6 +186,7 @@ ShardedState::ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardPro
                                                    collectives.groups().replicate, drift_check);
   }
   comm::set_shard_test(&is_part);
+  state::set_send_pending(&finish_forwards);
   const std::scoped_lock lock(living().mutex);
   living().states.push_back(this);
 }
@@ -257,6 +270,13 @@ void ShardedState::take_buffers(torch::nn::Module& module) {
 }
 
 void ShardedState::check_leaves() const {
+  const auto now = module.parameters();
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+  if (!std::ranges::equal(now, registered, same)) {
+    throw StateError(
+        "The module has other parameters than when it was sharded: one was registered or replaced "
+        "by another tensor, which is not trained. Change the module before prepare.");
+  }
   for (const auto* flat : flats) {
     for (const auto& slice : flat->slices) {
       for (const auto& leaf : slice.leaves) {

@@ -42,8 +42,8 @@ struct SlicePlace {
 
 struct ShardedState {
   /// Collective. The module gets the values of the first process.
-  ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardProcesses groups,
-               c10::Device device, std::int64_t drift_check);
+  ShardedState(torch::nn::Module& net, ShardSpec wanted, ShardProcesses groups, c10::Device device,
+               std::int64_t drift_check);
   ~ShardedState();
   ShardedState(const ShardedState&) = delete;
   ShardedState& operator=(const ShardedState&) = delete;
@@ -57,6 +57,8 @@ struct ShardedState {
   void begin(Phase phase, int number = 0);
   /// Collective. Carries out what is left of the tape, or agrees on what was recorded.
   void finish_phase();
+  /// Collective. The same for a forward, and releases what was evaluated.
+  void finish_forward();
   void bring(Unit& unit, const FlatSlice& slice);
   /// Gathers the unit at once, outside of a phase.
   void gather_alone(Unit& unit);
@@ -111,6 +113,9 @@ struct ShardedState {
   [[nodiscard]] const SlicePlace* find_leaf(const at::Tensor& tensor) const;
   [[nodiscard]] const SlicePlace* find_local(const at::Tensor& tensor) const;
 
+  const torch::nn::Module& module;
+  /// All parameters of the module, in its order.
+  std::vector<at::Tensor> registered;
   ShardSpec spec;
   Placement placement;
   ShardCollectives collectives;

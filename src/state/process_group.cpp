@@ -17,6 +17,7 @@
 #include "core/processes.h"
 #include "core/text.h"
 #include "state/accelerator_backend.h"
+#include "state/pending_messages.h"
 #include "state/roster.h"
 
 namespace accelerate::detail::state {
@@ -245,6 +246,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
 
 void barrier(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device device,
              std::chrono::milliseconds timeout, std::source_location where) {
+  send_pending();
   c10d::BarrierOptions options;
   options.timeout = timeout;
   options.device = device;
@@ -256,6 +258,7 @@ void barrier(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device de
 std::int64_t all_reduce_max(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::int64_t own,
                             c10::Device device, std::chrono::milliseconds timeout,
                             std::source_location where) {
+  send_pending();
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::MAX;
   options.timeout = timeout;

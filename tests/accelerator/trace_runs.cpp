@@ -186,6 +186,13 @@ AcceleratorOptions options_of(const Json& grid, const Json& one) {
   options.dataloader_config.use_seedable_sampler = seedable;
   if (seedable) options.dataloader_config.data_seed = grid.at("seed").get<std::int64_t>();
   options.kwargs_handlers = {ddp};
+  if (one.contains("fsdp")) {
+    options.fsdp_plugin = FullyShardedDataParallelPlugin{
+        .fsdp_version = 2,
+        .reshard_after_forward = one.at("fsdp").at("reshard").get<bool>(),
+        .auto_wrap_policy = AutoWrapPolicy::kTransformerBasedWrap,
+        .transformer_cls_names_to_wrap = std::vector<std::string>{"GptBlock"}};
+  }
   return options;
 }
 
@@ -216,7 +223,9 @@ Json train(const Json& grid, const Json& one, const TraceModel& data, Net net) {
   while (steps < wanted) {
     for (auto& [x, y] : loader) {
       const auto accumulating = accelerator.accumulate(model);
-      const auto loss = F::cross_entropy(model(x).flatten(0, -2), y.flatten());
+      auto scores = model(x).flatten(0, -2);
+      if (scores.scalar_type() == torch::kBFloat16) scores = scores.to(torch::kFloat);  // FSDP2
+      const auto loss = F::cross_entropy(scores, y.flatten());
       accelerator.backward(loss);
       if (accelerator.sync_gradients()) {
         ++steps;

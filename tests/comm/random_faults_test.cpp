@@ -30,29 +30,28 @@
 #include "core/subprocess.h"
 #include "core/text.h"
 #include "support/on_processes.h"
+#include "support/random_faults.h"
 
 namespace accelerate {
 namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
-using Random = std::mt19937_64;
 using detail::str;
-
-constexpr int kRanksDisagree = 70;
-constexpr const char* kSeed = "ACCELERATE_TEST_SEED";
-constexpr const char* kRuns = "ACCELERATE_TEST_RUNS";
+using test::kRanksDisagree;
+using test::kRuns;
+using test::kSeed;
+using test::number_from;
+using test::pick;
+using test::Random;
+using test::random_of;
+using test::uncaught;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr double kPatience = 5;
 #else
 constexpr double kPatience = 1;
 #endif
-
-std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
-  const char* text = std::getenv(variable);
-  return text != nullptr ? std::stoull(text) : otherwise;
-}
 
 // -- What happens in a run ----------------------------------------------------------------------
 
@@ -96,16 +95,6 @@ struct Plan {
                kMoments[static_cast<std::size_t>(moment)], " the collective of round ", rounds);
   }
 };
-
-/// From `low` to `high`, the same with every library.
-int pick(Random& random, int low, int high) {
-  return low + static_cast<int>(random() % static_cast<std::uint64_t>(high - low + 1));
-}
-
-Random random_of(std::uint64_t seed, std::uint64_t number) {
-  std::seed_seq both{seed, number};
-  return Random(both);
-}
 
 Plan plan_of(std::uint64_t seed, std::uint64_t run, bool stops) {
   auto random = random_of(seed, run);
@@ -294,10 +283,6 @@ class Rank {
   Random common_;
   Random own_;
 };
-
-// As in a program whose main catches nothing; the harness would. A function that is not inlined:
-// with cleanups of its own in it, the compiler would end the process before the exception is known.
-void uncaught(const std::function<void()>& main) noexcept { main(); }
 
 // -- What must come of it -----------------------------------------------------------------------
 

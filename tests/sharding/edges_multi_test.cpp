@@ -12,13 +12,12 @@ namespace accelerate {
 namespace {
 
 using detail::str;
-using detail::sharding::ShardProcesses;
 using test::anew;
 using test::distance;
 using test::expect_equal;
 using test::run;
+using test::Sharded;
 using test::sharded;
-using test::ShardedEngine;
 using test::ShardedRun;
 using test::ShardLevel;
 using test::ShardSpec;
@@ -28,22 +27,6 @@ namespace F = torch::nn::functional;
 
 constexpr ShardLevel kLevels[] = {ShardLevel::kOptimizer, ShardLevel::kGradients,
                                   ShardLevel::kParameters};
-
-/// A prepared model that is sharded in a given way.
-template <class Holder>
-struct Sharded {
-  Sharded(Holder made, const ShardSpec& spec) : net(std::move(made)) {
-    model = accelerator.prepare_model(net, {.device_placement = false, .evaluation_mode = true});
-    const auto group = accelerator.state().process_group();
-    engine = std::make_shared<ShardedEngine>(
-        *net, spec, ShardProcesses{.shard = group, .all = group}, accelerator.device());
-    model._core()->use(engine);
-  }
-  Accelerator accelerator{anew()};
-  Holder net;
-  PreparedModel<Holder> model;
-  std::shared_ptr<ShardedEngine> engine;
-};
 
 torch::Tensor input_of(int rank, int step) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(100 * step + rank);

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <set>
 
 namespace accelerate::test {
@@ -52,6 +53,7 @@ struct TinyGptImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& words) {  // [batch, time]
     auto x = tokens(words);
     for (int i = 0; i < kBlocks; ++i) {
+      if (at_block) watch(x, i);
       if (!skipped.contains(i)) x = blocks->ptr(i)->as<Block>()->forward(x);
     }
     return head(norm(x));
@@ -62,6 +64,15 @@ struct TinyGptImpl : torch::nn::Module {
   torch::nn::Linear head;
   /// Blocks that this process does not use.
   std::set<int> skipped = {};
+  /// Called before a block in forward, and after it in backward.
+  std::function<void(int block, bool backward)> at_block = {};
+
+ private:
+  void watch(const torch::Tensor& x, int block) const {
+    at_block(block, /*backward=*/false);
+    if (!x.requires_grad()) return;
+    x.register_hook([f = at_block, block](const torch::Tensor&) { f(block, /*backward=*/true); });
+  }
 };
 TORCH_MODULE(TinyGpt);
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "accelerator/nets.h"
 #include "sharding/sharded_engine.h"
 #include "sharding/sharded_nets.h"
 #include "sharding/spec.h"
@@ -66,6 +67,23 @@ struct ShardedRun {
   AcceleratedOptimizer optimizer;
   /// Null for data parallelism.
   std::shared_ptr<ShardedEngine> engine = nullptr;
+};
+
+/// A prepared model that is sharded in a given way.
+template <class Holder>
+struct Sharded {
+  Sharded(Holder made, const ShardSpec& spec) : net(std::move(made)) {
+    model = accelerator.prepare_model(net, {.device_placement = false, .evaluation_mode = true});
+    const auto group = accelerator.state().process_group();
+    engine = std::make_shared<ShardedEngine>(
+        *net, spec, detail::sharding::ShardProcesses{.shard = group, .all = group},
+        accelerator.device());
+    model._core()->use(engine);
+  }
+  Accelerator accelerator{anew()};
+  Holder net;
+  PreparedModel<Holder> model;
+  std::shared_ptr<ShardedEngine> engine;
 };
 
 [[nodiscard]] Result run(const RunOptions& options);

@@ -10,6 +10,8 @@ batches in a pass.
 In cases.json `adamw` and `sgd` are optimizers of ours, `torch_adamw` and `torch_sgd` those of LibTorch, all of them torch.optim
 here; `test` marks the cases that `make test` compares with the stored traces, which no order of additions moves much. What fp16 and bf16
 hooks round away moves losses by less than float32 runs are allowed to differ: the float64 runs tell whether the hook was there.
+
+`fsdp` shards the model by torch's fully_shard, called directly: Accelerate leaves FSDP off on the CPU. Ours gets a plugin.
 """
 
 import json
@@ -25,6 +27,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration, DDPCommunicationHookType, DistributedDataParallelKwargs, set_seed
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
@@ -61,6 +64,15 @@ def make_net(case, data):
     return net
 
 
+def shard(case, net):
+    """The blocks are units, as in ours. Gloo sums only."""
+    bf16 = torch.bfloat16 if case.get("precision") == "bf16" else None
+    for module in (*net.blocks, net):
+        fully_shard(module, reshard_after_forward=case["fsdp"]["reshard"],
+                    mp_policy=MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=bf16, output_dtype=bf16))
+        module.set_force_sum_reduction_for_comms(True)
+
+
 def make_optimizer(case, parameters):
     if case["optimizer"].endswith("adamw"):
         return torch.optim.AdamW(parameters, lr=case["lr"], weight_decay=0.1)
@@ -89,7 +101,7 @@ def train(case, data):
     split, seedable = case.get("split_batches", False), case.get("seedable", True)
     accelerator = Accelerator(
         cpu=True,
-        mixed_precision=case.get("precision", "no"),
+        mixed_precision="no" if "fsdp" in case else case.get("precision", "no"),
         gradient_accumulation_steps=case.get("accumulation", 1),
         dataloader_config=DataLoaderConfiguration(
             split_batches=split, use_seedable_sampler=seedable, data_seed=GRID["seed"] if seedable else None
@@ -103,6 +115,8 @@ def train(case, data):
     net = make_net(case, data)
     if case.get("dtype") == "float64":
         net = net.double()
+    if "fsdp" in case:
+        shard(case, net)
     inputs = data["inputs"].to(net.fc1.weight.dtype) if case["model"] == "digits" else data["inputs"]
     loader = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(inputs, data["targets"]), batch_size=GRID[case["model"]]["batch_size"], shuffle=True
@@ -110,19 +124,26 @@ def train(case, data):
     optimizer = make_optimizer(case, net.parameters())
     scheduler = make_scheduler(case, optimizer, GRID["steps"] * (1 if split else accelerator.num_processes))
     set_seed(GRID["seed"])
-    model, optimizer, loader, scheduler = accelerator.prepare(net, optimizer, loader, scheduler)
+    model = net if "fsdp" in case else accelerator.prepare(net)
+    optimizer, loader, scheduler = accelerator.prepare(optimizer, loader, scheduler)
 
     losses, rates, norms, synced = [], [], [], ""
     steps = 0
     while steps < GRID["steps"]:
         for x, y in loader:
             with accelerator.accumulate(model):
-                loss = F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+                if "fsdp" in case:
+                    model.set_requires_gradient_sync(accelerator.sync_gradients)
+                scores = model(x).flatten(0, -2)
+                if scores.dtype == torch.bfloat16:
+                    scores = scores.float()  # of FSDP2; Accelerate's autocast has done it
+                loss = F.cross_entropy(scores, y.flatten())
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     steps += 1
                     if "clip_norm" in case:
-                        norms.append(accelerator.clip_grad_norm_(model.parameters(), case["clip_norm"]).item())
+                        norm = accelerator.clip_grad_norm_(model.parameters(), case["clip_norm"])
+                        norms.append((norm.full_tensor() if "fsdp" in case else norm).item())
                     if "clip_value" in case:
                         accelerator.clip_grad_value_(model.parameters(), case["clip_value"])
                 optimizer.step()
