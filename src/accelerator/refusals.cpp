@@ -16,7 +16,6 @@ struct Refusal {
 };
 
 constexpr auto kRefusals = std::to_array<Refusal>({
-    {"capture", "this version does not capture steps yet. Steps run the same without."},
     {"maybe_context_parallel",
      "cp_size of the parallelism_config is more than 1, and this version has no context "
      "parallelism "
