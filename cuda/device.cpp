@@ -16,14 +16,18 @@
 #include "core/text.h"
 #include "nccl_group.h"
 #include "state/accelerator_backend.h"
+#include "step_graphs.h"
 
 namespace accelerate::detail::cuda {
 namespace {
 
 constexpr auto kAggregate = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
-class CudaBackend final : public state::AcceleratorBackend {
+class CudaBackend final : public state::AcceleratorBackend, public state::StepGraphMaker {
  public:
+  std::unique_ptr<state::StepGraphs> make_step_graphs(c10::Device device) override {
+    return cuda::make_step_graphs(device);
+  }
   c10::DeviceType type() const override { return c10::kCUDA; }
   int device_count() const override { return c10::cuda::device_count(); }
   void set_device(int index) override { c10::cuda::set_device(checked(index)); }

@@ -25,6 +25,7 @@
 #include "accelerate/logging/rich.h"
 #include "accelerate/memory.h"
 #include "accelerate/modeling.h"
+#include "accelerate/modeling/compiled_model.h"
 #include "accelerate/nn.h"
 #include "accelerate/operations.h"
 #include "accelerate/optim.h"

@@ -9,6 +9,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/memory.h"
 #include "accelerator/accelerator_core.h"
+#include "accelerator/batch_count.h"
 #include "accelerator/deepspeed_run.h"
 #include "accelerator/model_registry.h"
 #include "core/call_site.h"
@@ -19,6 +20,7 @@
 #include "optim/clip_grad.h"
 #include "parallel/join.h"
 #include "parallel/reached_leaves.h"
+#include "state/step_recording.h"
 
 namespace accelerate {
 
@@ -80,13 +82,15 @@ void Accelerator::save_instead(const std::shared_ptr<detail::data::LoaderCore>& 
 // ---- a step -------------------------------------------------------------------------------------
 
 void Accelerator::count_batch() {
-  if (gradient_state_.sync_with_dataloader() && gradient_state_.end_of_dataloader()) {
-    core_->step = 0;
-    gradient_state_._set_sync_gradients(true);
-    return;
+  const auto count = [core = core_] {
+    detail::accelerator::set_count(*core, detail::accelerator::next_count(*core));
+  };
+  detail::state::StepRecording::batch_counted = true;
+  if (auto* const recording = detail::state::StepRecording::current()) {
+    if (!recording->is_open()) return;  // a replay has counted it
+    recording->before_replay(count);
   }
-  ++core_->step;
-  gradient_state_._set_sync_gradients(core_->step % gradient_state_.num_steps() == 0);
+  count();
 }
 
 std::optional<bool> Accelerator::synchronizes_this_batch() const {

@@ -5,6 +5,7 @@
 #include "accelerate/checks.h"
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
+#include "accelerate/modeling/compiled_model.h"
 #include "accelerator/accelerator_core.h"
 #include "accelerator/monitoring.h"
 #include "core/log.h"
@@ -66,11 +67,8 @@ TorchDynamoPlugin dynamo_plugin(const AcceleratorOptions& options, const Environ
   if (options.dynamo_backend) plugin.backend = options.dynamo_backend;
   plugin = resolved(plugin, environment);
   require_supported(plugin);
-  const auto backend = plugin.backend.value_or(DynamoBackend::kNo);
-  if (!plugin.disable && backend != DynamoBackend::kNo && backend != DynamoBackend::kEager) {
-    throw UnsupportedError(str("The dynamo backend ", backend,
-                               " is asked for, but this version does not capture steps yet. Use NO "
-                               "(dynamo_backend, or ACCELERATE_DYNAMO_BACKEND)."));
+  if (!plugin.disable && plugin.backend == DynamoBackend::kInductor) {
+    static_cast<void>(modeling::compiled_package(plugin));  // what CompiledModel loads
   }
   return plugin;
 }

@@ -16,7 +16,6 @@ struct Refusal {
 };
 
 constexpr auto kRefusals = std::to_array<Refusal>({
-    {"capture", "this version does not capture steps yet. Steps run the same without."},
     {"lomo_backward",
      "the LOMO optimizers are a Python package that applies gradients within backward. Use an "
      "optimizer of accelerate/optim.h and backward; Lion and Adafactor keep little state."},

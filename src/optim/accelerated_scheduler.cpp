@@ -6,6 +6,7 @@
 #include "accelerate/detail/core/refuse_empty.h"
 #include "accelerate/errors.h"
 #include "optim/scheduler_core.h"
+#include "state/step_recording.h"
 
 namespace accelerate {
 
@@ -46,6 +47,9 @@ SchedulerCore& AcceleratedScheduler::core() const {
 
 void AcceleratedScheduler::step() {
   auto& own = core();
+  if (auto* const recording = detail::state::StepRecording::current()) {
+    return recording->after_replay([shared = core_] { AcceleratedScheduler(shared).step(); });
+  }
   if (own.stepped_in_backward) return;
   if (const auto first = std::exchange(own.before_first_step, {})) first();
   const detail::optim::PreparedStep prepared;
@@ -71,6 +75,9 @@ void AcceleratedScheduler::step() {
 
 void AcceleratedScheduler::step(double metric) {
   auto& own = core();
+  if (detail::state::StepRecording::current() != nullptr) {
+    throw UnsupportedError("step(metric) of a scheduler reads a number on the host");
+  }
   if (!own.parts.step_with_metric) {
     throw ArgumentError("step(metric): this scheduler takes no metric. Call step().");
   }

@@ -23,24 +23,36 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 
 /// Step counts as tensors for the kernels. Parameters that have taken equally many steps share one
-/// tensor, which lives until the end of the call.
+/// tensor, whose value is valid until the end of the call. Those of the host serve the next call.
 class StepTensors {
  public:
-  const Tensor& at(std::int64_t step, c10::Device device) {
-    for (const auto& known : known_) {
-      if (known.step == step && known.tensor.device() == device) return known.tensor;
+  Tensor at(std::int64_t step, c10::Device device) {
+    for (std::size_t i = 0; i < used_; ++i) {
+      if (known_[i].step == step && known_[i].tensor.device() == device) return known_[i].tensor;
     }
-    const auto options = at::TensorOptions(at::kFloat).device(device);
-    known_.push_back({step, at::full({}, static_cast<double>(step), options)});
-    return known_.back().tensor;
+    if (used_ == known_.size()) known_.emplace_back();
+    auto& [value, tensor] = known_[used_++];
+    value = step;
+    if (device.is_cpu() && tensor.defined()) {
+      *tensor.mutable_data_ptr<float>() = static_cast<float>(step);
+    } else {
+      const auto options = at::TensorOptions(at::kFloat).device(device);
+      tensor = at::full({}, static_cast<double>(step), options);
+    }
+    return tensor;
+  }
+  void clear() {
+    std::erase_if(known_, [](const Known& one) { return !one.tensor.is_cpu(); });
+    used_ = 0;
   }
 
  private:
   struct Known {
-    std::int64_t step;
-    Tensor tensor;
+    std::int64_t step = 0;
+    Tensor tensor = {};
   };
   std::vector<Known> known_;
+  std::size_t used_ = 0;
 };
 
 /// Whether the kernels accept all gradients.
@@ -118,7 +130,11 @@ bool fused_step(Optimizer& optimizer, const Tensor& grad_scale, const Tensor& fo
     // LibTorch counts steps on the host, so a skipped step must be known now; SGD counts none.
     constexpr bool kCounts = kTraits<typename Adapter::OwnOptions>.counts_steps();
     if ((kCounts || scaling.on_host()) && !scaling.resolve()) return;
-    StepTensors steps;
+    thread_local StepTensors steps;
+    const struct Clearing {
+      StepTensors& of;
+      ~Clearing() { of.clear(); }
+    } clearing{steps};
     for (auto& group : optimizer.param_groups()) {
       if (!step_group<Adapter>(optimizer, group, steps, scaling)) return;
     }

@@ -1,5 +1,7 @@
 #include "accelerate/optimizer.h"
 
+#include <c10/util/FunctionRef.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -9,6 +11,7 @@
 #include "optim/optimizer_core.h"
 #include "optim/optimizer_state.h"
 #include "parallel/engine.h"
+#include "state/step_recording.h"
 
 namespace accelerate {
 namespace detail::optim {
@@ -43,8 +46,31 @@ void OptimizerCore::tell_engines() const {
 }
 
 void carry_out_step(torch::optim::Optimizer& optimizer) {
+  if (const auto* recording = state::StepRecording::current()) {
+    // The device leaves the step out if the flag is set.
+    if (fused_step(optimizer, {}, recording->found_inf)) return;
+    throw UnsupportedError("an optimizer or a gradient is of a kind that steps on the host only");
+  }
   if (!fused_step(optimizer)) optimizer.step();
 }
+
+namespace {
+
+/// Lets each replay do what a step does on the host around the work of the device.
+void record_host_effects(OptimizerCore& core, state::StepRecording& recording,
+                         const c10::function_ref<void()>& step) {
+  if (core.before_step) recording.before_replay([&core] { core.before_step(*core.optimizer); });
+  step();
+  if (auto found_inf = std::exchange(recording.found_inf, {}); found_inf.defined()) {
+    // Schedulers must know: the one wait of a step.
+    recording.after_replay([&core, found_inf = std::move(found_inf)] {
+      core.step_was_skipped = found_inf.item<float>() != 0;
+    });
+  }
+  if (core.after_step) recording.after_replay([&core] { core.after_step(*core.optimizer); });
+}
+
+}  // namespace
 
 at::Tensor OptimizerCore::carry_out(const torch::optim::Optimizer::LossClosure& closure) {
   if (scaling) {
@@ -68,6 +94,13 @@ at::Tensor OptimizerCore::carry_out(const torch::optim::Optimizer::LossClosure& 
 }
 
 at::Tensor OptimizerCore::step(const torch::optim::Optimizer::LossClosure& closure) {
+  if (auto* const recording = state::StepRecording::current()) {
+    if (closure) {
+      throw UnsupportedError("a closure of step() chooses on the host how often it runs");
+    }
+    record_host_effects(*this, *recording, [&] { carry_out(nullptr); });
+    return {};
+  }
   if (before_step) before_step(*optimizer);
   auto loss = carry_out(closure);
   if (after_step) after_step(*optimizer);
@@ -75,6 +108,7 @@ at::Tensor OptimizerCore::step(const torch::optim::Optimizer::LossClosure& closu
 }
 
 void OptimizerCore::zero_grad(bool set_to_none) {
+  set_to_none = set_to_none && !state::StepRecording::keeps_gradients;
   // LibTorch's zero_grad detaches gradients, which fails for views into a bucket.
   for (auto& group : optimizer->param_groups()) {
     for (auto& parameter : group.params()) {

@@ -9,6 +9,7 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "state/step_recording.h"
 
 namespace accelerate {
 namespace {
@@ -158,6 +159,12 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer, const std::function<vo
     throw StateError(
         "No inf checks were recorded for this optimizer: none of its parameters has a gradient. "
         "Call backward() first, and check that the loss depends on them.");
+  }
+  if (auto* const recording = detail::state::StepRecording::current()) {
+    recording->found_inf = sum_on(scale_.device(), state.found_inf);  // the device decides
+    go();
+    state.stage = Stage::kStepped;
+    return true;
   }
   const bool finite = !any_inf(state);
   if (finite) go();

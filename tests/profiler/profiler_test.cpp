@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -276,6 +277,55 @@ TEST_F(ProfilerTest, CutsLongNamesAndSorts) {
   EXPECT_LT(table.find(name), table.find("aten::first"));
   EXPECT_NE(table.find("Total MFLOPs"), std::string::npos);
   EXPECT_NE(table.find("2.000"), std::string::npos);
+}
+
+/// How often the operators of three steps run.
+std::map<std::string, std::int64_t> operators_of(const std::function<void()>& step) {
+  for (int i = 0; i < 3; ++i) step();
+  Profiler profiler({.profile_memory = true});
+  profiler.start();
+  for (int i = 0; i < 3; ++i) step();
+  profiler.stop();
+  std::map<std::string, std::int64_t> counts;
+  for (const auto& row : profiler.key_averages()) counts[row.key] += row.count;
+  return counts;
+}
+
+torch::nn::Sequential small_net() {
+  using namespace torch::nn;
+  return Sequential(Linear(8, 8), Tanh(), Linear(8, 1));
+}
+
+/// The operators, and the memory outside of them, of a loop without an accelerator.
+std::map<std::string, std::int64_t> operators_of_the_loop(const torch::Tensor& x) {
+  auto net = small_net();
+  AdamW adamw(net->parameters(), {.lr = 1e-3});
+  return operators_of([&] {
+    net->forward(x).pow(2).mean().backward();
+    adamw.step();
+    for (auto& parameter : net->parameters()) parameter.mutable_grad().reset();
+  });
+}
+
+TEST(PreparedStep, RunsTheOperatorsOfThePlainLoopAndNoOthers) {
+  const auto x = torch::ones({4, 8});
+  const auto expected = operators_of_the_loop(x);
+  const auto prepared = [&](auto make_optimizer) {
+    Accelerator accelerator(on_cpu());
+    auto net = small_net();
+    auto [model, optimizer] = accelerator.prepare(net, make_optimizer(net->parameters()));
+    return operators_of([&, &model = model, &optimizer = optimizer] {
+      const auto accumulating = accelerator.accumulate(model);
+      accelerator.backward(model(x).pow(2).mean());
+      optimizer.step();
+      optimizer.zero_grad();
+    });
+  };
+  EXPECT_EQ(prepared([](auto parameters) { return AdamW(parameters, {.lr = 1e-3}); }), expected);
+  EXPECT_EQ(prepared([](auto parameters) {
+              return torch::optim::AdamW(parameters, torch::optim::AdamWOptions(1e-3));
+            }),
+            expected);
 }
 
 TEST(EventTree, TakesTheTimeOfCalledOperatorsOff) {

@@ -17,10 +17,6 @@ namespace detail::accelerator {
 
 class ACCELERATE_API RefusedMembers {
  public:
-  template <class... Ts>
-  [[noreturn]] void capture(const Ts&...) {
-    detail::accelerator::refuse_member("capture");
-  }
   [[noreturn]] void lomo_backward(const at::Tensor& loss, double learning_rate);
 
  protected:

@@ -1,5 +1,5 @@
-// accelerate/accelerator/step_members.h - what an `Accelerator` does with whole steps: profiles
-// them.
+// accelerate/accelerator/step_members.h - what an `Accelerator` does with whole steps: profiles and
+// records them.
 //
 // Part of accelerate/accelerator.h: a base class of `Accelerator`.
 #pragma once
@@ -11,15 +11,12 @@
 #include <type_traits>
 #include <utility>
 
+#include "accelerate/accelerator/captured_step.h"
 #include "accelerate/accelerator/profiler.h"
 #include "accelerate/api.h"
 #include "accelerate/kwargs.h"
 
 namespace accelerate {
-
-namespace detail::accelerator {
-struct AcceleratorCore;
-}
 
 class ACCELERATE_API StepMembers {
  public:
@@ -43,6 +40,23 @@ class ACCELERATE_API StepMembers {
     requires std::invocable<F&, Profiler&> || std::invocable<F&>
   Profiler profile(F&& f, std::source_location where = std::source_location::current()) const {
     return profiled(nullptr, function_of(f), where);
+  }
+
+  /// A function that runs `f` in a captured step (docs/capture.md). On a GPU, after `warmup` calls
+  /// with tensors of the same shapes, what `f` gives to the device is recorded once and then
+  /// repeated with the tensors of each batch: it takes a fraction of the time on the host. Learning
+  /// rates, step counts, the factor of float16, random numbers and accumulation go on as without.
+  /// On a CPU `f` is called each time.
+  ///
+  /// `f` takes and returns tensors or trees of them (accelerate/tree.h), has the whole step from
+  /// `accumulate` to `zero_grad`, and uses optimizers of accelerate/optim.h. The first call throws
+  /// `UnsupportedError` that names what cannot be recorded, unless `fallback_to_eager` is set.
+  template <class F>
+  [[nodiscard]] CapturedStep<std::decay_t<F>> capture(
+      F&& f, const CaptureOptions& options = {},
+      std::source_location where = std::source_location::current()) const {
+    return {std::forward<F>(f),
+            std::make_unique<detail::accelerator::StepCapture>(steps_of_, options, where)};
   }
 
  protected:
