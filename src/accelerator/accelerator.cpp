@@ -10,6 +10,7 @@
 #include "accelerate/memory.h"
 #include "accelerator/accelerator_core.h"
 #include "accelerator/model_registry.h"
+#include "accelerator/pipeline_models.h"
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -132,6 +133,7 @@ void run_autograd(const at::Tensor& loss, const BackwardOptions& options) {
 
 void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options,
                            std::source_location where) {
+  if (detail::accelerator::steps_by_megatron(*core_)) return;  // `model(x, y)` has done it
   check_loss(loss, options);
   check_marks(loss);
   const detail::AtCallSite here(where);

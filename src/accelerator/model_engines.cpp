@@ -21,9 +21,15 @@ namespace {
 using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 /// Dimensions of a mesh in which this version cannot train a model.
-constexpr auto kRefused = std::to_array<std::string_view>({"pp", "cp", "sp"});
+constexpr auto kRefused = std::to_array<std::string_view>({"cp", "sp"});
 
 void check_dimensions(const DeviceMesh& mesh) {
+  if (mesh.has("pp")) {
+    throw UnsupportedError(
+        str("prepare: pp_size of parallelism_config is ", mesh.size("pp"),
+            ", but C++ cannot find the stages of a model by itself. Give prepare an "
+            "accelerate::Pipeline (accelerate/parallel.h) of the model and its loss."));
+  }
   for (const auto& name : mesh.mesh_dim_names()) {
     if (std::ranges::find(kRefused, name) == kRefused.end()) continue;
     throw UnsupportedError(str("prepare: ", name, "_size of parallelism_config is ",

@@ -10,6 +10,7 @@
 #include "accelerator/accelerator_core.h"
 #include "accelerator/model_engines.h"
 #include "accelerator/monitoring.h"
+#include "accelerator/pipeline_models.h"
 #include "accelerator/step_checks.h"
 #include "core/call_site.h"
 #include "core/log.h"
@@ -136,6 +137,12 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   model->module = std::move(module);
   model->device = core.state.device();
   model->cast = core.cast;
+  if (is_pipeline(*model->module)) {
+    prepare_pipeline(core_, *model);
+    add(model);
+    return model;
+  }
+  if (shared) refuse_without_pipeline(core);
   const auto plan = shared ? sharding_of(core, *model->module) : std::nullopt;
   if (plan) {
     // The engine moves the model unit by unit.
@@ -163,6 +170,7 @@ std::shared_ptr<optim::OptimizerCore> Preparer::optimizer(
   if (places(core, placement)) {
     optim::move_optimizer_state(*result->optimizer, state::tensor_device(core.state.device()));
   }
+  follow_megatron(core, *result);
   add(result);
   return result;
 }
@@ -197,6 +205,7 @@ std::shared_ptr<optim::SchedulerCore> Preparer::scheduler(optim::SchedulerParts 
     const bool follows = scheduler->step_with_optimizer && !scheduler->parts.step_with_metric;
     if (follows && scheduler->steps_per_call > 1) explain_steps(scheduler->steps_per_call);
   }
+  follow_megatron(core, *scheduler);
   add(scheduler);
   return scheduler;
 }
