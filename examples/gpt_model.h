@@ -2,11 +2,15 @@
 #pragma once
 
 #include <accelerate/nn.h>
+#include <accelerate/parallel.h>
 #include <torch/torch.h>
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
 
 namespace examples {
 
@@ -67,7 +71,7 @@ class GptBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GptBlock);
 
-class GptImpl : public torch::nn::Module {
+class GptImpl : public torch::nn::Module, public accelerate::StageList {
  public:
   explicit GptImpl(const GptConfig& config) : config_(config) {
     tokens_ = register_module("tokens", torch::nn::Embedding(config.vocab, config.width));
@@ -87,17 +91,43 @@ class GptImpl : public torch::nn::Module {
   /// The scores of the token that follows each of `ids`: [batch, time] to [batch, time, vocab].
   /// `positions` are those of `ids` in their text: 0, 1, ... unless given.
   torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& positions = {}) {
-    auto x =
-        tokens_(ids) +
-        positions_(positions.defined() ? positions : torch::arange(ids.size(1), ids.options()));
+    auto x = embed(ids, positions);
     for (std::size_t i = 0; i < blocks_->size(); ++i) {
       x = accelerate::maybe_activation_checkpoint(blocks_->ptr<GptBlockImpl>(i), x);
     }
-    x = ln_(x);
-    return config_.tied ? torch::linear(x, tokens_->weight) : head_(x);
+    return score(x);
+  }
+
+  /// For a pipeline: the forward in parts, and the modules of each.
+  std::vector<accelerate::PipelineLayer> pipeline_layers() override {
+    using accelerate::pipeline_layer;
+    using torch::Tensor;
+    std::vector<accelerate::PipelineLayer> layers;
+    layers.push_back(pipeline_layer("embed", {tokens_.ptr(), positions_.ptr()},
+                                    [this](const Tensor& ids) { return embed(ids); }));
+    for (std::size_t i = 0; i < blocks_->size(); ++i) {
+      const auto block = blocks_->ptr<GptBlockImpl>(i);
+      layers.push_back(pipeline_layer(
+          "blocks." + std::to_string(i), {block},
+          [block](const Tensor& x) { return accelerate::maybe_activation_checkpoint(block, x); }));
+    }
+    const auto head =
+        config_.tied ? std::shared_ptr<torch::nn::Module>(tokens_.ptr()) : head_.ptr();
+    layers.push_back(
+        pipeline_layer("head", {ln_.ptr(), head}, [this](const Tensor& x) { return score(x); }));
+    return layers;
   }
 
  private:
+  torch::Tensor embed(const torch::Tensor& ids, const torch::Tensor& positions = {}) {
+    return tokens_(ids) +
+           positions_(positions.defined() ? positions : torch::arange(ids.size(1), ids.options()));
+  }
+
+  torch::Tensor score(const torch::Tensor& x) {
+    return config_.tied ? torch::linear(ln_(x), tokens_->weight) : head_(ln_(x));
+  }
+
   /// As GPT-2: small weights, smaller still where a part adds to the residual stream.
   void initialize() {
     torch::NoGradGuard no_grad;

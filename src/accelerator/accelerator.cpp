@@ -12,6 +12,7 @@
 #include "accelerator/batch_count.h"
 #include "accelerator/deepspeed_run.h"
 #include "accelerator/model_registry.h"
+#include "accelerator/pipeline_models.h"
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -152,6 +153,7 @@ void run_autograd(const at::Tensor& loss, const BackwardOptions& options) {
 
 void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options,
                            std::source_location where) {
+  if (detail::accelerator::steps_by_megatron(*core_)) return;  // `model(x, y)` has done it
   check_loss(loss, options);
   check_marks(loss);
   const detail::AtCallSite here(where);

@@ -9,6 +9,7 @@
 #include "accelerator/accelerator_core.h"
 #include "accelerator/monitoring.h"
 #include "core/log.h"
+#include "core/megatron_run.h"
 #include "core/supported.h"
 #include "core/text.h"
 #include "state/partial_facts.h"
@@ -118,7 +119,11 @@ AcceleratorStateOptions state_options(const AcceleratorOptions& options,
     return plugin ? std::make_shared<Plugin>(*plugin) : nullptr;
   };
   wanted.torch_tp_plugin = shared(options.torch_tp_plugin);
-  wanted.megatron_lm_plugin = shared(options.megatron_lm_plugin);
+  if (const auto plugin =
+          asked_for(options.megatron_lm_plugin, "ACCELERATE_USE_MEGATRON_LM", false, environment)) {
+    wanted.megatron_lm_plugin =
+        std::make_shared<MegatronLMPlugin>(megatron_for_run(*plugin, environment));
+  }
   if (auto config = parallelism_config(options, environment)) {
     auto filled = resolved(*config, environment);
     require_supported(filled);
@@ -299,7 +304,8 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
   const StatesBefore before;
   try {
     auto core = std::make_shared<AcceleratorCore>(
-        options, AcceleratorState(wanted, {.fp8 = true, .fsdp = true, .deepspeed = true}));
+        options, AcceleratorState(
+                     wanted, {.fp8 = true, .fsdp = true, .deepspeed = true, .megatron_lm = true}));
     core->project = project;
     core->ddp = ddp;
     core->mesh = mesh_of(core->state);

@@ -1,8 +1,5 @@
 #include "accelerator/model_engines.h"
 
-#include <algorithm>
-#include <array>
-#include <string_view>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "accelerate/errors.h"
@@ -20,17 +17,12 @@ namespace {
 
 using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-/// Dimensions of a mesh in which this version cannot train a model.
-constexpr auto kRefused = std::to_array<std::string_view>({"pp"});
-
 void check_dimensions(const DeviceMesh& mesh) {
-  for (const auto& name : mesh.mesh_dim_names()) {
-    if (std::ranges::find(kRefused, name) == kRefused.end()) continue;
-    throw UnsupportedError(str("prepare: ", name, "_size of parallelism_config is ",
-                               mesh.size(name),
-                               ", but this version cannot train a model in that way yet. Set it to "
-                               "1 and use dp_replicate_size or dp_shard_size, or train with the "
-                               "groups of torch_device_mesh() and prepare no model."));
+  if (mesh.has("pp")) {
+    throw UnsupportedError(
+        str("prepare: pp_size of parallelism_config is ", mesh.size("pp"),
+            ", but C++ cannot find the stages of a model by itself. Give prepare an "
+            "accelerate::Pipeline (accelerate/parallel.h) of the model and its loss."));
   }
 }
 

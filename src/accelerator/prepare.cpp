@@ -14,6 +14,7 @@
 #include "accelerator/model_engines.h"
 #include "accelerator/model_fp8.h"
 #include "accelerator/monitoring.h"
+#include "accelerator/pipeline_models.h"
 #include "accelerator/step_checks.h"
 #include "core/call_site.h"
 #include "core/log.h"
@@ -214,8 +215,14 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   model->module = std::move(module);
   model->device = core.state.device();
   model->cast = core.cast;
+  if (is_pipeline(*model->module)) {
+    prepare_pipeline(core_, *model);
+    add(model);
+    return model;
+  }
   model->attention = attention_of(core, *model->module);
   const auto converted = fp8::converted_layers(*model->module);
+  if (shared) refuse_without_pipeline(core);
   const auto plan = shared ? sharding_of(core, *model->module) : std::nullopt;
   if (plan && quantized) {
     throw UnsupportedError(
@@ -254,6 +261,7 @@ std::shared_ptr<optim::OptimizerCore> Preparer::optimizer(
   if (places(core, placement)) {
     optim::move_optimizer_state(*result->optimizer, state::tensor_device(core.state.device()));
   }
+  follow_megatron(core, *result);
   add(result);
   return result;
 }
@@ -303,6 +311,7 @@ std::shared_ptr<optim::SchedulerCore> Preparer::scheduler(optim::SchedulerParts 
                          !scheduler->parts.step_with_metric;
     if (follows && scheduler->steps_per_call > 1) explain_steps(scheduler->steps_per_call);
   }
+  follow_megatron(core, *scheduler);
   add(scheduler);
   return scheduler;
 }

@@ -13,6 +13,7 @@
 #include "accelerate/kwargs.h"
 #include "accelerate/parallelism_config.h"
 #include "core/log.h"
+#include "core/megatron_run.h"
 #include "core/text.h"
 #include "state/partial_facts.h"
 
@@ -254,8 +255,17 @@ AcceleratorStateOptions engines_of(const AcceleratorStateOptions& options,
 
 /// The sizes as this run has them, or null.
 std::shared_ptr<ParallelismConfig> parallelism_of(const AcceleratorStateOptions& options,
-                                                  const PartialFacts& partial,
+                                                  const PartialFacts& partial, DistributedType type,
                                                   const Environment& environment) {
+  if (type == DistributedType::kMegatronLm && options.megatron_lm_plugin) {
+    if (options.parallelism_config) {
+      throw ConfigError(
+          "parallelism_config and megatron_lm_plugin both say how processes are divided. Leave one "
+          "of them out.");
+    }
+    return std::make_shared<ParallelismConfig>(
+        megatron_parallelism(*options.megatron_lm_plugin, partial.num_processes));
+  }
   if (!options.parallelism_config) return nullptr;
   ParallelismFacts facts{.num_processes = partial.num_processes,
                          .distributed = partial.use_distributed(),
@@ -332,7 +342,7 @@ void make(const AcceleratorStateOptions& options, FromAccelerator engines, bool 
   facts->given = engines_of(options);
   with_partial_state(options, cpu, [&](PartialFacts& partial) {
     const DistributedType type = refinement.type(partial.base_type, precision);
-    facts->options.parallelism_config = parallelism_of(options, partial, environment);
+    facts->options.parallelism_config = parallelism_of(options, partial, type, environment);
     facts->type = type;
     // DeepSpeed uses its own configuration, except for fp8.
     const bool by_config = type == DistributedType::kDeepspeed && precision != PrecisionType::kFp8;
@@ -352,7 +362,7 @@ void attach(const AcceleratorStateOptions& options, FromAccelerator engines, boo
     partial.type = facts.type;
     check_unchanged(options, cpu, partial, precision_of(facts, facts.type));
     check_engines_unchanged(options, engines, partial, facts);
-    const auto wanted = parallelism_of(options, partial, environment);
+    const auto wanted = parallelism_of(options, partial, facts.type, environment);
     if (wanted && !same(wanted, facts.options.parallelism_config)) {
       refuse_late("parallelism_config");
     }

@@ -1,0 +1,218 @@
+#include "accelerator/pipeline_models.h"
+
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "accelerate/errors.h"
+#include "accelerate/parallel/megatron.h"
+#include "accelerate/parallel/pipeline.h"
+#include "accelerator/model_registry.h"
+#include "core/text.h"
+#include "optim/clip_grad.h"
+#include "optim/scheduler_core.h"
+#include "parallel/data_parallel.h"
+#include "pipeline/pipeline_engine.h"
+#include "sharding/sharded_engine.h"
+#include "state/tensor_device.h"
+
+namespace accelerate::detail::accelerator {
+namespace {
+
+void check_run(const AcceleratorCore& core) {
+  const auto refuse = [](std::string_view what, std::string_view instead) {
+    throw UnsupportedError(str("prepare: a Pipeline does not go with ", what, ". ", instead));
+  };
+  if (core.registry.scaling) refuse("mixed_precision fp16", "Use bf16, which needs no scaling.");
+  if (core.gradient_state.num_steps() > 1) {
+    refuse("gradient_accumulation_steps above 1",
+           "Its micro-batches are its accumulation: use num_micro_batches of PipelineOptions.");
+  }
+  const auto type = core.state.distributed_type();
+  if (type == DistributedType::kFsdp || type == DistributedType::kDeepspeed) {
+    refuse(str("distributed_type ", type), "Use pp_size and dp_replicate_size.");
+  }
+  if (!core.mesh) return;
+  for (const auto& name : core.mesh->mesh_dim_names()) {
+    if (name == "pp" || name == "dp_replicate") continue;
+    refuse(str(name, "_size ", core.mesh->size(name)), "Use pp_size and dp_replicate_size.");
+  }
+}
+
+bool is_trained_by(const torch::optim::Optimizer& optimizer, const ModelCore& model) {
+  const auto parameters = model.module->parameters();
+  return std::ranges::any_of(optimizer.param_groups(), [&](const auto& group) {
+    return std::ranges::any_of(group.params(), [&](const at::Tensor& one) {
+      if (model.engine) return model.engine->holds(one);
+      return std::ranges::any_of(parameters, [&](const auto& own) { return own.is_same(one); });
+    });
+  });
+}
+
+/// What a training step ends with. The accelerator may be gone by then.
+PipelineImpl::Steps steps_of(AcceleratorCore& core, const std::shared_ptr<ModelCore>& model) {
+  using Optimizers = std::vector<std::shared_ptr<optim::OptimizerCore>>;
+  const auto optimizers = [owner = core.weak_from_this(), of = std::weak_ptr(model)] {
+    Optimizers found;
+    const auto core = owner.lock();
+    const auto model = of.lock();
+    if (!core || !model) return found;
+    for (const auto& one : core->registry.optimizers) {
+      if (is_trained_by(*one->optimizer, *model)) found.push_back(one);
+    }
+    return found;
+  };
+  const auto step = [optimizers, owner = core.weak_from_this()] {
+    const auto all = optimizers();
+    if (all.empty()) {
+      throw StateError(
+          "No prepared optimizer has parameters of this pipeline, so that a training step would "
+          "change nothing. Give the optimizer to prepare as well.");
+    }
+    for (const auto& one : all) one->step();
+    const auto core = owner.lock();
+    if (!core || !steps_by_megatron(*core)) return;
+    const optim::PreparedStep prepared;
+    for (const auto& one : core->registry.schedulers) one->parts.ours->step();
+  };
+  const auto clip = [of = std::weak_ptr(model)](double max_norm) {
+    const auto model = of.lock();
+    return optim::clip_grad_norm_(model->module->parameters(), max_norm, 2.0, false,
+                                  list_engines());
+  };
+  return {.clip = clip, .step = step, .zero_grad = [optimizers] {
+            for (const auto& one : optimizers()) one->zero_grad();
+          }};
+}
+
+}  // namespace
+
+namespace {
+
+/// The layers that begin a stage, if the last one has `last` layers and the others share the rest.
+std::vector<std::string> split_before_last(const std::vector<PipelineLayer>& layers,
+                                           std::int64_t stages, std::int64_t last) {
+  const auto count = static_cast<std::int64_t>(layers.size());
+  const auto others = stages - 1;
+  if (others < 1 || last < 1 || count - last < others || (count - last) % others != 0) {
+    throw ConfigError(str("decoder_last_pipeline_num_layers is ", last, ", but the ", count - last,
+                          " other layers cannot be divided evenly over ", others, " stages."));
+  }
+  std::vector<std::string> names;
+  for (std::int64_t stage = 1; stage < stages; ++stage) {
+    names.push_back(layers[static_cast<std::size_t>(stage * ((count - last) / others))].name);
+  }
+  return names;
+}
+
+/// What the plugin says of a pipeline.
+void configure(const MegatronLMPlugin& plugin, PipelineImpl& pipeline) {
+  auto options = pipeline.options();
+  const auto stages = plugin.pp_degree.value_or(1);
+  const auto layers = static_cast<std::int64_t>(pipeline._layers().size());
+  options.num_micro_batches = plugin.num_micro_batches.value_or(1);
+  options.max_grad_norm = plugin.gradient_clipping;
+  if (plugin.gradient_clipping == 0.0) options.max_grad_norm = std::nullopt;
+  if (const auto each = plugin.num_layers_per_virtual_pipeline_stage) {
+    if (*each < 1 || layers % (stages * *each) != 0) {
+      throw ConfigError(str("num_layers_per_virtual_pipeline_stage is ", *each, ", but the ",
+                            layers, " layers of the model are no multiple of ", stages,
+                            " stages of as many layers."));
+    }
+    options.chunks = layers / (stages * *each);
+    options.schedule = PipelineSchedule::kInterleaved1F1B;
+    options.split_points.clear();
+    for (auto layer = *each; layer < layers; layer += *each) {
+      options.split_points.push_back(pipeline._layers()[static_cast<std::size_t>(layer)].name);
+    }
+  } else if (const auto last = plugin.decoder_last_pipeline_num_layers) {
+    options.split_points = split_before_last(pipeline._layers(), stages, *last);
+  }
+  if (plugin.recompute_granularity == "full") {
+    options.recompute = plugin.recompute_method == "block" ? PipelineRecompute::kBlock
+                                                           : PipelineRecompute::kUniform;
+    options.recompute_layers = plugin.recompute_num_layers.value_or(1);
+  }
+  pipeline._set_options(options);
+}
+
+pipeline::MakeDataEngine data_engines(const AcceleratorCore& core, const ModelCore& model,
+                                      const pipeline::RunnerPlace& place) {
+  const auto plugin = core.state.megatron_lm_plugin();
+  if (steps_by_megatron(core) && plugin->use_distributed_optimizer.value_or(false)) {
+    return [&core, &model, place](torch::nn::Module& part) {
+      sharding::ShardSpec spec;
+      spec.level = sharding::ShardLevel::kOptimizer;
+      return std::make_shared<sharding::ShardedEngine>(
+          part, spec, sharding::ShardProcesses{.shard = place.data, .all = place.data},
+          model.device, core.options.drift_check);
+    };
+  }
+  return [&core, place](torch::nn::Module& part) {
+    return std::make_shared<parallel::DataParallel>(part, place.data, core.ddp,
+                                                    core.options.drift_check);
+  };
+}
+
+}  // namespace
+
+bool steps_by_megatron(const AcceleratorCore& core) {
+  return core.state.distributed_type() == DistributedType::kMegatronLm;
+}
+
+void refuse_without_pipeline(const AcceleratorCore& core) {
+  if (!steps_by_megatron(core)) return;
+  throw UnsupportedError(
+      "prepare: MegatronLMPlugin trains a model by calls that are whole steps, but this model is "
+      "no "
+      "Pipeline. Python builds its own from a Transformers configuration; in C++ give prepare an "
+      "accelerate::Pipeline (accelerate/parallel.h) of the model and its loss.");
+}
+
+void follow_megatron(const AcceleratorCore& core, optim::OptimizerCore& optimizer) {
+  if (!steps_by_megatron(core)) return;
+  MegatronLMArguments(*core.state.megatron_lm_plugin()).set_optimizer_type(*optimizer.optimizer);
+  optimizer.stepped_in_backward = true;
+}
+
+void follow_megatron(const AcceleratorCore& core, optim::SchedulerCore& scheduler) {
+  if (!steps_by_megatron(core)) return;
+  auto* const ours = dynamic_cast<MegatronLMDummyScheduler*>(scheduler.parts.ours);
+  if (ours == nullptr) {
+    throw ArgumentError(
+        "You can't use a custom scheduler with Megatron-LM. Please use the "
+        "`accelerate::MegatronLMDummyScheduler` instead.");
+  }
+  MegatronLMArguments arguments(*core.state.megatron_lm_plugin());
+  const auto copies = core.state.parallelism_config()->data_parallel_size();
+  arguments.set_training_args(/*micro_batch_size=*/1, copies);
+  arguments.set_optimizer_type(ours->optimizer());
+  arguments.set_scheduler_args(ours->options().total_num_steps, ours->options().warmup_num_steps);
+  ours->_follow(MegatronLMSchedule::from(arguments.megatron_lm_default_args()));
+  scheduler.stepped_in_backward = true;
+}
+
+bool is_pipeline(const torch::nn::Module& module) {
+  return dynamic_cast<const PipelineImpl*>(&module) != nullptr;
+}
+
+void prepare_pipeline(AcceleratorCore& core, ModelCore& model) {
+  check_run(core);
+  auto& pipeline = dynamic_cast<PipelineImpl&>(*model.module);
+  if (steps_by_megatron(core)) configure(*core.state.megatron_lm_plugin(), pipeline);
+  const auto steps = steps_of(core, model.shared_from_this());
+  pipeline::RunnerPlace place{.device = model.device};
+  if (!core.state.use_distributed()) {
+    pipeline.to(state::tensor_device(model.device));
+    pipeline._prepare(std::make_shared<pipeline::StageRunner>(pipeline, place), steps);
+    return;
+  }
+  if (core.mesh->has("pp")) place.pipeline = core.mesh->get_group("pp");
+  if (core.mesh->has("dp_replicate")) place.data = core.mesh->get_group("dp_replicate");
+  auto engine =
+      std::make_shared<pipeline::PipelineEngine>(pipeline, place, data_engines(core, model, place));
+  model.moves_inputs = !model.device.is_cpu();
+  pipeline._prepare(engine->runner(), steps);
+  model.use(std::move(engine));
+}
+
+}  // namespace accelerate::detail::accelerator

@@ -1,0 +1,198 @@
+#include <gtest/gtest.h>
+
+#include "accelerate/errors.h"
+#include "pipeline/nets.h"
+#include "support/has.h"
+#include "support/message_of.h"
+#include "support/on_processes.h"
+#include "support/shared_folder.h"
+
+namespace accelerate {
+namespace {
+
+using namespace test;
+
+AcceleratorOptions megatron(MegatronLMPlugin plugin) {
+  return {.cpu = true, .megatron_lm_plugin = std::move(plugin)};
+}
+
+struct Run {
+  Trained trained;
+  std::vector<double> rates;
+};
+
+/// The loop of a program that was written for Megatron-LM.
+Run train(Accelerator& accelerator, const std::function<Batch(int)>& batches, int steps) {
+  auto net = layers();
+  auto adamw = AdamW(net->parameters(), {.lr = 1e-2});
+  const auto copies = accelerator.parallelism_config()->data_parallel_size();
+  MegatronLMDummyScheduler schedule(
+      adamw, {.total_num_steps = steps * copies, .warmup_num_steps = 2 * copies});
+  auto [model, optimizer, scheduler] =
+      accelerator.prepare(Pipeline(net, mean_squares), std::move(adamw), std::move(schedule));
+  Run run;
+  for (int step = 0; step < steps; ++step) {
+    run.rates.push_back(scheduler.get_last_lr().front());
+    const auto [x, y] = batches(step);
+    const auto loss = model(x, y);
+    accelerator.backward(loss);  // nothing, as the next three
+    optimizer.step();
+    scheduler.step();
+    optimizer.zero_grad();
+    run.trained.losses.push_back(loss.template item<double>());
+    run.trained.norms.push_back(0);
+  }
+  run.trained.weights = accelerator.get_state_dict(model);
+  return run;
+}
+
+/// One process with the same schedule.
+Run expected(const std::function<Batch(int)>& batches, int steps) {
+  auto net = layers();
+  AdamW optimizer(net->parameters(), {.lr = 1e-2});
+  Run run;
+  for (int step = 0; step < steps; ++step) {
+    const double up = step / 2.0;
+    const double down = 1.0 - static_cast<double>(step - 2) / (steps - 2);
+    run.rates.push_back(1e-2 * (step <= 2 ? up : down));
+    optimizer.param_groups()[0].options().set_lr(run.rates.back());
+    const auto [x, y] = batches(step);
+    const auto loss = mean_squares(net->forward(x), y);
+    loss.backward();
+    torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+    run.trained.losses.push_back(loss.item<double>());
+    run.trained.norms.push_back(0);
+  }
+  run.trained.weights = state_dict(*net);
+  return run;
+}
+
+void expect_equal_runs(const Run& one, const Run& other) {
+  expect_equal(one.trained, other.trained);
+  ASSERT_EQ(one.rates.size(), other.rates.size());
+  for (std::size_t i = 0; i < one.rates.size(); ++i) {
+    EXPECT_NEAR(one.rates[i], other.rates[i], 1e-15);
+  }
+}
+
+TEST(MegatronRun, OneCallIsOneStepWithItsSchedule) {
+  on_processes(2, [] {
+    Accelerator accelerator(megatron({.pp_degree = 2, .num_micro_batches = 4}));
+    EXPECT_EQ(accelerator.distributed_type(), DistributedType::kMegatronLm);
+    EXPECT_EQ(accelerator.is_main_process(), accelerator.process_index() == 1);
+    EXPECT_EQ(accelerator.pipeline_parallel_rank(), accelerator.process_index());
+    const auto batches = [](int i) { return numbers(i); };
+    expect_equal_runs(train(accelerator, batches, 6), expected(batches, 6));
+  });
+}
+
+TEST(MegatronRun, DividesTheOptimizerStateOverCopiesOfStages) {
+  on_processes(4, [] {
+    Accelerator accelerator(
+        megatron({.pp_degree = 2, .num_micro_batches = 2, .use_distributed_optimizer = true}));
+    const auto copy = accelerator.process_index() % 2;
+    const auto whole = [](int i) { return numbers(i); };
+    const auto half = [&](int i) {
+      const auto [x, y] = whole(i);
+      return Batch{x.narrow(0, 4 * copy, 4), y.narrow(0, 4 * copy, 4)};
+    };
+    expect_equal_runs(train(accelerator, half, 4), expected(whole, 4));
+  });
+}
+
+TEST(MegatronRun, FollowsTheFieldsThatDivideLayers) {
+  on_processes(2, [] {
+    const auto stages_of = [](const MegatronLMPlugin& plugin) {
+      AcceleratorState::_reset_state();
+      Accelerator accelerator(megatron(plugin));
+      return accelerator.prepare(Pipeline(TiedNet(), entropy))->stages();
+    };
+    using Stages = std::vector<std::vector<std::string>>;
+    EXPECT_EQ(stages_of({.pp_degree = 2, .decoder_last_pipeline_num_layers = 1}),
+              (Stages{{"embed", "first", "second"}, {"head"}}));
+    EXPECT_EQ(
+        stages_of(
+            {.pp_degree = 2, .num_micro_batches = 2, .num_layers_per_virtual_pipeline_stage = 1}),
+        (Stages{{"embed"}, {"first"}, {"second"}, {"head"}}));
+  });
+}
+
+TEST(MegatronRun, ComesFromTheVariablesOfTheLauncher) {
+  const OnProcessesOptions launched{.environment = {{"ACCELERATE_USE_MEGATRON_LM", "true"},
+                                                    {"MEGATRON_LM_PP_DEGREE", "2"},
+                                                    {"MEGATRON_LM_NUM_MICRO_BATCHES", "2"},
+                                                    {"MEGATRON_LM_GRADIENT_CLIPPING", "0.5"},
+                                                    {"MEGATRON_LM_RECOMPUTE_GRANULARITY", "full"}}};
+  on_processes(2, launched, [] {
+    Accelerator accelerator({.cpu = true});
+    const auto model = accelerator.prepare(Pipeline(layers(), mean_squares));
+    EXPECT_EQ(model->options().num_micro_batches, 2);
+    EXPECT_EQ(model->options().max_grad_norm, 0.5);
+    EXPECT_EQ(model->options().recompute, PipelineRecompute::kUniform);
+    EXPECT_EQ(model->stages().size(), 2U);
+  });
+}
+
+TEST(MegatronRun, IsSavedAndLoadedByAnotherNumberOfStages) {
+  const SharedFolder shared;
+  const auto run = [&](const MegatronLMPlugin& plugin, bool loads) {
+    Accelerator accelerator(megatron(plugin));
+    auto net = layers();
+    auto adamw = AdamW(net->parameters(), {.lr = 1e-2});
+    auto [model, optimizer] = accelerator.prepare(Pipeline(net, mean_squares), std::move(adamw));
+    if (loads) accelerator.load_state(shared.path() / "state");
+    Trained result;
+    for (int step = loads ? 1 : 0; step < (loads ? 3 : 1); ++step) {
+      const auto [x, y] = numbers(step);
+      result.losses.push_back(model(x, y).template item<double>());
+      result.norms.push_back(0);
+    }
+    result.weights = accelerator.get_state_dict(model);
+    if (!loads) accelerator.save_state(shared.path() / "state");
+    return result;
+  };
+  on_processes(4, shared.options(), [&] {
+    (void)run({.pp_degree = 2, .num_micro_batches = 2, .use_distributed_optimizer = true}, false);
+  });
+  on_processes(2, shared.options(), [&] {
+    auto plain = plain_training(layers(), mean_squares, [](int i) { return numbers(i); }, 3);
+    plain.losses.erase(plain.losses.begin());
+    plain.norms = {0, 0};
+    expect_equal(run({.pp_degree = 2, .num_micro_batches = 4}, true), plain);
+  });
+}
+
+TEST(MegatronRun, RefusesByNameWhatItHasNoEquivalentFor) {
+  on_processes(2, [] {
+    const auto message = [](const MegatronLMPlugin& plugin) {
+      AcceleratorState::_reset_state();
+      return message_of<Error>([&] { Accelerator accelerator(megatron(plugin)); });
+    };
+    EXPECT_TRUE(has(message({.tp_degree = 2}), "tp_degree of MegatronLMPlugin is 2"));
+    EXPECT_TRUE(has(message({.recompute_activations = true}), "recompute_granularity = full"));
+    EXPECT_TRUE(has(message({.attention_dropout = 0.1}), "attention_dropout"));
+    EXPECT_TRUE(has(message({.context_parallel_size = 2}), "Use cp_size of ParallelismConfig"));
+    EXPECT_TRUE(has(message({.pp_degree = 3}), "2 processes, which is no multiple"));
+    AcceleratorState::_reset_state();
+    Accelerator accelerator(megatron({.pp_degree = 2}));
+    auto net = layers();
+    EXPECT_TRUE(has(message_of<UnsupportedError>([&] { (void)accelerator.prepare(net); }),
+                    "accelerate::Pipeline"));
+    EXPECT_TRUE(has(message_of<ArgumentError>([&] {
+                      (void)accelerator.prepare(Adagrad(net->parameters(), {.lr = 0.1}));
+                    }),
+                    "is not supported by Megatron-LM"));
+    auto adamw = AdamW(net->parameters(), {.lr = 0.1});
+    EXPECT_TRUE(has(message_of<ArgumentError>([&] {
+                      (void)accelerator.prepare(adamw, CosineAnnealingLR(adamw, {.t_max = 4}));
+                    }),
+                    "MegatronLMDummyScheduler"));
+    EXPECT_TRUE(has(message_of<UnsupportedError>([] { MegatronLMDummyDataLoader(); }),
+                    "Give a data loader to prepare"));
+  });
+}
+
+}  // namespace
+}  // namespace accelerate

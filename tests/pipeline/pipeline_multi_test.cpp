@@ -1,0 +1,238 @@
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+#include "../examples/gpt_model.h"
+#include "accelerate/errors.h"
+#include "pipeline/nets.h"
+#include "support/has.h"
+#include "support/message_of.h"
+#include "support/on_processes.h"
+
+namespace accelerate {
+namespace {
+
+using namespace test;
+using enum PipelineSchedule;
+
+AcceleratorOptions stages(std::int64_t pp, std::int64_t dp = 1) {
+  return {.cpu = true,
+          .parallelism_config = ParallelismConfig{.dp_replicate_size = dp, .pp_size = pp}};
+}
+
+TEST(PipelineTraining, OnTwoProcessesEqualsThatOfOne) {
+  on_processes(2, [] {
+    Accelerator accelerator(stages(2));
+    const auto batches = [](int i) { return numbers(i); };
+    const auto plain = plain_training(layers(), mean_squares, batches, 4);
+    for (const auto schedule : {kGPipe, k1F1B}) {
+      expect_equal(plain,
+                   pipeline_training(accelerator, layers(), mean_squares,
+                                     {.schedule = schedule, .num_micro_batches = 4}, batches, 4));
+    }
+    // Three chunks per process would leave a stage without layers: seven layers, four stages.
+    expect_equal(plain, pipeline_training(
+                            accelerator, layers(), mean_squares,
+                            {.schedule = kInterleaved1F1B, .num_micro_batches = 4, .chunks = 2},
+                            batches, 4));
+    expect_equal(plain, pipeline_training(accelerator, layers(), mean_squares,
+                                          {.num_micro_batches = 4,
+                                           .variable_shapes = true,
+                                           .recompute = PipelineRecompute::kUniform},
+                                          batches, 4));
+  });
+}
+
+TEST(PipelineTraining, OnFourProcessesEqualsThatOfOne) {
+  on_processes(4, [] {
+    Accelerator accelerator(stages(4));
+    const auto batches = [](int i) { return numbers(i, i == 1 ? 6 : 8); };
+    expect_equal(plain_training(layers(), mean_squares, batches, 3),
+                 pipeline_training(accelerator, layers(), mean_squares, {.num_micro_batches = 3},
+                                   batches, 3));
+  });
+}
+
+TEST(PipelineTraining, AddsUpTheGradientsOfTiedWeightsOnce) {
+  on_processes(2, [] {
+    Accelerator accelerator(stages(2));
+    const auto batches = [](int i) { return tokens(i); };
+    const auto plain = plain_training(TiedNet(), entropy, batches, 4);
+    expect_equal(plain, pipeline_training(accelerator, TiedNet(), entropy, {.num_micro_batches = 2},
+                                          batches, 4));
+    expect_equal(
+        plain, pipeline_training(accelerator, TiedNet(), entropy,
+                                 {.num_micro_batches = 4, .split_points = {"second"}}, batches, 4));
+  });
+}
+
+TEST(PipelineTraining, AveragesOverDataParallelCopies) {
+  on_processes(4, [] {
+    Accelerator accelerator(stages(2, 2));
+    // Rank r has stage r / 2 and the batches of copy r % 2.
+    const auto copy = accelerator.process_index() % 2;
+    const auto whole = [](int i) { return tokens(i, 8); };
+    const auto half = [&](int i) {
+      const auto [x, y] = whole(i);
+      return Batch{x.narrow(0, 4 * copy, 4), y.narrow(0, 4 * copy, 4)};
+    };
+    expect_equal(
+        plain_training(TiedNet(), entropy, whole, 4),
+        pipeline_training(accelerator, TiedNet(), entropy, {.num_micro_batches = 2}, half, 4));
+  });
+}
+
+TEST(PipelineTraining, ReadsEqualBatchesOnAllStages) {
+  on_processes(4, [] {
+    Accelerator accelerator(stages(2, 2));
+    auto loader = accelerator.prepare(
+        make_data_loader(std::pair{torch::arange(8), torch::arange(8)}, {.batch_size = 2}));
+    std::vector<std::int64_t> seen;
+    for (const auto& [x, y] : loader) {
+      for (std::int64_t i = 0; i < x.size(0); ++i) seen.push_back(x[i].item<std::int64_t>());
+    }
+    const std::vector<std::int64_t> expected = accelerator.process_index() % 2 == 0
+                                                   ? std::vector<std::int64_t>{0, 1, 4, 5}
+                                                   : std::vector<std::int64_t>{2, 3, 6, 7};
+    EXPECT_EQ(seen, expected);
+  });
+}
+
+TEST(PipelineTraining, OfTheGptExampleEqualsThatOfOneProcess) {
+  on_processes(2, [] {
+    Accelerator accelerator(stages(2));
+    const auto loss = [](const torch::Tensor& scores, const torch::Tensor& next) {
+      return torch::cross_entropy_loss(scores.flatten(0, 1), next.flatten());
+    };
+    const auto batches = [](int i) {
+      torch::manual_seed(i);
+      const auto text = torch::randint(0, 256, {4, 17}, torch::kLong);
+      return Batch{text.narrow(1, 0, 16), text.narrow(1, 1, 16)};
+    };
+    for (const auto dtype : {torch::kFloat, torch::kDouble}) {
+      for (const bool tied : {false, true}) {
+        const auto net = [&] {
+          torch::manual_seed(5);
+          examples::Gpt gpt(examples::GptConfig{.width = 32, .tied = tied});
+          gpt->to(dtype);
+          return gpt;
+        };
+        auto plain = plain_training(net(), loss, batches, 3);
+        // Biases of keys have no gradient but rounding, which Adam makes steps of in float32.
+        if (dtype == torch::kFloat) plain.weights.clear();
+        expect_equal(
+            plain,
+            pipeline_training(accelerator, net(), loss, {.num_micro_batches = 2}, batches, 3),
+            1e-5);
+      }
+    }
+  });
+}
+
+TEST(PipelineTraining, GivesTheLossToTheLastStageOnlyIfAskedTo) {
+  on_processes(2, [] {
+    Accelerator accelerator(stages(2));
+    auto net = layers();
+    auto model = accelerator.prepare(
+        Pipeline(net, mean_squares, {.num_micro_batches = 2, .broadcast_loss = false}));
+    model.eval();
+    const auto [x, y] = numbers(0);
+    const auto loss = model(x, y).item<double>();
+    const auto output = model(x);
+    EXPECT_EQ(output.defined(), accelerator.process_index() == 1);
+    EXPECT_EQ(loss == 0, accelerator.process_index() == 0);
+    EXPECT_EQ(model->is_last_stage(), accelerator.process_index() == 1);
+  });
+}
+
+TEST(PipelineTraining, LeavesClippingAndStepsToTheProgramIfAskedTo) {
+  on_processes(2, [] {
+    Accelerator accelerator(stages(2));
+    auto net = layers();
+    auto sgd = SGD(net->parameters(), {.lr = 0.1});
+    auto [model, optimizer] =
+        accelerator.prepare(Pipeline(net, mean_squares, {.num_micro_batches = 2}), std::move(sgd));
+    auto plain = layers();
+    const auto [x, y] = numbers(0);
+    mean_squares(plain->forward(x), y).backward();
+    const auto expected = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.01);
+    model->forward_backward({x}, {y});
+    const auto norm = accelerator.clip_grad_norm_(model.parameters(), 0.01);
+    EXPECT_NEAR(norm.item<double>(), expected, 1e-12);
+    const auto parameters = net->parameters();
+    const auto others = plain->parameters();
+    int held = 0;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (parameters[i].is_meta()) continue;
+      ++held;
+      EXPECT_TRUE(torch::allclose(parameters[i].grad(), others[i].grad(), 0, 1e-12));
+    }
+    EXPECT_GT(held, 0);
+    EXPECT_LT(held, 8);
+    optimizer.step();
+    optimizer.zero_grad();
+  });
+}
+
+TEST(PipelineTraining, RefusesAModelThatIsNoPipeline) {
+  on_processes(2, [] {
+    Accelerator accelerator(stages(2));
+    EXPECT_NE(message_of<UnsupportedError>([&] {
+                (void)accelerator.prepare(layers());
+              }).find("accelerate::Pipeline"),
+              std::string::npos);
+  });
+}
+
+// ---- errors ----------------------------------------------------------------------------------
+
+/// A layer that does `f` when it is called for the third time.
+struct TroubleImpl : torch::nn::Module {
+  explicit TroubleImpl(std::function<void()> action) : f(std::move(action)) {}
+  torch::Tensor forward(const torch::Tensor& x) {
+    if (++calls == 3) f();
+    return x;
+  }
+  std::function<void()> f;
+  int calls = 0;
+};
+TORCH_MODULE(Trouble);
+
+std::vector<RankOutcome> run_with_trouble(const std::function<void()>& f) {
+  return run_processes(2, {}, [&] {
+    Accelerator accelerator(stages(2));
+    torch::nn::Sequential net(torch::nn::Linear(6, 8), torch::nn::Linear(8, 3), Trouble(f));
+    net->to(torch::kDouble);
+    (void)pipeline_training(
+        accelerator, net, mean_squares, {.num_micro_batches = 4, .split_points = {"1"}},
+        [](int i) { return numbers(i); }, 2);
+  });
+}
+
+TEST(PipelineFaults, AnErrorInAStageNamesItAndTheMicroBatchAndEndsAll) {
+  const auto outcomes =
+      run_with_trouble([] { throw std::runtime_error("the table is not there"); });
+  EXPECT_TRUE(has(outcomes[1].output,
+                  "Stage 1 of the pipeline (2 stages) failed in the forward of micro-batch 2: "));
+  EXPECT_TRUE(has(outcomes[1].output, "the table is not there"));
+  EXPECT_TRUE(has(outcomes[0].output, "Stage 0 of the pipeline (2 stages) failed in the "));
+  for (const auto& outcome : outcomes) {
+    EXPECT_FALSE(outcome.ok());
+    EXPECT_FALSE(outcome.timed_out);
+    EXPECT_LT(outcome.seconds, 20);
+  }
+}
+
+TEST(PipelineFaults, AStageThatDiesIsNamed) {
+  const auto outcomes = run_with_trouble([] { std::raise(SIGKILL); });
+  EXPECT_EQ(outcomes[1].signal, SIGKILL);
+  EXPECT_FALSE(outcomes[0].ok());
+  EXPECT_FALSE(outcomes[0].timed_out);
+  EXPECT_TRUE(has(outcomes[0].output,
+                  "Stage 0 of the pipeline (2 stages) failed in the backward "
+                  "of micro-batch "));
+  EXPECT_TRUE(has(outcomes[0].output, "rank 1"));
+}
+
+}  // namespace
+}  // namespace accelerate
