@@ -30,6 +30,7 @@
 #include "accelerate/parallelism_config.h"
 #include "accelerate/prepared_loader.h"
 #include "accelerate/progress.h"
+#include "accelerate/quantization.h"
 #include "accelerate/random.h"
 #include "accelerate/safetensors.h"
 #include "accelerate/scheduler.h"

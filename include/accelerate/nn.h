@@ -15,6 +15,7 @@
 
 #include "accelerate/api.h"
 #include "accelerate/nn/activation_checkpoint.h"
+#include "accelerate/nn/lora_linear.h"
 
 namespace accelerate::nn {
 

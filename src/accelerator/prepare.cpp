@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <set>
 
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
@@ -14,6 +15,7 @@
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "modeling/stand_in.h"
 #include "optim/optimizer_state.h"
 #include "state/tensor_device.h"
 
@@ -110,6 +112,28 @@ void refuse_spread_model() {
       "mode. Please rerun your program with `--num_processes=1`.");
 }
 
+/// Throws as Python does for a model in 8 or 4 bits that cannot be trained where it is.
+void check_quantized(const AcceleratorCore& core, const torch::nn::Module& module) {
+  const auto map = hf_device_map(module);
+  if (!map) return;
+  std::set<MapDevice> devices;
+  for (const auto& [name, device] : *map) devices.insert(device);
+  if (devices.contains("disk")) {
+    throw ArgumentError(
+        "You can't train a model that has been loaded in 8-bit or 4-bit precision with CPU or disk "
+        "offload. Give a device_map without \"disk\".");
+  }
+  const auto current = core.state.device();
+  if (devices.size() == 1 && devices.begin()->is_gpu() && current.is_cuda() &&
+      devices.begin()->index() != current.index()) {
+    throw ArgumentError(str(
+        "You can't train a model that has been loaded in 8-bit or 4-bit precision on a different "
+        "device than the one you're training on: it is on GPU ",
+        *devices.begin(), ", and this process trains on ", current.str(),
+        ". Leave device_map of load_and_quantize_model out, or name that device there."));
+  }
+}
+
 /// A run with DeepSpeed steps within backward, also with whole models.
 void refuse_deepspeed(const AcceleratorCore& core) {
   if (core.state.distributed_type() != DistributedType::kDeepspeed) return;
@@ -132,14 +156,21 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   refuse_deepspeed(core);
   const bool spread = is_spread(*module);
   if (spread && core.state.use_distributed()) refuse_spread_model();
+  const bool quantized = !modeling::stand_ins(*module).empty();
+  if (quantized) check_quantized(core, *module);
   auto model = std::make_shared<ModelCore>();
   model->module = std::move(module);
   model->device = core.state.device();
   model->cast = core.cast;
   const auto plan = shared ? sharding_of(core, *model->module) : std::nullopt;
+  if (plan && quantized) {
+    throw UnsupportedError(
+        "prepare: a model in 8 or 4 bits cannot be sharded. Train its adapters with data "
+        "parallelism: leave the FSDP plugin and dp_shard_size out.");
+  }
   if (plan) {
     // The engine moves the model unit by unit.
-  } else if (places(core, placement) && !spread) {
+  } else if (places(core, placement) && !spread && !quantized) {
     model->module->to(state::tensor_device(model->device));
   } else if (const auto parameters = model->module->parameters(); !parameters.empty()) {
     model->device = parameters.front().device();

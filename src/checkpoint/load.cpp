@@ -25,6 +25,7 @@
 #include "core/log.h"
 #include "core/python_text.h"
 #include "core/text.h"
+#include "modeling/stand_in.h"
 #include "modeling/tensors.h"
 
 namespace accelerate {
@@ -37,6 +38,7 @@ using detail::checkpoint::CheckpointFile;
 using detail::checkpoint::OffloadWriter;
 using detail::checkpoint::TensorSources;
 using detail::formats::TensorRecipe;
+using detail::modeling::NamedStandIn;
 
 std::vector<std::string> quoted(const std::vector<std::string>& names, const char* quote) {
   std::vector<std::string> result;
@@ -44,14 +46,16 @@ std::vector<std::string> quoted(const std::vector<std::string>& names, const cha
   return result;
 }
 
+using Recipes = std::unordered_map<std::string, const TensorRecipe*>;
+
 /// What will be copied where, and what does not fit.
 struct LoadPlan {
   /// Names of the model and the recipes of their tensors, in the order of the model.
   std::vector<std::pair<std::string, const TensorRecipe*>> copies = {};
+  /// Parameters that other tensors stand for, and what the files have for them.
+  std::vector<std::pair<const NamedStandIn*, Recipes>> packed = {};
   LoadCheckpointReport report = {};
 };
-
-using Recipes = std::unordered_map<std::string, const TensorRecipe*>;
 
 /// A name that a safetensors file has beside another one of the same tensor: Python's strict
 /// loading counts all but the first of them in alphabetical order as unexpected.
@@ -69,9 +73,27 @@ void note_second_names(const std::vector<std::string>& names, const Recipes& rec
   unexpected.insert(unexpected.end(), present.begin() + 1, present.end());
 }
 
-LoadPlan compare(const StateDict& own, const TensorSources& sources, const Recipes& recipes,
+/// Adds what the files have for packed weights; of those that they lack the name.
+void plan_packed(const std::vector<NamedStandIn>& packed, const Recipes& recipes, LoadPlan& plan) {
+  for (const auto& one : packed) {
+    if (!recipes.contains(one.name)) {
+      plan.report.missing_keys.push_back(one.name);
+      continue;
+    }
+    Recipes parts;
+    for (const auto& [name, recipe] : recipes) {
+      if (one.stand_in->owns(name, one.name)) parts.emplace(name, recipe);
+    }
+    plan.packed.emplace_back(&one, std::move(parts));
+  }
+}
+
+/// `own` has no packed weights.
+LoadPlan compare(const StateDict& own, const std::vector<NamedStandIn>& packed,
+                 const TensorSources& sources, const Recipes& recipes,
                  const std::vector<detail::formats::MappedTensor>& offered, bool strict) {
   LoadPlan plan;
+  plan_packed(packed, recipes, plan);
   for (const auto& names : detail::modeling::same_elements(own)) {
     const bool found =
         std::ranges::any_of(names, [&](const std::string& name) { return recipes.contains(name); });
@@ -91,7 +113,9 @@ LoadPlan compare(const StateDict& own, const TensorSources& sources, const Recip
     }
   }
   for (const auto& tensor : offered) {
-    if (!own.contains(tensor.name)) plan.report.unexpected_keys.push_back(tensor.name);
+    if (own.contains(tensor.name)) continue;
+    if (detail::modeling::owner_of(tensor.name, packed) != nullptr) continue;
+    plan.report.unexpected_keys.push_back(tensor.name);
   }
   std::ranges::sort(plan.report.missing_keys);
   std::ranges::sort(plan.report.unexpected_keys);
@@ -299,6 +323,37 @@ void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& pl
   if (spilled) load_offloaded_weights(model, spilled_index, spilled->path());
 }
 
+/// Fills packed weights one by one, so that the memory of one unpacked weight is enough. Those on
+/// disk are written to the folder and become the pages of its files.
+void load_packed(torch::nn::Module& model, const LoadPlan& plan, const TensorSources& sources,
+                 const LoadCheckpointOptions& options) {
+  const Placements placements(model, options);
+  const at::NoGradGuard no_grad;
+  std::optional<OffloadWriter> writer;
+  for (const auto& [packed, recipes] : plan.packed) {
+    const auto& [name, parameter, stand_in] = *packed;
+    const auto place = placements.of(name, parameter);
+    StateDict parts("Tensor");
+    for (const auto& [key, recipe] : recipes) {
+      auto value = sources.make(*recipe).clone();
+      if (key == name && value.is_floating_point()) value = value.to(place.dtype);
+      parts.insert(key, std::move(value));
+    }
+    stand_in->load(name, parts);
+    if (place.store != Placement::Store::kOffloaded) continue;
+    if (!writer) writer.emplace(*options.offload_folder);
+    StateDict pages("Tensor");
+    for (const auto& part : stand_in->state(name)) {
+      writer->add(part.value(), part.key());
+      pages.insert(part.key(),
+                   load_offloaded_weight(*options.offload_folder / str(part.key(), ".dat"),
+                                         *writer->index().find(part.key())));
+    }
+    stand_in->load(name, pages);
+  }
+  if (writer) writer->finish();
+}
+
 void warn_of_unexpected(const std::vector<std::string>& names, const torch::nn::Module& model,
                         const fs::path& checkpoint) {
   if (names.empty()) return;
@@ -327,11 +382,18 @@ Loaded load_here(torch::nn::Module& model, const fs::path& checkpoint,
   Recipes recipes;
   for (const auto& [name, recipe] : mapped.tensors) recipes.emplace(name, recipe.get());
 
-  const auto own = state_dict(model);
-  auto plan = compare(own, sources, recipes, mapped.tensors, options.strict);
+  const auto packed = detail::modeling::stand_ins(model);
+  StateDict own("Tensor");
+  for (const auto& entry : state_dict(model)) {
+    if (detail::modeling::owner_of(entry.key(), packed) == nullptr) {
+      own.insert(entry.key(), entry.value());
+    }
+  }
+  auto plan = compare(own, packed, sources, recipes, mapped.tensors, options.strict);
   if (!options.key_mapping.empty()) plan.report.key_mapping = std::move(mapped.report);
   refuse_mismatches(plan.report, options, model, checkpoint);
   copy_all(model, own, plan, sources, options);
+  load_packed(model, plan, sources, options);
   warn_of_unexpected(plan.report.unexpected_keys, model, checkpoint);
   Loaded loaded{.report = std::move(plan.report)};
   for (const auto& [name, recipe] : plan.copies) loaded.names.push_back(name);
@@ -387,6 +449,12 @@ LoadCheckpointReport load_checkpoint_in_model(torch::nn::Module& model, const fs
                                               std::source_location where) {
   check_options(options);
   if (options.broadcast_from_rank0 && !detail::comm::is_alone(/*group=*/nullptr)) {
+    if (!detail::modeling::stand_ins(model).empty()) {
+      throw UnsupportedError(
+          "load_checkpoint_in_model: broadcast_from_rank0 does not send quantized weights. Leave "
+          "it "
+          "out, so that each process reads the files.");
+    }
     return load_and_broadcast(model, checkpoint, options, where);
   }
   const auto tied = find_tied_parameters(model);

@@ -21,9 +21,11 @@ class OperatorRule {
   /// Returns true if `run` reads the bytes of the parameter: then they are brought first, if the
   /// parameter has a `ManagedStorage`.
   [[nodiscard]] virtual bool reads_bytes() const { return true; }
+  /// Returns true if operators that have the parameter in a list ask, too.
+  [[nodiscard]] virtual bool takes_lists() const { return false; }
   /// An operator that has the parameter, or a view of it, as its argument number `argument`. Either
-  /// puts results on the stack in place of the arguments and returns true, or leaves the stack as
-  /// it is and returns false: then the operator runs unchanged.
+  /// puts results on the stack in place of the arguments and returns true, or
+  /// leaves the stack as it is and returns false: then the operator runs unchanged.
   ///
   /// Autograd and autocast are below: what `run` computes is recorded and cast. Operators that it
   /// calls do not come here again, those of their backward do; so tensors that it saves for

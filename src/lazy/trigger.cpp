@@ -249,8 +249,13 @@ c10::SmallVector<RuleAndArgument, 2> rules_of(Arguments arguments) {
     if (registry().rules.empty()) return found;
   }
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (!arguments[i].isTensor()) continue;
-    if (auto rule = find_rule(arguments[i].toTensor())) found.push_back({std::move(rule), i});
+    bool is_first = true;  // of a list, one for all
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      auto rule = is_first ? find_rule(tensor) : nullptr;
+      if (rule == nullptr || (!arguments[i].isTensor() && !rule->takes_lists())) return;
+      is_first = false;
+      found.push_back({std::move(rule), i});
+    });
   }
   return found;
 }

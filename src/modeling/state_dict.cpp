@@ -8,19 +8,30 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "modeling/stand_in.h"
 #include "modeling/tensors.h"
 
 namespace accelerate {
 namespace {
 
 void add_states(const torch::nn::Module& module, const std::string& prefix, StateDict& all) {
+  StateDict behind("Tensor");  // statistics of packed weights come after the biases, as in Python
   for (const auto& entry : module.named_parameters(/*recurse=*/false)) {
-    all.insert(prefix + entry.key(), entry.value());
+    const auto name = prefix + entry.key();
+    const auto stand_in = detail::modeling::find_stand_in(entry.value());
+    if (stand_in == nullptr) {
+      all.insert(name, entry.value());
+      continue;
+    }
+    for (const auto& part : stand_in->state(name)) {
+      (part.key() == name ? all : behind).insert(part.key(), part.value());
+    }
   }
   for (const auto& entry : module.named_buffers(/*recurse=*/false)) {
     if (detail::modeling::is_non_persistent(entry.value())) continue;
     all.insert(prefix + entry.key(), entry.value());
   }
+  for (const auto& part : behind) all.insert(part.key(), part.value());
   for (const auto& entry : module.named_children()) {
     add_states(*entry.value(), prefix + entry.key() + ".", all);
   }
@@ -67,9 +78,32 @@ void check_fits(const StateDict& own, const StateDict& state, bool strict) {
 
 void load_state_dict(torch::nn::Module& module, const StateDict& state, bool strict) {
   const auto own = state_dict(module);
-  detail::modeling::check_fits(own, state, strict);
+  const auto packed = detail::modeling::stand_ins(module);
+  if (packed.empty()) {
+    detail::modeling::check_fits(own, state, strict);
+  } else {
+    // What belongs to packed weights fits or not as a whole.
+    const auto ordinary = [&](const StateDict& all) {
+      StateDict part("Tensor");
+      for (const auto& entry : all) {
+        if (detail::modeling::owner_of(entry.key(), packed) == nullptr) {
+          part.insert(entry.key(), entry.value());
+        }
+      }
+      for (const auto& [name, parameter, stand_in] : packed) {
+        if (all.contains(name)) part.insert(name, parameter);
+      }
+      return part;
+    };
+    detail::modeling::check_fits(ordinary(own), ordinary(state), strict);
+  }
   const at::NoGradGuard no_grad;
+  for (const auto& [name, parameter, stand_in] : packed) {
+    if (state.contains(name))
+      stand_in->load(name, detail::modeling::part_of(name, *stand_in, state));
+  }
   for (const auto& entry : own) {
+    if (detail::modeling::owner_of(entry.key(), packed) != nullptr) continue;
     if (const auto* given = state.find(entry.key())) entry.value().copy_(*given);
   }
 }

@@ -38,8 +38,9 @@ c10::Device torch_device(const MapDevice& device) {
 
 void check_model(const ModulePtr& model) {
   if (model == nullptr) throw ArgumentError("There is no model to dispatch: the holder is empty.");
-  for (const auto& parameter : model->parameters()) {
-    if (lazy::find_managed(parameter) != nullptr) {
+  // Also what packed weights are kept in.
+  for (const auto& item : accelerate::state_dict(*model)) {
+    if (lazy::find_managed(item.value()) != nullptr) {
       throw StateError(
           "The weights of this model are dispatched or offloaded already. Call remove_hooks() of "
           "what the first "

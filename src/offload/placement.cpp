@@ -10,6 +10,7 @@
 #include "core/text.h"
 #include "lazy/released_storage.h"
 #include "modeling/outline.h"
+#include "modeling/stand_in.h"
 #include "modeling/tensors.h"
 
 namespace accelerate::detail::offload {
@@ -35,6 +36,8 @@ class Placer {
   struct Tied {
     std::vector<NamedTensor> tensors;
     bool is_placed = false;
+    /// Of a packed weight: `tensors` are what it is kept in.
+    std::shared_ptr<modeling::StandIn> stand_in = nullptr;
   };
   struct Item {
     Tied* tied = nullptr;
@@ -48,6 +51,18 @@ class Placer {
         const auto& tensor = item.value();
         if (!tensor.defined()) continue;
         Tied* tied = nullptr;
+        if (auto stand_in = modeling::find_stand_in(tensor)) {
+          tied = ties_.emplace_back(std::make_unique<Tied>()).get();
+          for (const auto& part : stand_in->placed(item.key())) {
+            tied->tensors.push_back({part.key(), part.value()});
+            by_name_.emplace(part.key(), std::make_pair(part.value(), tied));
+          }
+          tied->stand_in = std::move(stand_in);
+          by_name_.insert_or_assign(
+              item.key(),
+              std::make_pair(tied->tensors.empty() ? tensor : tied->tensors.front().tensor, tied));
+          continue;
+        }
         if (tensor.has_storage()) {
           auto& known = by_storage[tensor.storage().unsafeGetStorageImpl()];
           if (known == nullptr) known = ties_.emplace_back(std::make_unique<Tied>()).get();
@@ -88,22 +103,27 @@ class Placer {
   }
 
   static bool can_be_managed(const Tied& tied) {
-    return std::ranges::all_of(tied.tensors, offload::can_be_managed, &NamedTensor::tensor);
+    return !tied.tensors.empty() &&
+           std::ranges::all_of(tied.tensors, offload::can_be_managed, &NamedTensor::tensor);
   }
 
   /// What cannot be managed stays on the device where it computes.
   void put(const std::string& name, const std::vector<Item>& items) {
     for (const auto keep : {Keep::kInHostMemory, Keep::kOnDisk}) {
       std::vector<NamedTensor> tensors;
+      std::vector<std::pair<const Tied*, c10::Device>> behind;
       auto device = c10::Device(c10::kCPU);
       for (const auto& [tied, place] : items) {
         if (place.keep != keep || tied->is_placed || !can_be_managed(*tied)) continue;
         tied->is_placed = true;
         tensors.insert(tensors.end(), tied->tensors.begin(), tied->tensors.end());
         device = place.device;
+        // The parameter reports where it computes.
+        if (tied->stand_in != nullptr) behind.emplace_back(tied, device);
       }
       engine_.manage(name, tensors, device,
                      [&](const GroupPlan& plan) { return make_store(plan, keep, device); });
+      for (const auto& [tied, place] : behind) tied->stand_in->move_to(place);
     }
     for (const auto& [tied, place] : items) {
       if (!std::exchange(tied->is_placed, true)) move(*tied, place.device);
@@ -125,6 +145,10 @@ class Placer {
   }
 
   void move(const Tied& tied, c10::Device device) {
+    if (tied.stand_in != nullptr) {
+      tied.stand_in->move_to(device);
+      return;
+    }
     const auto& [name, first] = tied.tensors.front();
     if (first.is_meta() && first.numel() > 0) {
       throw StateError(str("'", name,

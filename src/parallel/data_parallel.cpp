@@ -1,4 +1,5 @@
 #include "parallel/data_parallel.h"
+#include "modeling/stand_in.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -34,13 +35,18 @@ constexpr std::size_t kBroadcastBytes = std::size_t{250} << 20;
 // Error texts list this many parameters at most.
 constexpr std::size_t kMostNames = 8;
 
-/// The parameters in order; shared ones once.
+/// The parameters in order; shared ones once, packed ones as what they are kept in.
 Parameters parameters_of(const torch::nn::Module& module) {
   Parameters result;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& entry : module.named_parameters()) {
     if (!seen.insert(entry.value().unsafeGetTensorImpl()).second) continue;
-    result.add(entry.key(), entry.value());
+    const auto stand_in = modeling::find_stand_in(entry.value());
+    if (stand_in == nullptr) {
+      result.add(entry.key(), entry.value());
+      continue;
+    }
+    for (const auto& part : stand_in->placed(entry.key())) result.add(part.key(), part.value());
   }
   return result;
 }

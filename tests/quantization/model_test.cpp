@@ -1,0 +1,505 @@
+// Models with weights in few bits: what operators, state dictionaries, stores and files see.
+#include <ATen/autocast_mode.h>
+#include <accelerate/accelerate.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "support/command.h"
+#include "support/has.h"
+#include "support/message_of.h"
+#include "support/reference_path.h"
+
+namespace accelerate {
+namespace {
+
+using test::has;
+using test::message_of;
+
+/// The layer of the reference files: 128 to 48.
+struct OneLayerImpl : torch::nn::Module {
+  OneLayerImpl() { fc = register_module("fc", torch::nn::Linear(128, 48)); }
+  torch::Tensor forward(const torch::Tensor& x) { return fc->forward(x); }
+  torch::nn::Linear fc{nullptr};
+};
+TORCH_MODULE(OneLayer);
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    embedding = register_module("embedding", torch::nn::Embedding(16, 64));
+    first = register_module("first", torch::nn::Linear(64, 128));
+    second =
+        register_module("second", torch::nn::Linear(torch::nn::LinearOptions(128, 64).bias(false)));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({64})));
+    head = register_module("head", torch::nn::Linear(64, 16));
+  }
+  torch::Tensor forward(const torch::Tensor& ids) {
+    const auto x = torch::relu(first->forward(embedding->forward(ids).to(first->weight.dtype())));
+    return head->forward(norm->forward(second->forward(x).to(norm->weight.dtype())));
+  }
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::Linear first{nullptr}, second{nullptr}, head{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+};
+TORCH_MODULE(Net);
+
+Net seeded_net() {
+  torch::manual_seed(5);
+  return {};
+}
+torch::Tensor ids() { return torch::arange(12).view({3, 4}); }
+
+BnbQuantizationConfig four_bits(const std::string& type = "nf4") {
+  return {.load_in_4bit = true,
+          .bnb_4bit_quant_type = type,
+          .bnb_4bit_compute_dtype = FloatType::kFp32};
+}
+BnbQuantizationConfig eight_bits() {
+  return {.load_in_8bit = true, .torch_dtype = FloatType::kFp32};
+}
+
+StateDict reference(const std::string& name) {
+  return load_state_dict(test::reference_path("quantization/" + name + ".safetensors"));
+}
+
+struct Quantized : testing::Test {
+  Net net = seeded_net();
+  Net plain = seeded_net();
+  test::Folder folder;
+};
+
+// -- operators ------------------------------------------------------------------------------------
+
+TEST_F(Quantized, ModelComputesWithTheValuesOfItsWeights) {
+  const auto model = load_and_quantize_model(net, four_bits());
+  EXPECT_TRUE(has_4bit_bnb_layers(*net));
+  const auto& weight = net->first->weight;
+  EXPECT_EQ(weight.sizes(), (std::vector<std::int64_t>{128, 64}));
+  EXPECT_FALSE(weight.requires_grad());
+  EXPECT_FALSE(net->first->bias.requires_grad());
+  const auto [packed, state] = quant::quantize_4bit(plain->first->weight, {.quant_type = "nf4"});
+  const auto values = quant::dequantize_4bit(packed, state);
+  EXPECT_TRUE(torch::equal(weight.clone(), values));
+  {
+    const torch::NoGradGuard no_grad;
+    plain->first->weight.copy_(values);
+    plain->second->weight.copy_(net->second->weight);
+  }
+  EXPECT_TRUE(torch::allclose(model(ids()), plain->forward(ids()), 1e-4, 1e-4));
+  // Two dimensions with a bias are another operator than three, and without a bias.
+  const auto x = torch::randn({5, 64});
+  EXPECT_TRUE(torch::allclose(net->first(x), plain->first(x), 1e-4, 1e-4));
+  EXPECT_TRUE(torch::allclose(net->first(x.view({1, 5, 64})), plain->first(x.view({1, 5, 64})),
+                              1e-4, 1e-4));
+  const auto z = torch::randn({5, 128});
+  EXPECT_TRUE(torch::allclose(net->second(z), plain->second(z), 1e-4, 1e-4));
+  EXPECT_TRUE(torch::allclose(torch::linear(x, weight), torch::linear(x, values), 1e-4, 1e-4));
+}
+
+TEST_F(Quantized, WeightIsReadByAnyOperator) {
+  const auto model = load_and_quantize_model(net, four_bits());
+  const auto& weight = net->first->weight;
+  const auto values = weight.clone();
+  EXPECT_TRUE(torch::equal(weight + 0, values));
+  EXPECT_TRUE(torch::equal(weight.to(torch::kDouble), values.to(torch::kDouble)));
+  EXPECT_TRUE(torch::equal(weight[3], values[3]) || torch::equal(weight[3] + 0, values[3]));
+  EXPECT_TRUE(torch::equal(weight.narrow(1, 2, 5).t() + 0, values.narrow(1, 2, 5).t()));
+  EXPECT_TRUE(torch::equal(torch::cat({weight, weight}), torch::cat({values, values})));
+  EXPECT_NEAR(weight.norm().item<double>(), values.norm().item<double>(), 1e-3);
+  EXPECT_TRUE(has(message_of<c10::Error>([&] { static_cast<void>(weight.data_ptr<float>()); }),
+                  "The weight 'first.weight' is kept in 4 bits: its bytes cannot be touched."));
+}
+
+TEST_F(Quantized, WeightCannotBeWrittenOrConverted) {
+  const auto model = load_and_quantize_model(net, four_bits());
+  const torch::NoGradGuard no_grad;
+  const std::string expected =
+      "The weight 'first.weight' is kept in 4 bits and cannot be moved, "
+      "converted or written to.";
+  EXPECT_TRUE(has(message_of<StateError>([&] { net->first->weight.add_(1); }), expected));
+  EXPECT_TRUE(has(message_of<StateError>([&] { net->to(torch::kHalf); }), expected));
+  net->to(torch::kCPU);  // changes nothing
+  EXPECT_TRUE(has_4bit_bnb_layers(*net));
+}
+
+TEST_F(Quantized, ModelGivesGradientsToItsInputsAlone) {
+  const auto model = load_and_quantize_model(net, four_bits());
+  const auto x = torch::randn({2, 3, 64}, torch::requires_grad());
+  const auto g = torch::randn({2, 3, 128});
+  (net->first(x) * g).sum().backward();
+  EXPECT_TRUE(torch::allclose(x.grad(), g.matmul(net->first->weight.clone()), 1e-4, 1e-4));
+  EXPECT_FALSE(net->first->weight.grad().defined());
+}
+
+TEST_F(Quantized, LayerReturnsTheDtypeOfItsInputUnderAutocast) {
+  auto config = four_bits();
+  config.bnb_4bit_compute_dtype = FloatType::kBf16;
+  config.torch_dtype = FloatType::kFp32;
+  const auto model = load_and_quantize_model(net, config);
+  const auto x = torch::randn({5, 64});
+  const auto outside = net->first(x);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const auto inside = net->first(x);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  EXPECT_EQ(inside.scalar_type(), torch::kFloat);
+  EXPECT_TRUE(torch::equal(inside, outside));
+}
+
+TEST_F(Quantized, PackedBytesGoWithTheModel) {
+  std::weak_ptr<torch::nn::Module> layer;
+  torch::Tensor codes;
+  {
+    const auto model = load_and_quantize_model(seeded_net(), four_bits());
+    layer = model->first.ptr();
+    codes = state_dict(*model.holder())["first.weight"];
+  }
+  EXPECT_TRUE(layer.expired());
+  EXPECT_EQ(codes.use_count(), 1);
+}
+
+// -- which layers ---------------------------------------------------------------------------------
+
+bool is_packed(const torch::nn::Linear& layer) {
+  torch::nn::Sequential alone(layer);
+  return state_dict(*alone)["0.weight"].scalar_type() == torch::kByte;
+}
+
+TEST_F(Quantized, ModelKeepsItsHeadAndTakesTheDtype) {
+  auto config = four_bits();
+  config.torch_dtype = FloatType::kBf16;
+  config.keep_in_fp32_modules = {{"norm"}};
+  EXPECT_EQ(get_keys_to_not_convert(*net), std::vector<std::string>{"head"});
+  const auto model = load_and_quantize_model(net, config);
+  EXPECT_TRUE(is_packed(net->first));
+  EXPECT_TRUE(is_packed(net->second));
+  EXPECT_FALSE(is_packed(net->head));
+  EXPECT_EQ(net->head->weight.scalar_type(), torch::kBFloat16);
+  EXPECT_EQ(net->first->weight.scalar_type(), torch::kBFloat16);
+  EXPECT_EQ(net->embedding->weight.scalar_type(), torch::kBFloat16);
+  EXPECT_EQ(net->norm->weight.scalar_type(), torch::kFloat);
+}
+
+TEST_F(Quantized, LayersOfSkipModulesStay) {
+  auto config = four_bits();
+  config.skip_modules = {{"second"}};
+  const auto model = load_and_quantize_model(net, config);
+  EXPECT_TRUE(is_packed(net->first));
+  EXPECT_FALSE(is_packed(net->second));
+  EXPECT_TRUE(is_packed(net->head));
+}
+
+TEST(GetKeysToNotConvert, NamesTiedWeightsAndTheLastModule) {
+  auto net = seeded_net();
+  tie_parameters(*net, {"embedding.weight", "head.weight"});
+  EXPECT_EQ(get_keys_to_not_convert(*net), (std::vector<std::string>{"embedding", "head", "head"}));
+}
+
+TEST_F(Quantized, TiedLayersStayAlsoWhereTheyAreNotSkipped) {
+  tie_parameters(*net, {"embedding.weight", "head.weight"});
+  auto config = four_bits();
+  config.skip_modules.emplace();
+  const auto model = load_and_quantize_model(net, config);
+  EXPECT_TRUE(is_packed(net->first));
+  EXPECT_FALSE(is_packed(net->head));
+}
+
+TEST(LoadAndQuantizeModel, NamesTheLayerWhoseWeightsAreNotFinite) {
+  auto net = seeded_net();
+  torch::NoGradGuard no_grad;
+  net->second->weight[0][0] = INFINITY;
+  EXPECT_TRUE(
+      has(message_of<ArgumentError>(
+              [&] { static_cast<void>(load_and_quantize_model(net, four_bits())); }),
+          "The layer 'second.weight' cannot be quantized. quantize_4bit: the tensor has values "
+          "that are infinite or NaN"));
+}
+
+TEST(LoadAndQuantizeModel, RefusesWhatContradictsItself) {
+  EXPECT_TRUE(has(message_of<ConfigError>([] {
+                    static_cast<void>(load_and_quantize_model(Net(), BnbQuantizationConfig{}));
+                  }),
+                  "load_in_4bit and load_in_8bit are both false"));
+  EXPECT_TRUE(has(message_of<ArgumentError>([] {
+                    const auto empty = init_empty_weights([] { return Net(); });
+                    static_cast<void>(load_and_quantize_model(empty, four_bits()));
+                  }),
+                  "`weights_location` needs to be the folder or file"));
+}
+
+// -- files ----------------------------------------------------------------------------------------
+
+void expect_like_bitsandbytes(const std::string& name, const BnbQuantizationConfig& given,
+                              double tolerance) {
+  auto config = given;
+  config.skip_modules.emplace();
+  const auto expected = reference("outputs");
+  // Ours of the same weights have the names, shapes and bytes of theirs.
+  OneLayer loaded;
+  load_state_dict(*loaded, [&] {
+    StateDict state;
+    state.insert("fc.weight", expected["weight"]);
+    state.insert("fc.bias", expected["bias"]);
+    return state;
+  }());
+  const auto ours = load_and_quantize_model(loaded, config);
+  const auto theirs = reference(name);
+  const auto own = state_dict(*loaded);
+  EXPECT_EQ(own.size(), theirs.size());
+  for (const auto& part : theirs) {
+    ASSERT_TRUE(own.contains(part.key())) << part.key();
+    if (name == "fp4" && part.key() == "fc.weight") continue;  // two codes of zero
+    const auto differ = own[part.key()].ne(part.value()).sum().item<std::int64_t>();
+    // Its CPU build rounds 8-bit codes next to midpoints in another way.
+    const bool is_int8_codes = part.value().scalar_type() == torch::kChar;
+    EXPECT_LE(differ, is_int8_codes ? 3 : 0) << part.key();
+  }
+  // A model on the meta device takes their file as it is, and computes what their layer does.
+  auto empty = init_empty_weights([] { return OneLayer(); });
+  const auto model = load_and_quantize_model(
+      empty, config,
+      {.weights_location = test::reference_path("quantization/" + name + ".safetensors")});
+  EXPECT_TRUE(torch::equal(state_dict(*empty)["fc.weight"], theirs["fc.weight"]));
+  const auto x = expected["inputs"].clone().requires_grad_(name != "int8");
+  const auto y = model(name == "int8" ? x.to(torch::kHalf).to(torch::kFloat) : x);
+  EXPECT_TRUE(torch::allclose(y, expected[name], tolerance, tolerance));
+  EXPECT_TRUE(torch::allclose(ours(x), y, 1e-4, 10 * tolerance));
+  if (name == "int8") return;
+  y.square().sum().backward();
+  EXPECT_TRUE(torch::allclose(x.grad(), expected[name + "_gradient"], 1e-4, 1e-3));
+}
+
+TEST(Files, OfBitsandbytesAreReadAndWrittenInFourBits) {
+  expect_like_bitsandbytes("nf4", four_bits("nf4"), 1e-4);
+  expect_like_bitsandbytes("fp4", four_bits("fp4"), 1e-4);
+  auto config = four_bits("nf4");
+  config.bnb_4bit_use_double_quant = true;
+  expect_like_bitsandbytes("nf4_double", config, 1e-4);
+}
+
+TEST(Files, OfBitsandbytesAreReadAndWrittenInEightBits) {
+  // Its CPU build has 6.200124e-05 for 1/127^2, and does not pass through float16.
+  expect_like_bitsandbytes("int8", eight_bits(), 3e-3);
+}
+
+TEST_F(Quantized, ModelIsSavedAndLoadedAgain) {
+  for (const auto& config : {four_bits(), eight_bits()}) {
+    const auto path = folder.path() / (config.load_in_4bit ? "four" : "eight");
+    auto original = seeded_net();
+    const auto model = load_and_quantize_model(original, config);
+    save_model(state_dict(*original), path, {.max_shard_size = "8KB"});
+    auto empty = init_empty_weights([] { return Net(); });
+    const auto again = load_and_quantize_model(empty, config, {.weights_location = path});
+    EXPECT_TRUE(torch::equal(again(ids()), model(ids())));
+    // Into a model that is quantized already, by both ways of loading.
+    torch::manual_seed(99);
+    Net other;
+    const auto third = load_and_quantize_model(other, config);
+    EXPECT_FALSE(torch::equal(third(ids()), model(ids())));
+    const auto report = load_checkpoint_in_model(*other, path, {.strict = true});
+    EXPECT_TRUE(report.missing_keys.empty() && report.unexpected_keys.empty());
+    EXPECT_TRUE(torch::equal(third(ids()), model(ids())));
+    Net fourth;
+    const auto fifth = load_and_quantize_model(fourth, config);
+    load_state_dict(*fourth, state_dict(*original));
+    EXPECT_TRUE(torch::equal(fifth(ids()), model(ids())));
+  }
+}
+
+TEST_F(Quantized, ModelOnTheMetaDeviceIsQuantizedWhileItIsLoaded) {
+  save_model(state_dict(*plain), folder.path());
+  for (const auto& config : {four_bits(), eight_bits()}) {
+    auto original = seeded_net();
+    const auto expected = load_and_quantize_model(original, config);
+    auto empty = init_empty_weights([] { return Net(); });
+    const auto model = load_and_quantize_model(empty, config, {.weights_location = folder.path()});
+    EXPECT_TRUE(torch::equal(model(ids()), expected(ids())));
+    EXPECT_EQ(model.hf_device_map(), (DeviceMap{{"", "cpu"}}));
+  }
+}
+
+TEST_F(Quantized, FilesThatDoNotFitAreRefusedByName) {
+  const auto model = load_and_quantize_model(net, eight_bits());
+  const auto error = [&](const std::function<void(StateDict&)>& spoil) {
+    StateDict state;
+    for (const auto& part : state_dict(*net)) state.insert(part.key(), part.value().clone());
+    spoil(state);
+    return message_of<CheckpointError>([&] { load_state_dict(*net, state); });
+  };
+  EXPECT_TRUE(has(error([](auto& s) { s.erase("first.SCB"); }), "its file has no 'first.SCB'"));
+  EXPECT_TRUE(has(error([](auto& s) { s["first.weight_format"].fill_(2); }),
+                  "its weight_format is 2, a layout of old GPU kernels"));
+  EXPECT_TRUE(has(error([](auto& s) { s["first.SCB"] = s["first.SCB"].slice(0, 1); }),
+                  "its SCB has 127 elements"));
+  EXPECT_TRUE(
+      has(error([](auto& s) { s["first.weight"] = s["first.weight"].to(torch::kByte); }),
+          "The weight 'first.weight' is Byte in the file, and the model keeps it in 8 bits"));
+  EXPECT_TRUE(has(error([](auto& s) { s.erase("first.weight"); }), "Missing key(s)"));
+}
+
+// -- stores ---------------------------------------------------------------------------------------
+
+TEST_F(Quantized, PackedBytesTravelFromHostMemoryAndDisk) {
+  for (const auto& config : {four_bits(), eight_bits()}) {
+    auto original = seeded_net();
+    static_cast<void>(load_and_quantize_model(original, config));
+    const auto expected = original->forward(ids());
+    const auto codes = state_dict(*original)["first.weight"].clone();
+    {
+      const auto model = cpu_offload(original, {.lazy = {.manage_on_cpu = true}});
+      EXPECT_TRUE(torch::equal(model(ids()), expected));
+      EXPECT_GT(model.stats().fills, 0);
+      // 1/8 or 1/4 of float32, and scales.
+      const auto logical = (64 * 128 + 128 * 64) * 4;
+      const auto others = (16 * 64 + 128 + 64 + 64 + 64 * 16 + 16) * 4;
+      EXPECT_LT(model.stats().managed_bytes, others + logical / (config.load_in_4bit ? 5 : 3));
+      EXPECT_TRUE(torch::equal(model.state_dict()["first.weight"], codes));
+    }
+    EXPECT_TRUE(torch::equal(original->forward(ids()), expected));
+    const auto path = folder.path() / (config.load_in_4bit ? "four" : "eight");
+    {
+      const auto model = disk_offload(original, path);
+      EXPECT_TRUE(torch::equal(model(ids()), expected));
+      EXPECT_TRUE(std::filesystem::exists(path / "first.weight.dat"));
+      EXPECT_EQ(std::filesystem::file_size(path / "first.weight.dat"),
+                static_cast<std::uintmax_t>(codes.nbytes()));
+      // Backward brings them again.
+      const auto x = torch::randn({2, 64}, torch::requires_grad());
+      original->first(x).sum().backward();
+      EXPECT_TRUE(x.grad().defined());
+    }
+    EXPECT_TRUE(torch::equal(original->forward(ids()), expected));
+  }
+}
+
+TEST_F(Quantized, LayersOnDiskAreWrittenInEightBits) {
+  save_model(state_dict(*plain), folder.path());
+  const auto expected = load_and_quantize_model(net, eight_bits());
+  auto empty = init_empty_weights([] { return Net(); });
+  const DeviceMap map{
+      {"embedding", "cpu"}, {"first", "disk"}, {"second", "cpu"}, {"norm", "cpu"}, {"head", "cpu"}};
+  const auto model = load_and_quantize_model(
+      empty, eight_bits(),
+      {.weights_location = folder.path(), .device_map = map, .offload_folder = folder / "spill"});
+  EXPECT_TRUE(torch::equal(model(ids()), expected(ids())));
+  EXPECT_EQ(std::filesystem::file_size(folder / "spill/first.weight.dat"), 64U * 128U);
+  EXPECT_EQ(std::filesystem::file_size(folder / "spill/first.SCB.dat"), 128U * 4U);
+}
+
+TEST_F(Quantized, LayersOnDiskStayAsTheyAreInFourBits) {
+  save_model(state_dict(*plain), folder.path());
+  auto empty = init_empty_weights([] { return Net(); });
+  const DeviceMap map{
+      {"embedding", "cpu"}, {"first", "disk"}, {"second", "cpu"}, {"norm", "cpu"}, {"head", "cpu"}};
+  const auto model = load_and_quantize_model(
+      empty, four_bits(),
+      {.weights_location = folder.path(), .device_map = map, .offload_folder = folder / "spill"});
+  EXPECT_EQ(std::filesystem::file_size(folder / "spill/first.weight.dat"), 64U * 128U * 4U);
+  EXPECT_TRUE(is_packed(net->second) || is_packed(empty->second));
+  EXPECT_EQ(model(ids()).sizes(), (std::vector<std::int64_t>{3, 4, 16}));
+  auto another = init_empty_weights([] { return Net(); });
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] {
+                    static_cast<void>(
+                        load_and_quantize_model(another, four_bits(),
+                                                {.weights_location = folder.path(),
+                                                 .device_map = DeviceMap{{"", "disk"}},
+                                                 .offload_folder = folder / "other"}));
+                  }),
+                  "Some modules are dispatched on the CPU or the disk: '' is on disk."));
+}
+
+TEST_F(Quantized, ComputedMapsCountQuantizedWeights) {
+  save_model(state_dict(*plain), folder.path());
+  auto empty = init_empty_weights([] { return Net(); });
+  MaxMemory budget;
+  budget.set("cpu", "64KB");
+  budget.set("disk", "1MB");
+  const auto model = load_and_quantize_model(empty, eight_bits(),
+                                             {.weights_location = folder.path(),
+                                              .device_map = "auto",
+                                              .max_memory = budget,
+                                              .offload_folder = folder / "spill"});
+  EXPECT_EQ(model.hf_device_map(), (DeviceMap{{"", "cpu"}}));  // 80 KB in float32
+}
+
+// -- adapters -------------------------------------------------------------------------------------
+
+struct AdaptedImpl : torch::nn::Module {
+  AdaptedImpl() {
+    first = register_module("first", nn::LoraLinear(64, 128, nn::LoraOptions{.r = 4}));
+    head = register_module("head", torch::nn::Linear(128, 4));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return head(torch::relu(first(x))); }
+  nn::LoraLinear first{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(Adapted);
+
+TEST(Lora, TrainsAdaptersOnFourBitWeightsAndSavesNothingElse) {
+  torch::manual_seed(6);
+  Adapted net;
+  const auto trained = nn::mark_only_lora_as_trainable(*net);
+  EXPECT_EQ(trained.size(), 2U);
+  const auto model = load_and_quantize_model(net, four_bits());
+  const auto x = torch::randn({8, 64});
+  const auto before = model(x);
+  EXPECT_TRUE(torch::equal(net->first(x), torch::linear(x, net->first->weight, net->first->bias)));
+  const auto codes = state_dict(*net)["first.weight"].clone();
+  Accelerator accelerator({.cpu = true});
+  auto [prepared, optimizer] = accelerator.prepare(net, accelerate::AdamW(trained, {.lr = 0.1}));
+  for (int step = 0; step < 3; ++step) {
+    accelerator.backward(prepared(x).square().sum());
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  EXPECT_FALSE(torch::allclose(model(x), before, 1e-2, 1e-2));
+  EXPECT_TRUE(torch::equal(state_dict(*net)["first.weight"], codes));
+  const auto adapters = nn::lora_state_dict(*net);
+  EXPECT_EQ(adapters.keys(),
+            (std::vector<std::string>{"first.lora_A.weight", "first.lora_B.weight"}));
+  const auto after = model(x);
+  StateDict kept;
+  for (const auto& item : adapters) kept.insert(item.key(), item.value().detach().clone());
+  net->first->reset_adapter();
+  EXPECT_TRUE(torch::allclose(model(x), before, 1e-4, 1e-4));
+  load_state_dict(*net, kept, /*strict=*/false);
+  EXPECT_TRUE(torch::equal(model(x), after));
+  AcceleratorState::_reset_state(true);
+}
+
+TEST(Lora, OfAModelOnTheMetaDeviceBeginsAsZero) {
+  test::Folder folder;
+  torch::manual_seed(7);
+  Adapted original;
+  auto state = state_dict(*original);
+  StateDict base;  // a file of the model without adapters
+  for (const auto& item : state) {
+    if (item.key().find("lora_") == std::string::npos) base.insert(item.key(), item.value());
+  }
+  save_model(base, folder.path());
+  auto empty = init_empty_weights([] { return Adapted(); });
+  nn::mark_only_lora_as_trainable(*empty);
+  const auto model =
+      load_and_quantize_model(empty, four_bits(), {.weights_location = folder.path()});
+  const auto expected = load_and_quantize_model(original, four_bits());
+  const auto x = torch::randn({8, 64});
+  EXPECT_TRUE(torch::equal(model(x), expected(x)));
+}
+
+TEST(Prepare, RefusesToTrainQuantizedWeightsOnDisk) {
+  test::Folder folder;
+  auto net = seeded_net();
+  static_cast<void>(load_and_quantize_model(net, eight_bits()));
+  const auto model = disk_offload(net, folder.path());
+  Accelerator accelerator({.cpu = true});
+  EXPECT_TRUE(
+      has(message_of<ArgumentError>([&] { static_cast<void>(accelerator.prepare(net)); }),
+          "You can't train a model that has been loaded in 8-bit or 4-bit precision with CPU "
+          "or disk offload."));
+  AcceleratorState::_reset_state(true);
+}
+
+}  // namespace
+}  // namespace accelerate
