@@ -6,11 +6,11 @@
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
 #   BENCH_THREADS      threads of each process, 1    BENCH_JSON    file for the figures; plots go beside it
-#   BENCH              which of: startup collectives ddp training activations hosts data files models offload planner states guard monitor launches; by default all
+#   BENCH              which of: startup collectives ddp training activations hosts data files models offload planner states guard quantization monitor launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp training activations hosts data files models offload planner states guard monitor launches} "
+wanted=" ${BENCH:-startup collectives ddp training activations hosts data files models offload planner states guard quantization monitor launches} "
 if [ -n "${BENCH_JSON:-}" ]; then
   BENCH_JSON=$(realpath "$BENCH_JSON")
   rm -f "$BENCH_JSON"
@@ -96,6 +96,11 @@ if [[ $wanted == *" guard "* ]]; then
     ACCELERATE_HOST_BACKEND=gloo launch 1 "$results/guard" --no-python "$folder/bench_guard"
   done
   "$ACCELERATE_PYTHON" compare.py "guard, 2 processes with shared memory, 1 with Gloo" "$results/guard"
+fi
+
+if [[ $wanted == *" quantization "* ]]; then
+  for _ in 1 2 3; do "$folder/bench_quantization" >>"$results/quantization"; done
+  "$ACCELERATE_PYTHON" compare.py "layers of 4096 x 4096 in 4 and 8 bits" "$results/quantization"
 fi
 
 if [[ $wanted == *" monitor "* ]]; then

@@ -1,5 +1,4 @@
 #include "parallel/data_parallel.h"
-#include "modeling/stand_in.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -20,6 +19,7 @@
 #include "accelerate/logging/name_collectives.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "modeling/stand_in.h"
 #include "parallel/data_parallel_state.h"
 #include "parallel/own_backward.h"
 #include "parallel/same_model.h"
