@@ -105,6 +105,11 @@ if [[ $wanted == *" guard "* ]]; then
   "$ACCELERATE_PYTHON" compare.py "guard, 2 processes with shared memory, 1 with Gloo" "$results/guard"
 fi
 
+if [[ $wanted == *" quantization "* ]]; then
+  for _ in 1 2 3; do "$folder/bench_quantization" >>"$results/quantization"; done
+  "$ACCELERATE_PYTHON" compare.py "layers of 4096 x 4096 in 4 and 8 bits" "$results/quantization"
+fi
+
 if [[ $wanted == *" monitor "* ]]; then
   for _ in 1 2 3; do "$folder/bench_monitor" >>"$results/monitor"; done
   "$ACCELERATE_PYTHON" compare.py "what recording for accelerate monitor takes" "$results/monitor"

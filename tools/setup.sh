@@ -19,6 +19,7 @@ cd "$(dirname "$0")/.."
 pinned=2.11.0
 oldest=2.11.0  # cmake/AccelerateTorch.cmake demands the same
 accelerate_version=1.13.0  # the Python package that we compare with
+bitsandbytes_version=0.50.2  # its CPU build quantizes, and reads our files
 transformers_version=5.22.2  # writes a real model folder for `make interop`
 # What reads our trackers' files in `make interop`; behind mlflow-skinny what its server needs. Count up with a change.
 trackers_versions=1
@@ -317,6 +318,8 @@ ensure_python() {
     flock -u 8
   fi
   ensure_extra "$target" "transformers-$transformers_version" "about 100 MB" "transformers==$transformers_version"
+  # Alone: it asks for torch, which the environment has.
+  ensure_extra "$target" "bitsandbytes-$bitsandbytes_version" "about 45 MB" --no-deps "bitsandbytes==$bitsandbytes_version"
   ensure_extra "$target" "trackers-$trackers_versions" "about 530 MB" "${trackers[@]}"
   echo "$target/bin/python"
 }

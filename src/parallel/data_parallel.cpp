@@ -20,6 +20,7 @@
 #include "accelerate/logging/name_collectives.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "modeling/stand_in.h"
 #include "parallel/data_parallel_state.h"
 #include "parallel/own_backward.h"
 #include "parallel/same_model.h"

@@ -22,7 +22,9 @@ for script in "$work"/reference/*/*.py; do
   package=$(sed -n 's/^# needs: //p' "$script")
   extra=
   if [ -n "$package" ]; then
-    extra=$(dirname "$ACCELERATE_PYTHON")/../extra-$package
+    # What tools/setup.sh has fetched already is in a folder of that name.
+    extra=$(dirname "$ACCELERATE_PYTHON")/../${package/==/-}
+    [ -e "$extra/complete" ] || extra=$(dirname "$ACCELERATE_PYTHON")/../extra-$package
     [ -e "$extra/complete" ] || {
       "$ACCELERATE_PYTHON" -m pip install --quiet --disable-pip-version-check --target "$extra" "$package"
       touch "$extra/complete"
