@@ -22,7 +22,7 @@ FILENAME == ARGV[1] {
   if ($0 ~ /^headers /) {
     sub(/:$/, "", $2)
     for (i = 3; i <= NF; i++) header_area[$i] = $2
-  } else if ($0 ~ /^[a-z_]+:/) {
+  } else if ($0 ~ /^[a-z0-9_]+:/) {
     area = $1
     sub(/:$/, "", area)
     known[area] = 1

@@ -115,6 +115,7 @@ docs/options.md tests/examples/snippets.cpp
 docs/parallelism.md examples/by_feature/tensor_parallel.cpp
 docs/precision.md examples/by_feature/mixed_precision.cpp
 docs/profiling.md examples/by_feature/profiler.cpp
+docs/fp8.md examples/by_feature/fp8.cpp
 docs/quickstart.md examples/basic.cpp
 docs/trackers.md examples/by_feature/tracking.cpp
 docs/training.md examples/basic.cpp examples/complete.cpp examples/migrated.cpp examples/by_feature/*.cpp

@@ -16,6 +16,7 @@
 #include "accelerate/enums.h"
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
+#include "accelerate/fp8.h"
 #include "accelerate/grad_scaler.h"
 #include "accelerate/kwargs.h"
 #include "accelerate/launchers.h"

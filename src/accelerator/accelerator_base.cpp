@@ -65,6 +65,7 @@ const std::optional<std::filesystem::path>& AcceleratorBase::logging_dir() const
   return core_->project.logging_dir;
 }
 std::int64_t AcceleratorBase::save_iteration() const { return core_->project.iteration; }
+FP8BackendType AcceleratorBase::fp8_backend() const { return detail::backend_of(core_->fp8); }
 
 namespace {
 

@@ -15,6 +15,7 @@
 #include "accelerator/preemption.h"
 #include "accelerator/registry.h"
 #include "accelerator/run_state.h"
+#include "core/fp8_choice.h"
 #include "tracking/recorder.h"
 
 namespace accelerate::detail::accelerator {
@@ -33,6 +34,8 @@ struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   std::shared_ptr<DeviceMesh> mesh = nullptr;
   /// nullopt if all is computed in full precision.
   std::optional<CastSettings> cast = std::nullopt;
+  /// How prepared models multiply in 8 bits; nullopt if they do not.
+  std::optional<Fp8Recipe> fp8 = std::nullopt;
 
   ObjectRegistry registry = {};
   RunState run_state = {};

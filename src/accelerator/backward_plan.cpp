@@ -7,6 +7,7 @@
 #include "accelerate/errors.h"
 #include "accelerator/model_registry.h"
 #include "core/text.h"
+#include "fp8/delayed_scaling.h"
 #include "parallel/join.h"
 #include "parallel/own_backward.h"
 
@@ -76,6 +77,9 @@ void BackwardPlan::run(const BackwardCall& call, c10::function_ref<void()> autog
     model->strayed = false;
   }
   for (auto* model : local_) model->engine->after_backward();
+  for (const auto& model : call.own) {
+    if (model->delayed_scaling) model->delayed_scaling->update();
+  }
   if (!reached_.empty()) ++synchronized_;
   check_unseen();
 }

@@ -133,13 +133,20 @@ AcceleratorStateOptions state_options(const AcceleratorOptions& options,
   return wanted;
 }
 
-/// What only one who asks for fp8 may bring along.
-void check_fp8_recipes(const AcceleratorOptions& options) {
-  const auto& handlers = options.kwargs_handlers;
-  if (!find_handler<AORecipeKwargs>(handlers) && !find_handler<FP8RecipeKwargs>(handlers)) return;
-  const auto precision =
-      options.mixed_precision ? *options.mixed_precision : state::precision_from_environment();
-  if (precision == PrecisionType::kFp8) return;
+/// A recipe may come with fp8 and, as in Python, with the engines that have a precision of their
+/// own.
+std::optional<Fp8Recipe> fp8_recipe(const AcceleratorCore& core, const Environment& environment) {
+  const auto precision = core.state.mixed_precision();
+  const bool fp8 = precision == PrecisionType::kFp8;
+  auto recipe = choose_fp8_recipe(core.options.kwargs_handlers, fp8, environment);
+  if (!recipe || fp8) return recipe;
+  // A GPU without kernels has turned fp8 into fp16.
+  if (core.options.mixed_precision.value_or(state::precision_from_environment()) ==
+      PrecisionType::kFp8) {
+    return std::nullopt;
+  }
+  const auto type = core.state.distributed_type();
+  if (type == DistributedType::kFsdp || type == DistributedType::kDeepspeed) return recipe;
   throw ConfigError(str("A recipe for fp8 is in kwargs_handlers, but mixed_precision is '",
                         precision, "', not fp8. Take it out."));
 }
@@ -229,9 +236,11 @@ void set_precision(AcceleratorCore& core) {
       core.registry.scaling = std::make_shared<optim::LossScaling>(scaler);
       return;
     }
+    case PrecisionType::kFp8:  // what is not a product in 8 bits
     case PrecisionType::kBf16:
       if (!device.is_cpu() && !is_bf16_available(true)) {
-        throw UnsupportedError(str("mixed_precision is bf16, which ", device.str(),
+        throw UnsupportedError(str("mixed_precision is ", core.state.mixed_precision(), ", which ",
+                                   device.str(),
                                    " does not compute in: that takes compute capability 8.0. Use "
                                    "fp16 or no."));
       }
@@ -275,7 +284,6 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
   const Environment environment = Environment::process();
   check_given_once(given);
   check_supported(given, environment);
-  check_fp8_recipes(given);
   AcceleratorOptions options = given;
   if (options.split_batches) options.dataloader_config.split_batches = *options.split_batches;
   check_plugins(options, environment);
@@ -293,11 +301,12 @@ std::shared_ptr<AcceleratorCore> make_accelerator_core(const AcceleratorOptions&
   const StatesBefore before;
   try {
     auto core = std::make_shared<AcceleratorCore>(
-        options, AcceleratorState(wanted, {.fsdp = true, .deepspeed = true}));
+        options, AcceleratorState(wanted, {.fp8 = true, .fsdp = true, .deepspeed = true}));
     core->project = project;
     core->ddp = ddp;
     core->mesh = mesh_of(core->state);
     core->registry.random_states = std::make_shared<state::RandomStates>(core->step);
+    core->fp8 = fp8_recipe(*core, environment);
     set_precision(*core);
     set_accumulation(options.gradient_accumulation_plugin, steps);
     if (project.save_on_preemption) core->preemption = std::make_unique<Preemption>(core->state);

@@ -10,6 +10,8 @@
 #include "accelerator/model_registry.h"
 #include "core/call_site.h"
 #include "core/text.h"
+#include "fp8/delayed_scaling.h"
+#include "lazy/operator_rule.h"
 #include "optim/optimizer_core.h"
 #include "optim/optimizer_state.h"
 #include "parallel/engine.h"
@@ -23,13 +25,16 @@ void refuse_empty_holder() {
       "Assign a module first, for example net = torch::nn::Linear(4, 2).");
 }
 
-ForwardScope::ForwardScope(const ModelCore& core) : engine_(core.engine.get()) {
+ForwardScope::ForwardScope(const ModelCore& core)
+    : engine_(core.engine.get()), delayed_scaling_(core.delayed_scaling.get()) {
+  if (delayed_scaling_) in_8_bits_ = delayed_scaling_->enter(core.module->is_training());
   if (engine_ != nullptr) entered_ = engine_->enter_forward();
   if (core.cast) autocast_.emplace(core.cast->device_type, core.cast->dtype, core.cast->kwargs);
 }
 
 void ForwardScope::finish() const {
   if (engine_ != nullptr) engine_->after_forward();
+  if (in_8_bits_ && at::GradMode::is_enabled()) delayed_scaling_->update();
 }
 
 void ModelCore::use(std::shared_ptr<parallel::Engine> new_engine) {
@@ -146,7 +151,9 @@ void ModelCore::replace_parameter(std::string_view name, const at::Tensor& tenso
   for (const auto& [core, state] : states)
     optim::drop_optimizer_state_of(*core->optimizer, parameter);
   parameter.mutable_grad().reset();
+  const auto rule = lazy::find_rule(parameter);
   parameter.set_data(values);
+  if (rule) lazy::set_rule(parameter, rule);
   // The gradient accumulator has the old shape.
   torch::autograd::impl::get_autograd_meta(parameter)->grad_accumulator_.reset();
   for (const auto& [core, state] : states) {

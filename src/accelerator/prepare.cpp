@@ -9,6 +9,7 @@
 #include "accelerate/modeling.h"
 #include "accelerator/accelerator_core.h"
 #include "accelerator/model_engines.h"
+#include "accelerator/model_fp8.h"
 #include "accelerator/monitoring.h"
 #include "accelerator/step_checks.h"
 #include "core/call_site.h"
@@ -75,6 +76,18 @@ void check_optimizer(const AcceleratorCore& core, const LRScheduler& scheduler) 
       "on.");
 }
 
+/// Python's rule and words.
+void check_delayed_scales(std::size_t models, std::size_t optimizers) {
+  if (models + optimizers == 0 || (models == 1 && optimizers == 1)) return;
+  if (models == 0 || optimizers == 0) {
+    throw ArgumentError(
+        "You must pass a model and an optimizer together to `accelerate.prepare()` when using "
+        "TransformerEngine.");
+  }
+  throw ArgumentError(str("You can't use multiple models (", models, ") or optimizers (",
+                          optimizers, ") with TransformerEngine."));
+}
+
 }  // namespace
 
 CalledFrom::CalledFrom(const std::source_location& where)
@@ -82,7 +95,8 @@ CalledFrom::CalledFrom(const std::source_location& where)
 
 CalledFrom::~CalledFrom() = default;
 
-void Preparer::check(const DevicePlacement* placement, std::size_t objects) {
+void Preparer::check(const DevicePlacement* placement, std::size_t objects, std::size_t models,
+                     std::size_t optimizers) const {
   if (!AcceleratorState::initialized() || !PartialState::initialized()) {
     throw StateError(
         "prepare: the state of the run was reset after this accelerator was made. Make a new "
@@ -92,6 +106,7 @@ void Preparer::check(const DevicePlacement* placement, std::size_t objects) {
     throw ArgumentError(str("prepare: device_placement has ", placement->flags().size(),
                             " flags for ", objects, " objects. Give one for each."));
   }
+  if (backend_of(core_.fp8) == FP8BackendType::kTe) check_delayed_scales(models, optimizers);
 }
 
 bool is_spread(const torch::nn::Module& module) {
@@ -136,6 +151,7 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   model->module = std::move(module);
   model->device = core.state.device();
   model->cast = core.cast;
+  const auto converted = fp8::converted_layers(*model->module);
   const auto plan = shared ? sharding_of(core, *model->module) : std::nullopt;
   if (plan) {
     // The engine moves the model unit by unit.
@@ -145,6 +161,7 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
     model->device = parameters.front().device();
   }
   if (shared) give_engine(core, *model, plan);
+  multiply_in_8_bits(core_, *model, converted);
   add(model);
   return model;
 }

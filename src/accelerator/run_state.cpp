@@ -20,6 +20,7 @@
 #include "accelerate/version.h"
 #include "accelerator/accelerator_core.h"
 #include "accelerator/accumulated_gradients.h"
+#include "accelerator/model_fp8.h"
 #include "core/byte_bar.h"
 #include "core/files.h"
 #include "core/log.h"
@@ -168,6 +169,7 @@ std::vector<checkpoint::StateFile> files_to_save(AcceleratorCore& core, const Sa
   auto entries = core.registry.entries(entry_options(core));
   entries.push_back(gradients_entry(core.registry, !core.gradient_state.sync_gradients()));
   entries.push_back(buffers_entry(core.registry, core.state.process_index()));
+  entries.push_back(fp8_entry(core.registry));
   return checkpoint::files_of_process(
       weights, entries,
       {.process_index = core.state.process_index(),
@@ -326,6 +328,7 @@ void load_everything(AcceleratorCore& core, const fs::path& folder,
                                       .map_location = options.map_location,
                                       .strict_rng = options.strict_rng,
                                       .progress = options.progress});
+  load_fp8_state(objects, folder, core.state.process_index());
   if (!manifest) return;  // Python saves no gradients, and keeps those that are there
   const auto gradients =
       gradients_in(folder, core.state.process_index(), core.state.num_processes(), saved_by);

@@ -1,7 +1,13 @@
 // The recipes of 8-bit training.
 #include "accelerate/kwargs/fp8_recipes.h"
 
+#include <vector>
+
+#include "accelerate/errors.h"
+#include "core/fp8_choice.h"
 #include "core/options.h"
+#include "core/supported.h"
+#include "core/text.h"
 
 namespace accelerate {
 
@@ -68,6 +74,17 @@ static void finish(AORecipeKwargs& options, const AORecipeKwargs&, const Environ
   if (options.config) {
     require_one_of({"tensorwise", "rowwise", "rowwise_with_gw_hp"}, "config.recipe",
                    options.config->recipe);
+    if (options.config->enable_fsdp_float8_all_gather && options.config->recipe != "tensorwise") {
+      throw ConfigError(
+          str("enable_fsdp_float8_all_gather only supports tensorwise scaling, but "
+              "config.recipe is ",
+              options.config->recipe, ". Set it to false."));
+    }
+    if (options.config->force_recompute_fp8_weight_in_bwd) {
+      warnings.emplace_back(
+          "force_recompute_fp8_weight_in_bwd is deprecated and has no effect: weights are always "
+          "cast again in backward.");
+    }
     const auto differ = [](std::optional<bool> given, bool used) { return given == !used; };
     if (differ(options.pad_inner_dim, options.config->pad_inner_dim) ||
         differ(options.enable_fsdp_float8_all_gather,
@@ -145,5 +162,62 @@ std::variant<TERecipeKwargs, MSAMPRecipeKwargs> recipe_of(const FP8RecipeKwargs&
                         .override_linear_precision = kwargs.override_linear_precision,
                         .use_mxfp8_block_scaling = kwargs.use_mxfp8_block_scaling};
 }
+
+namespace detail::inline core {
+namespace {
+
+TERecipeKwargs delayed_recipe(const TERecipeKwargs& given, const Environment& environment) {
+  auto recipe = resolved(given, environment);
+  // Parity: Python drops a value that equals its default, and Transformer Engine's own is max.
+  if (!given.amax_compute_algo && !environment.get(kFp8Prefix + "AMAX_COMPUTE_ALGO")) {
+    recipe.amax_compute_algo = AmaxComputeAlgorithm::kMax;
+  }
+  if (*recipe.fp8_format == FP8Format::kE5m2) {
+    throw ConfigError(
+        "fp8_format is E5M2, but no kernel multiplies two operands of that format. Use HYBRID, "
+        "which has it for gradients, or E4M3.");
+  }
+  if (*recipe.use_mxfp8_block_scaling) {
+    throw UnsupportedError(
+        "MXFP8 block scaling is not available: it takes kernels of Blackwell GPUs, which this "
+        "version does not have. Leave use_mxfp8_block_scaling unset.");
+  }
+  return recipe;
+}
+
+}  // namespace
+
+std::optional<Fp8Recipe> choose_fp8_recipe(std::span<const KwargsHandler> handlers, bool fp8,
+                                           const Environment& environment) {
+  std::vector<Fp8Recipe> found;
+  for (const auto& handler : handlers) {
+    if (const auto* ao = std::get_if<AORecipeKwargs>(&handler)) {
+      found.emplace_back(resolved(*ao, environment));
+    } else if (const auto* te = std::get_if<TERecipeKwargs>(&handler)) {
+      found.emplace_back(delayed_recipe(*te, environment));
+    } else if (const auto* both = std::get_if<FP8RecipeKwargs>(&handler)) {
+      found.emplace_back(
+          delayed_recipe(std::get<TERecipeKwargs>(recipe_of(*both, environment)), environment));
+    }
+  }
+  if (found.size() > 1) {
+    throw ConfigError(str("kwargs_handlers has ", found.size(), " recipes for fp8. Give one."));
+  }
+  if (!found.empty()) return found.front();
+  if (!fp8) return std::nullopt;
+  const auto text = environment.get(kFp8Prefix + "BACKEND");
+  const auto backend = text ? from_string<FP8BackendType>(*text) : FP8BackendType::kNo;
+  require_supported(backend);
+  if (backend == FP8BackendType::kTe) return delayed_recipe({}, environment);
+  return resolved(AORecipeKwargs{}, environment);
+}
+
+FP8BackendType backend_of(const std::optional<Fp8Recipe>& recipe) {
+  if (!recipe) return FP8BackendType::kNo;
+  return std::holds_alternative<AORecipeKwargs>(*recipe) ? FP8BackendType::kAo
+                                                         : FP8BackendType::kTe;
+}
+
+}  // namespace detail::inline core
 
 }  // namespace accelerate

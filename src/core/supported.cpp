@@ -39,10 +39,6 @@ void require_supported(ComputeEnvironment environment) {
 }
 
 void require_supported(FP8BackendType backend) {
-  if (backend == FP8BackendType::kTe) {
-    refuse("The FP8 backend TE", "Transformer Engine's layers are Python classes.",
-           "Use AO (AORecipeKwargs).");
-  }
   if (backend == FP8BackendType::kMsamp) {
     refuse("The FP8 backend MSAMP", "MS-AMP is a Python package that is no longer maintained.",
            "Use AO (AORecipeKwargs).");
@@ -63,7 +59,6 @@ void require_supported(ProfilerActivity activity) {
 }
 
 void require_supported(const KwargsHandler& handler) {
-  if (std::holds_alternative<TERecipeKwargs>(handler)) require_supported(FP8BackendType::kTe);
   if (std::holds_alternative<MSAMPRecipeKwargs>(handler)) require_supported(FP8BackendType::kMsamp);
   if (const auto* recipe = std::get_if<FP8RecipeKwargs>(&handler)) {
     require_supported(*resolved(*recipe).backend);

@@ -20,6 +20,7 @@
 #include "accelerate/precision/autocast.h"
 #include "accelerate/random.h"
 #include "core/text.h"
+#include "modeling/forward_context.h"
 #include "modeling/saved_tensor_hooks.h"
 #include "modeling/torch_dtype.h"
 #include "state/accelerator_backend.h"
@@ -185,6 +186,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::optional<RandomStates> random_ = std::nullopt;
   AutocastSettings on_cpu_{c10::kCPU};
   std::optional<AutocastSettings> on_device_ = std::nullopt;
+  std::shared_ptr<const ForwardContext> context_ = forward_context().context;
   std::vector<SavedTensor> saved_ = {};
   /// False while the forward runs, which may have a backward of its own inside.
   bool complete_ = false;
@@ -269,6 +271,7 @@ void Call::repeat(int task) {
     std::optional<AutocastScope> on_device;
     if (on_device_)
       on_device.emplace(on_device_->device_type, on_device_->dtype, on_device_->kwargs);
+    const ForwardContextScope context(context_, /*repeats=*/true);
     const at::AutoGradMode gradients(true);
     Repetition repetition(*this);
     const SavedTensorScope scope(repetition);
@@ -293,6 +296,11 @@ void Call::repeat(int task) {
 }
 
 }  // namespace
+
+CurrentForwardContext& forward_context() {
+  thread_local CurrentForwardContext current;
+  return current;
+}
 
 struct CheckpointScope::Recording final : SavedTensorHooks {
   explicit Recording(std::shared_ptr<Call> one) : call(std::move(one)) {}

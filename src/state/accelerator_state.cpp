@@ -92,8 +92,12 @@ class Refinement {
              options_.mixed_precision ? "mixed_precision" : "ACCELERATE_MIXED_PRECISION",
              "Use bf16, which needs no scaling either.");
     }
-    if (is_cuda_available() && !check_cuda_fp8_capability()) {
-      warn("fp8 needs a GPU of compute capability 8.9 or more: fp16 is used instead.");
+    // The CPU, and older GPUs on request, compute the same numbers by emulation.
+    const bool emulates = options_.cpu || env_.flag("ACCELERATE_FP8_EMULATE");
+    if (!emulates && is_cuda_available() && !check_cuda_fp8_capability()) {
+      warn(
+          "fp8 needs a GPU of compute capability 8.9 or more: fp16 is used instead. "
+          "ACCELERATE_FP8_EMULATE=1 computes the numbers of fp8 without such kernels.");
       return PrecisionType::kFp16;
     }
     return wanted;

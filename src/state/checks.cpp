@@ -71,11 +71,7 @@ constexpr auto kChecks = std::to_array<Check>({
     {"cuda", is_cuda_available},
     {"dvclive", [] { return true; }},
     {"fp16", [] { return !is_habana_gaudi1(); }},
-    {"fp8",
-     [] {
-       return is_available("msamp") || is_available("transformer_engine") ||
-              is_available("torchao");
-     }},
+    {"fp8", [] { return true; }},
     {"hpu", is_hpu_available},
     {"mlflow", [] { return true; }},
     {"mlu", [] { return is_private_use_named("mlu", false); }},
@@ -89,8 +85,10 @@ constexpr auto kChecks = std::to_array<Check>({
     {"sdaa", [] { return is_private_use_named("sdaa", false); }},
     {"tensorboard", [] { return true; }},
     {"torch_distributed", is_torch_distributed_available},
+    {"torchao", [] { return true; }},
     {"tqdm", [] { return true; }},
     {"trackio", [] { return true; }},
+    {"transformer_engine", [] { return true; }},
     {"wandb", [] { return true; }},
     {"weights_only", [] { return is_torch_version(">=", "2.4.0"); }},
     {"xccl", is_xccl_available},
@@ -101,8 +99,8 @@ constexpr auto kChecks = std::to_array<Check>({
 constexpr std::string_view kAbsent =
     "4bit_bnb 8bit_bnb aim bitsandbytes_multi_backend bnb boto3 clearml comet_ml datasets "
     "deepspeed import_timer ipex lomo matplotlib megatron_lm msamp numpy pandas peft pippy "
-    "pytest sagemaker schedulefree swanlab timm torch_xla torchao torchdata "
-    "torchdata_stateful_dataloader torchvision tpu transformer_engine transformer_engine_mxfp8 "
+    "pytest sagemaker schedulefree swanlab timm torch_xla torchdata "
+    "torchdata_stateful_dataloader torchvision tpu transformer_engine_mxfp8 "
     "transformers triton";
 
 }  // namespace

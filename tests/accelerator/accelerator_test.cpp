@@ -314,13 +314,6 @@ TEST_F(AcceleratorTest, RefusesOptionsThatContradictEachOther) {
             std::string::npos);
   EXPECT_NE(message({.dynamo_backend = DynamoBackend::kInductor}).find("INDUCTOR"),
             std::string::npos);
-  const std::string no_engine =
-      "fp8 precision is asked for by mixed_precision, but this version has no engine for it yet. "
-      "Use bf16, which needs no scaling either.";
-  EXPECT_EQ(message({.mixed_precision = PrecisionType::kFp8}), no_engine);
-  EXPECT_EQ(
-      message({.mixed_precision = PrecisionType::kFp8, .kwargs_handlers = {AORecipeKwargs{}}}),
-      no_engine);
   EXPECT_EQ(message({.kwargs_handlers = {AORecipeKwargs{}}}),
             "A recipe for fp8 is in kwargs_handlers, but mixed_precision is 'no', not fp8. Take it "
             "out.");

@@ -24,7 +24,7 @@ NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 # What a reader meets first comes first. Pages of docs/ that are not listed follow in the guides.
 NAVIGATION = {
     "Start": ["docs/quickstart.md", "docs/migrating.md", "docs/launching.md"],
-    "Guides": ["docs/training.md", "docs/accumulation.md", "docs/precision.md", "docs/activation_checkpointing.md",
+    "Guides": ["docs/training.md", "docs/accumulation.md", "docs/precision.md", "docs/fp8.md", "docs/activation_checkpointing.md",
                "docs/sharding.md", "docs/data.md", "docs/checkpointing.md", "docs/formats.md", "docs/inference.md",
                "docs/trackers.md", "docs/monitor.md", "docs/commands.md", "docs/profiling.md", "docs/performance.md", "docs/threads.md"],
     "Trouble": ["docs/troubleshooting.md", "docs/faults.md"],

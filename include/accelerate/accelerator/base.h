@@ -179,7 +179,8 @@ class ACCELERATE_API AcceleratorBase {
   [[nodiscard]] const std::optional<std::filesystem::path>& project_dir() const;
   [[nodiscard]] const std::optional<std::filesystem::path>& logging_dir() const;
   [[nodiscard]] std::int64_t save_iteration() const;
-  [[nodiscard]] FP8BackendType fp8_backend() const { return FP8BackendType::kNo; }
+  /// Whose recipe prepared models follow with fp8: AO or TE; NO without.
+  [[nodiscard]] FP8BackendType fp8_backend() const;
 
   [[nodiscard]] std::shared_ptr<DeepSpeedPlugin> deepspeed_plugin() const {
     return state_.deepspeed_plugin();

@@ -28,6 +28,10 @@ namespace accelerate::detail::optim {
 struct OptimizerCore;
 }  // namespace accelerate::detail::optim
 
+namespace accelerate::detail::fp8 {
+class DelayedScaling;
+}  // namespace accelerate::detail::fp8
+
 namespace accelerate::detail::parallel {
 class Engine;
 }  // namespace accelerate::detail::parallel
@@ -75,6 +79,8 @@ struct ACCELERATE_API ModelCore : std::enable_shared_from_this<ModelCore> {
   /// How processes train the model together. Null for a model that this process has for itself: one
   /// process, evaluation, no trainable parameter.
   std::shared_ptr<parallel::Engine> engine = nullptr;
+  /// The scales of a model that multiplies in 8 bits by those of earlier steps, else null.
+  std::shared_ptr<fp8::DelayedScaling> delayed_scaling = nullptr;
   /// Whether backward synchronizes gradients; false under `no_sync`.
   bool synchronizes = true;
   /// An error ended a backward before its gradients were synchronized.
@@ -104,11 +110,14 @@ class ACCELERATE_API ForwardScope {
   ForwardScope& operator=(const ForwardScope&) = delete;
   ~ForwardScope() = default;
 
-  /// Collective if parameters are sharded. The forward has returned its results.
+  /// Collective if parameters are sharded or scales are delayed. The forward has returned its
+  /// results.
   void finish() const;
 
  private:
   parallel::Engine* engine_;
+  fp8::DelayedScaling* delayed_scaling_;
+  std::shared_ptr<void> in_8_bits_ = nullptr;
   std::shared_ptr<void> entered_ = nullptr;
   std::optional<AutocastScope> autocast_ = std::nullopt;
 };

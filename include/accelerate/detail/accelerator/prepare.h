@@ -48,8 +48,9 @@ class ACCELERATE_API Preparer {
  public:
   explicit Preparer(AcceleratorCore& core) : core_(core) {}
 
-  /// Throws `StateError` if the state was reset, and `ArgumentError` for another number of flags.
-  static void check(const DevicePlacement* placement, std::size_t objects);
+  /// Throws `StateError` after a reset of the state, `ArgumentError` for other numbers of objects.
+  void check(const DevicePlacement* placement, std::size_t objects, std::size_t models,
+             std::size_t optimizers) const;
 
   // Collective. Each registers what it makes.
   [[nodiscard]] std::shared_ptr<ModelCore> model(std::shared_ptr<torch::nn::Module> module,
@@ -210,7 +211,7 @@ auto prepare_all(const Preparer& preparer, const DevicePlacement* placement, Ts&
                 "be changed, so the optimizer must not be moved: give it by name (lvalue), or use "
                 "the scheduler of the same name in accelerate/scheduler.h.");
   const auto named = name_collectives("prepare");
-  Preparer::check(placement, sizeof...(Ts));
+  preparer.check(placement, sizeof...(Ts), kModelsAmong<Ts...>, kOptimizersAmong<Ts...>);
   std::tuple<std::optional<decltype(prepare_one(preparer, std::declval<Ts>(), true))>...> slots;
 
   const auto prepare_stage = [&]<PrepareStage stage, std::size_t... I>(

@@ -7,6 +7,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -109,6 +110,15 @@ template <class T>
   if (IsScheduler<T>) return PrepareStage::kSchedulers;
   return PrepareStage::kLoaders;
 }
+
+/// How many arguments are models, and how many optimizers.
+template <class... Ts>
+inline constexpr std::size_t kModelsAmong =
+    (std::size_t{0} + ... + (stage_of<std::remove_cvref_t<Ts>>() == PrepareStage::kModels ? 1 : 0));
+template <class... Ts>
+inline constexpr std::size_t kOptimizersAmong =
+    (std::size_t{0} + ... +
+     (stage_of<std::remove_cvref_t<Ts>>() == PrepareStage::kOptimizers ? 1 : 0));
 
 /// The object as a shared pointer that shares, owns or refers to it, as it was given.
 template <class Base, class Arg>
