@@ -85,8 +85,11 @@ class GptImpl : public torch::nn::Module {
   [[nodiscard]] const GptConfig& config() const { return config_; }
 
   /// The scores of the token that follows each of `ids`: [batch, time] to [batch, time, vocab].
-  torch::Tensor forward(const torch::Tensor& ids) {
-    auto x = tokens_(ids) + positions_(torch::arange(ids.size(1), ids.options()));
+  /// `positions` are those of `ids` in their text: 0, 1, ... unless given.
+  torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& positions = {}) {
+    auto x =
+        tokens_(ids) +
+        positions_(positions.defined() ? positions : torch::arange(ids.size(1), ids.options()));
     for (std::size_t i = 0; i < blocks_->size(); ++i) {
       x = accelerate::maybe_activation_checkpoint(blocks_->ptr<GptBlockImpl>(i), x);
     }

@@ -27,6 +27,7 @@
 #include "accelerate/nn.h"
 #include "accelerate/operations.h"
 #include "accelerate/optim.h"
+#include "accelerate/parallel.h"
 #include "accelerate/parallelism_config.h"
 #include "accelerate/prepared_loader.h"
 #include "accelerate/progress.h"

@@ -6,6 +6,8 @@
 // docs/parallelism.md says which way of cutting suits which model.
 #pragma once
 
+#include "accelerate/parallel/context_parallel.h"
 #include "accelerate/parallel/layers.h"
 #include "accelerate/parallel/regions.h"
+#include "accelerate/parallel/sequence_parallel.h"
 #include "accelerate/parallel/tp_plan.h"

@@ -23,6 +23,7 @@
 #include "modeling/saved_tensor_hooks.h"
 #include "modeling/torch_dtype.h"
 #include "state/accelerator_backend.h"
+#include "state/attention_rule.h"
 
 namespace accelerate::detail::modeling {
 namespace {
@@ -185,6 +186,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::optional<RandomStates> random_ = std::nullopt;
   AutocastSettings on_cpu_{c10::kCPU};
   std::optional<AutocastSettings> on_device_ = std::nullopt;
+  state::AttentionRulePtr attention_ = state::attention_rule();
   std::vector<SavedTensor> saved_ = {};
   /// False while the forward runs, which may have a backward of its own inside.
   bool complete_ = false;
@@ -269,6 +271,7 @@ void Call::repeat(int task) {
     std::optional<AutocastScope> on_device;
     if (on_device_)
       on_device.emplace(on_device_->device_type, on_device_->dtype, on_device_->kwargs);
+    const state::AttentionRuleScope attention(attention_);
     const at::AutoGradMode gradients(true);
     Repetition repetition(*this);
     const SavedTensorScope scope(repetition);
