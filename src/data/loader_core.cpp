@@ -104,7 +104,7 @@ struct LoaderCore::Impl {
   std::optional<std::int64_t> size() const {
     const auto whole = whole_size();
     if (!whole) return whole;
-    return std::max<std::int64_t>(0, *whole - position.skip_batches());
+    return std::max<std::int64_t>(0, *whole - position.skip_batches()) * parts_per_batch;
   }
 
   PassStart start_pass() {
@@ -161,6 +161,8 @@ struct LoaderCore::Impl {
   Preparation preparation = {};
   const BatchType* type = nullptr;  // null until the loader is prepared
   AnySlice slice = {};
+  SplitBatch split = {};  // empty if batches are handed out as they come
+  std::int64_t parts_per_batch = 1;
   std::function<void()> batch_done = {};
   LoaderPosition position = {};
   std::atomic<bool> end_of_dataloader = false;
@@ -346,18 +348,37 @@ std::shared_ptr<const UnevenParts> LoaderCore::uneven_parts() const {
   return impl_->parts;
 }
 
-std::shared_ptr<LoaderCore> LoaderCore::skipping(std::int64_t batches) const {
-  if (batches < 0) {
-    throw ArgumentError(
-        str("num_batches is ", batches, ". It is a number of batches to leave out: 0 or more."));
-  }
+std::unique_ptr<LoaderCore::Impl> LoaderCore::copied(std::int64_t skipped_batches) const {
   auto impl = std::make_unique<Impl>(impl_->recipe);
   impl->preparation = impl_->preparation;
   impl->type = impl_->type;
   impl->slice = impl_->slice;
+  impl->split = impl_->split;
+  impl->parts_per_batch = impl_->parts_per_batch;
   impl->batch_done = impl_->batch_done;
-  impl->position.follow(impl_->position, batches);
+  impl->position.follow(impl_->position, skipped_batches);
+  return impl;
+}
+
+std::shared_ptr<LoaderCore> LoaderCore::skipping(std::int64_t batches) const {
+  const auto parts = impl_->parts_per_batch;
+  if (batches < 0 || batches % parts != 0) {
+    throw ArgumentError(str("num_batches is ", batches,
+                            ". It is a number of batches to leave out: 0 or more",
+                            parts > 1 ? str(", a multiple of ", parts, ".") : std::string(".")));
+  }
+  return std::shared_ptr<LoaderCore>(new LoaderCore(copied(batches / parts)));
+}
+
+std::shared_ptr<LoaderCore> LoaderCore::splitting(std::int64_t factor, SplitBatch split) const {
+  auto impl = copied(0);
+  impl->split = std::move(split);
+  impl->parts_per_batch = factor;
   return std::shared_ptr<LoaderCore>(new LoaderCore(std::move(impl)));
+}
+
+bool LoaderCore::same_in_sequence_group() const {
+  return impl_->preparation.same_in_sequence_group;
 }
 
 std::shared_ptr<LoaderCore> LoaderCore::prepare(const PrepareDataLoaderOptions& options,
@@ -407,6 +428,12 @@ struct LoaderPass::State {
   explicit State(std::shared_ptr<LoaderCore> of_loader)
       : loader(std::move(of_loader)), start(loader->impl_->start_pass()) {
     pass = loader->impl_->make_pass(start);
+    if (loader->impl_->split) {
+      pass = splitting_pass(std::move(pass), loader->impl_->split,
+                            {.samples_after = start.from.samples,
+                             .batches_after = start.from.batches,
+                             .dataset_state = start.dataset_state});
+    }
     if (loader->impl_->prepared()) active.emplace(loader);
   }
 

@@ -37,6 +37,8 @@ struct Preparation {
   bool split_batches = false;
   bool even_batches = true;
   bool already_sharded = false;
+  /// The processes of a sequence parallel group are given the same batches.
+  bool same_in_sequence_group = false;
   /// With `already_sharded`: of all processes, where they know and can be asked.
   std::optional<std::int64_t> total_samples = std::nullopt;
   /// The processes can be asked for the state of their default generators before each pass.

@@ -86,6 +86,7 @@ void find_place(const PrepareDataLoaderOptions& options, const PartialState& sta
     result.num_processes = static_cast<int>(parallel);
     result.process_index /= static_cast<int>(together);
     if (mesh->has("pp")) result.process_index %= result.num_processes;
+    result.same_in_sequence_group = !deepspeed && !options.already_sharded;
   }
   check_process(result.num_processes, result.process_index);
 }

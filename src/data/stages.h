@@ -136,4 +136,11 @@ struct DispatchSource {
                                                     const BatchType& type, at::Device device,
                                                     bool non_blocking);
 
+// ---- sequence_cutter.cpp ------------------------------------------------------------------------
+
+/// The batches that `split`, which outlives the pass, makes of each batch. `before` is where the
+/// pass begins.
+[[nodiscard]] std::unique_ptr<Pass> splitting_pass(std::unique_ptr<Pass> pass,
+                                                   const SplitBatch& split, BatchFacts before);
+
 }  // namespace accelerate::detail::data

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "accelerate/api.h"
 #include "accelerate/data/state.h"
@@ -27,6 +28,8 @@ struct UnevenParts;
 
 /// Cuts the part of a process out of a dispatched round.
 using AnySlice = std::function<AnyBatch(const AnyBatch& round, const DispatchSlice& slice)>;
+/// Makes several batches of one.
+using SplitBatch = std::function<std::vector<AnyBatch>(const AnyBatch&)>;
 
 /// What the copies of a data loader share, prepared or not: recipe, workers, position.
 /// `DataLoader<Batch>` documents the functions that have its names.
@@ -61,6 +64,11 @@ class ACCELERATE_API LoaderCore final : public DataLoaderStateMixin,
   /// A loader like this one that leaves out so many batches more of each pass. Throws
   /// `ArgumentError` for a negative number.
   [[nodiscard]] std::shared_ptr<LoaderCore> skipping(std::int64_t batches) const;
+  /// A loader like this one that hands out, for each batch, the `factor` batches that `split` makes
+  /// of it.
+  [[nodiscard]] std::shared_ptr<LoaderCore> splitting(std::int64_t factor, SplitBatch split) const;
+  /// Whether the processes of a sequence parallel group are given the same batches.
+  [[nodiscard]] bool same_in_sequence_group() const;
   /// Collective. `prepare_data_loader`; `type` outlives the loader.
   [[nodiscard]] std::shared_ptr<LoaderCore> prepare(const PrepareDataLoaderOptions& options,
                                                     const BatchType& type, AnySlice slice);
@@ -79,6 +87,7 @@ class ACCELERATE_API LoaderCore final : public DataLoaderStateMixin,
   friend class LoaderPass;
   struct Impl;
   explicit LoaderCore(std::unique_ptr<Impl> impl);
+  [[nodiscard]] std::unique_ptr<Impl> copied(std::int64_t skipped_batches) const;
 
   std::unique_ptr<Impl> impl_;
 };
