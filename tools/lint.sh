@@ -112,7 +112,7 @@ docs/inference.md examples/inference.cpp
 docs/launching.md tests/examples/snippets.cpp
 docs/migrating.md examples/migrated.cpp
 docs/options.md tests/examples/snippets.cpp
-docs/parallelism.md examples/by_feature/tensor_parallel.cpp
+docs/parallelism.md examples/by_feature/tensor_parallel.cpp examples/by_feature/context_parallel.cpp
 docs/precision.md examples/by_feature/mixed_precision.cpp
 docs/profiling.md examples/by_feature/profiler.cpp
 docs/quickstart.md examples/basic.cpp

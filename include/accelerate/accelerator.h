@@ -39,6 +39,7 @@
 #include "accelerate/accelerator/tracking_members.h"
 #include "accelerate/api.h"
 #include "accelerate/checkpoint.h"
+#include "accelerate/data/ulysses_batch_sharder.h"
 #include "accelerate/detail/accelerator/prepare.h"
 #include "accelerate/grad_scaler.h"
 #include "accelerate/memory.h"
@@ -244,18 +245,23 @@ class ACCELERATE_API Accelerator : public CheckpointMembers,
         models);
   }
 
-  /// Splits sequences between processes until the scope ends. Without context parallelism it has no
-  /// effect, and a warning says so once. Throws `UnsupportedError` if `cp_size` is more than 1.
+  /// With `cp_size` above 1: until the scope ends each buffer is its part of this process, changed
+  /// in place, and attention is computed over the sequence of all processes; see
+  /// accelerate/parallel/context_parallel.h. Forward and backward belong into it; make a new one
+  /// for each step. Otherwise it has no effect, and a warning says so once. Throws `ArgumentError`
+  /// for a buffer that cannot be cut, and no buffer has changed then.
   ///
   ///     auto split = accelerator.maybe_context_parallel({.buffers = {x}, .buffer_seq_dims = {1}});
   [[nodiscard]] ContextParallelScope maybe_context_parallel(
       const ContextParallelOptions& options = {}) const;
-  /// Gives the loader back. Throws `UnsupportedError` if `sp_size` is more than 1.
+  /// With `sp_size` above 1 a `UlyssesBatchSharder` over the loader; else the loader itself.
   template <class Batch, class Model>
   [[nodiscard]] DataLoader<Batch> deepspeed_ulysses_dl_adapter(const DataLoader<Batch>& loader,
                                                                const Model&) const {
-    refuse_sequence_parallel();
-    return loader;
+    if (!shares_sequences()) return loader;
+    UlyssesBatchSharder<Batch> sharder(loader);
+    save_instead(sharder._core(), *loader._core());
+    return sharder;
   }
 
   /// Divides gradients by the factor of float16, once per step; nothing without float16.
@@ -307,7 +313,10 @@ class ACCELERATE_API Accelerator : public CheckpointMembers,
   void end_training();
 
  private:
-  void refuse_sequence_parallel() const;
+  [[nodiscard]] bool shares_sequences() const;
+  /// Checkpoints have the position of `loader` in the place of that of `other`.
+  void save_instead(const std::shared_ptr<detail::data::LoaderCore>& loader,
+                    const detail::data::LoaderCore& other) const;
   [[nodiscard]] detail::accelerator::Preparer preparer() const {
     return detail::accelerator::Preparer(*core_);
   }

@@ -124,8 +124,8 @@ struct ACCELERATE_API ParallelismConfig {
   [[nodiscard]] std::vector<std::string> active_mesh_dims() const;
 
   /// The mesh of the enabled dimensions in the order pp, dp_replicate, dp_shard, cp, sp, tp, with
-  /// the flattened "dp", "dp_shard_cp" and "dp_cp" where they have a member. nullopt if no
-  /// dimension is enabled.
+  /// the flattened "dp", "dp_shard_cp" and "dp_cp" where they have a member, with sequence
+  /// parallelism also "dp_shard_sp" and "dp_sp". nullopt if no dimension is enabled.
   [[nodiscard]] std::optional<MeshLayout> mesh() const;
   /// Collective. Makes the process groups of `mesh()`, also with sequence parallelism, for which
   /// Python makes none. Null if no dimension is enabled. Throws `ArgumentError` if the sizes do not

@@ -13,6 +13,7 @@
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "model_parallel/context_parallel.h"
 #include "modeling/checkpoint_marks.h"
 #include "optim/clip_grad.h"
 #include "parallel/join.h"
@@ -46,19 +47,30 @@ void Accelerator::forget_prepared() {
 
 // ---- without effect unless something was configured ---------------------------------------------
 
-ContextParallelScope Accelerator::maybe_context_parallel(const ContextParallelOptions&) const {
+ContextParallelScope Accelerator::maybe_context_parallel(
+    const ContextParallelOptions& options) const {
   const auto config = parallelism_config();
-  if (config && config->cp_enabled()) detail::accelerator::refuse_member("maybe_context_parallel");
+  if (config && config->cp_enabled()) {
+    return ContextParallelScope(detail::model_parallel::enter_context_parallel(
+        {options.buffers, options.buffer_seq_dims, options.no_restore_buffers},
+        torch_device_mesh()->get_group("cp"), *config->cp_handler->cp_comm_strategy));
+  }
   detail::warn_once(
       "Context parallel training is not enabled: maybe_context_parallel has no effect. To enable "
       "it, set cp_size of the parallelism_config.");
   return {};
 }
 
-void Accelerator::refuse_sequence_parallel() const {
+bool Accelerator::shares_sequences() const {
   const auto config = parallelism_config();
-  if (!config || !config->sp_enabled()) return;
-  detail::accelerator::refuse_member("deepspeed_ulysses_dl_adapter");
+  return config && config->sp_enabled();
+}
+
+void Accelerator::save_instead(const std::shared_ptr<detail::data::LoaderCore>& loader,
+                               const detail::data::LoaderCore& other) const {
+  for (auto& one : core_->registry.loaders) {
+    if (one.get() == &other) one = loader;
+  }
 }
 
 // ---- a step -------------------------------------------------------------------------------------

@@ -85,6 +85,9 @@ std::int64_t AcceleratorBase::tensor_parallel_rank() const {
 std::int64_t AcceleratorBase::context_parallel_rank() const {
   return rank_in(state_, "cp", "context_parallel_rank");
 }
+std::int64_t AcceleratorBase::sequence_parallel_rank() const {
+  return rank_in(state_, "sp", "sequence_parallel_rank");
+}
 std::int64_t AcceleratorBase::data_parallel_rank() const {
   return rank_in(state_, "dp_replicate", "data_parallel_rank");
 }

@@ -13,6 +13,7 @@
 #include "optim/optimizer_core.h"
 #include "optim/optimizer_state.h"
 #include "parallel/engine.h"
+#include "state/attention_rule.h"
 
 namespace accelerate {
 namespace detail::accelerator {
@@ -25,6 +26,9 @@ void refuse_empty_holder() {
 
 ForwardScope::ForwardScope(const ModelCore& core) : engine_(core.engine.get()) {
   if (engine_ != nullptr) entered_ = engine_->enter_forward();
+  if (core.attention && core.module->is_training()) {
+    attention_ = std::make_shared<state::AttentionRuleScope>(core.attention);
+  }
   if (core.cast) autocast_.emplace(core.cast->device_type, core.cast->dtype, core.cast->kwargs);
 }
 

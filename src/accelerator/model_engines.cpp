@@ -21,7 +21,7 @@ namespace {
 using GroupHandle = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 /// Dimensions of a mesh in which this version cannot train a model.
-constexpr auto kRefused = std::to_array<std::string_view>({"pp", "cp", "sp"});
+constexpr auto kRefused = std::to_array<std::string_view>({"pp"});
 
 void check_dimensions(const DeviceMesh& mesh) {
   for (const auto& name : mesh.mesh_dim_names()) {
@@ -35,10 +35,10 @@ void check_dimensions(const DeviceMesh& mesh) {
 }
 
 /// The processes that hold the same part of a model, each with gradients of its own: those of the
-/// dimensions of data and, where each has a part of a sequence only, of cp. Null if this process is
-/// the only one.
+/// dimensions of data and, since each has a part of a sequence only, of cp or sp. Null if this
+/// process is the only one.
 GroupHandle data_group(const DeviceMesh& mesh) {
-  for (const char* const name : {"dp_cp", "dp_replicate"}) {
+  for (const char* const name : {"dp_sp", "dp_cp", "dp_replicate"}) {
     if (mesh.has(name)) return mesh.get_group(name);
   }
   return nullptr;
@@ -55,7 +55,9 @@ sharding::ShardProcesses processes_of(const AcceleratorCore& core,
     if (mesh.has("dp_replicate")) processes.replicate = mesh.get_group("dp_replicate");
   };
   if (core.mesh->has("dp_shard")) {
-    take(*core.mesh, core.mesh->has("cp") ? "dp_shard_cp" : "dp_shard");
+    take(*core.mesh, core.mesh->has("sp")   ? "dp_shard_sp"
+                     : core.mesh->has("cp") ? "dp_shard_cp"
+                                            : "dp_shard");
   } else if (plan.groups.replicate > 1) {
     take(DeviceMesh(
              core.mesh->device_type(),

@@ -13,9 +13,10 @@ sharding::ShardRun run_of(const AcceleratorCore& core) {
   run.processes_per_node = state.local_num_processes().value_or(state.num_processes());
   if (const auto config = state.parallelism_config()) {
     // Those of the other dimensions keep parts of the model that are sharded each for itself.
-    run.num_processes = config->data_parallel_size() * config->cp_size.value_or(1);
+    const auto sequence = config->cp_size.value_or(1) * config->sp_size.value_or(1);
+    run.num_processes = config->data_parallel_size() * sequence;
     run.mesh = {.replicate = config->dp_replicate_size.value_or(1),
-                .shard = config->dp_shard_size.value_or(1) * config->cp_size.value_or(1)};
+                .shard = config->dp_shard_size.value_or(1) * sequence};
   }
   return run;
 }

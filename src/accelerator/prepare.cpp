@@ -14,6 +14,8 @@
 #include "core/call_site.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "model_parallel/attention_calls.h"
+#include "model_parallel/sequence_parallel.h"
 #include "optim/optimizer_state.h"
 #include "state/tensor_device.h"
 
@@ -118,6 +120,15 @@ void refuse_deepspeed(const AcceleratorCore& core) {
       "DeepSpeed does. Use an FSDP plugin, or dp_shard_size of parallelism_config.");
 }
 
+/// How the model computes attention in training mode; null: as usual.
+state::AttentionRulePtr attention_of(const AcceleratorCore& core, const torch::nn::Module& module) {
+  const auto config = core.state.parallelism_config();
+  if (!config || !core.mesh || !(config->cp_enabled() || config->sp_enabled())) return nullptr;
+  model_parallel::refuse_own_attention(module);
+  if (!config->sp_enabled()) return nullptr;
+  return model_parallel::ulysses_rule(*config->sp_handler, core.mesh->get_group("sp"));
+}
+
 }  // namespace
 
 std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> module,
@@ -136,6 +147,7 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   model->module = std::move(module);
   model->device = core.state.device();
   model->cast = core.cast;
+  model->attention = attention_of(core, *model->module);
   const auto plan = shared ? sharding_of(core, *model->module) : std::nullopt;
   if (plan) {
     // The engine moves the model unit by unit.

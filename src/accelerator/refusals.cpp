@@ -17,17 +17,9 @@ struct Refusal {
 
 constexpr auto kRefusals = std::to_array<Refusal>({
     {"capture", "this version does not capture steps yet. Steps run the same without."},
-    {"maybe_context_parallel",
-     "cp_size of the parallelism_config is more than 1, and this version has no context "
-     "parallelism "
-     "yet. Set it to 1."},
     {"lomo_backward",
      "the LOMO optimizers are a Python package that applies gradients within backward. Use an "
      "optimizer of accelerate/optim.h and backward; Lion and Adafactor keep little state."},
-    {"deepspeed_ulysses_dl_adapter",
-     "sp_size of the parallelism_config is more than 1, and DeepSpeed's sequence parallelism is "
-     "not "
-     "here. Set it to 1."},
 });
 
 }  // namespace

@@ -290,6 +290,10 @@ std::optional<MeshLayout> ParallelismConfig::mesh() const {
   flatten("dp", dp_dim_names());
   flatten("dp_shard_cp", dp_shard_cp_dim_names());
   flatten("dp_cp", dp_cp_dim_names());
+  if (sp_enabled()) {
+    flatten("dp_shard_sp", enabled(*this, {"dp_shard", "sp"}));
+    flatten("dp_sp", enabled(*this, {"dp_replicate", "dp_shard", "sp"}));
+  }
   return mesh;
 }
 

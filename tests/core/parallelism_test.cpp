@@ -73,6 +73,7 @@ TEST(ParallelismConfig, SequenceParallelismIsADimensionOfTheMesh) {
   const auto mesh = resolved(config, kEmpty).mesh().value();
   EXPECT_EQ(mesh.names(), (std::vector<std::string>{"dp_replicate", "sp"}));
   EXPECT_EQ(mesh.members("sp", 3), (std::vector<std::int64_t>{2, 3}));
+  EXPECT_EQ(mesh.members("dp_sp", 0), (std::vector<std::int64_t>{0, 1, 2, 3}));
 }
 
 TEST(ParallelismConfig, APipelineIsTheOutermostDimension) {

@@ -25,8 +25,9 @@ NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 NAVIGATION = {
     "Start": ["docs/quickstart.md", "docs/migrating.md", "docs/launching.md"],
     "Guides": ["docs/training.md", "docs/accumulation.md", "docs/precision.md", "docs/activation_checkpointing.md",
-               "docs/sharding.md", "docs/data.md", "docs/checkpointing.md", "docs/formats.md", "docs/inference.md",
-               "docs/trackers.md", "docs/monitor.md", "docs/commands.md", "docs/profiling.md", "docs/performance.md", "docs/threads.md"],
+               "docs/sharding.md", "docs/parallelism.md", "docs/data.md", "docs/checkpointing.md", "docs/formats.md",
+               "docs/inference.md", "docs/trackers.md", "docs/monitor.md", "docs/commands.md", "docs/profiling.md",
+               "docs/performance.md", "docs/threads.md"],
     "Trouble": ["docs/troubleshooting.md", "docs/faults.md"],
     "Reference": ["docs/options.md", "docs/parity.md", "docs/abi.md"],
     "Project": ["docs/architecture.md", "src/README.md", "docs/testing.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"],

@@ -197,6 +197,7 @@ class ACCELERATE_API AcceleratorBase {
   /// `StateError` without a `parallelism_config`.
   [[nodiscard]] std::int64_t tensor_parallel_rank() const;
   [[nodiscard]] std::int64_t context_parallel_rank() const;
+  [[nodiscard]] std::int64_t sequence_parallel_rank() const;
   [[nodiscard]] std::int64_t data_parallel_rank() const;
   [[nodiscard]] std::int64_t data_parallel_shard_rank() const;
   [[nodiscard]] std::int64_t pipeline_parallel_rank() const;

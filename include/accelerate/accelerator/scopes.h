@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "accelerate/detail/core/refuse_empty.h"
@@ -52,17 +53,23 @@ struct ContextParallelOptions {
   std::vector<at::Tensor> buffers = {};
   /// The dimension of each buffer that is the sequence.
   std::vector<std::int64_t> buffer_seq_dims = {};
-  /// Buffers that stay split at the end of the scope.
+  /// Those of them that stay split at the end of the scope.
   std::vector<at::Tensor> no_restore_buffers = {};
 };
 
-/// What `maybe_context_parallel` returns. Without context parallelism it has no effect.
+/// What `maybe_context_parallel` returns. It gives the buffers back what they had, without
+/// communication, also when an exception ends it. Without context parallelism it has no effect.
 class [[nodiscard]] ContextParallelScope {
  public:
   ContextParallelScope() = default;
-  ~ContextParallelScope() {}  // NOLINT(modernize-use-equals-default): a variable of it is used
+  /// For this library.
+  explicit ContextParallelScope(std::shared_ptr<void> entered) : entered_(std::move(entered)) {}
+  ~ContextParallelScope() = default;
   ContextParallelScope(const ContextParallelScope&) = delete;
   ContextParallelScope& operator=(const ContextParallelScope&) = delete;
+
+ private:
+  std::shared_ptr<void> entered_ = nullptr;
 };
 
 struct JoinOptions {

@@ -32,6 +32,10 @@ namespace accelerate::detail::parallel {
 class Engine;
 }  // namespace accelerate::detail::parallel
 
+namespace accelerate::detail::state {
+struct AttentionCall;
+}  // namespace accelerate::detail::state
+
 namespace accelerate {
 
 /// What `replace_parameter` does with the optimizer's state of the parameter.
@@ -75,6 +79,8 @@ struct ACCELERATE_API ModelCore : std::enable_shared_from_this<ModelCore> {
   /// How processes train the model together. Null for a model that this process has for itself: one
   /// process, evaluation, no trainable parameter.
   std::shared_ptr<parallel::Engine> engine = nullptr;
+  /// How the model computes attention in training mode; null: as usual.
+  std::shared_ptr<const std::function<at::Tensor(const state::AttentionCall&)>> attention = nullptr;
   /// Whether backward synchronizes gradients; false under `no_sync`.
   bool synchronizes = true;
   /// An error ended a backward before its gradients were synchronized.
@@ -110,6 +116,7 @@ class ACCELERATE_API ForwardScope {
  private:
   parallel::Engine* engine_;
   std::shared_ptr<void> entered_ = nullptr;
+  std::shared_ptr<void> attention_ = nullptr;
   std::optional<AutocastScope> autocast_ = std::nullopt;
 };
 
