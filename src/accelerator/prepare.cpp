@@ -195,6 +195,15 @@ state::AttentionRulePtr attention_of(const AcceleratorCore& core, const torch::n
   return model_parallel::ulysses_rule(*config->sp_handler, core.mesh->get_group("sp"));
 }
 
+/// How the model computes attention in training mode; null: as usual.
+state::AttentionRulePtr attention_of(const AcceleratorCore& core, const torch::nn::Module& module) {
+  const auto config = core.state.parallelism_config();
+  if (!config || !core.mesh || !(config->cp_enabled() || config->sp_enabled())) return nullptr;
+  model_parallel::refuse_own_attention(module);
+  if (!config->sp_enabled()) return nullptr;
+  return model_parallel::ulysses_rule(*config->sp_handler, core.mesh->get_group("sp"));
+}
+
 }  // namespace
 
 std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> module,
