@@ -9,6 +9,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/memory.h"
 #include "accelerator/accelerator_core.h"
+#include "accelerator/deepspeed_run.h"
 #include "accelerator/model_registry.h"
 #include "core/call_site.h"
 #include "core/log.h"
@@ -39,6 +40,9 @@ void Accelerator::end_training() {
 
 void Accelerator::forget_prepared() {
   core_->registry.forget_prepared();
+  if (core_->deepspeed) core_->registry.scaling = nullptr;
+  core_->registry.scaling_state = nullptr;
+  core_->deepspeed = nullptr;
   core_->step = 0;
   core_->run_state.buffers = {};
   clear_device_cache(/*garbage_collection=*/true);
@@ -143,17 +147,18 @@ void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& option
                        .own = core_->registry.models,
                        .join = core_->join},
                       [&] { run_autograd(scaled, options); });
+  if (core_->deepspeed) detail::accelerator::step_in_backward(*core_);
 }
 
 void Accelerator::unscale_gradients() {
-  if (!core_->registry.scaling) return;
+  if (!scaler()) return;
   for (const auto& optimizer : core_->registry.optimizers)
     core_->registry.scaling->unscale(*optimizer);
 }
 
 void Accelerator::unscale_gradients(const AcceleratedOptimizer& optimizer) {
   if (!optimizer) detail::refuse_empty("optimizer");
-  if (core_->registry.scaling) core_->registry.scaling->unscale(*optimizer._core());
+  if (scaler() != nullptr) core_->registry.scaling->unscale(*optimizer._core());
 }
 
 namespace {
@@ -170,6 +175,7 @@ void check_complete(const detail::accelerator::AcceleratorCore& core, const char
 
 at::Tensor Accelerator::clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
                                         double norm_type) {
+  if (core_->deepspeed) return core_->deepspeed->steps.clip_grad_norm_(max_norm);
   check_complete(*core_, "clip_grad_norm_");
   unscale_gradients();
   return detail::optim::clip_grad_norm_(parameters, max_norm, norm_type,
@@ -178,6 +184,11 @@ at::Tensor Accelerator::clip_grad_norm_(std::span<const at::Tensor> parameters, 
 }
 
 void Accelerator::clip_grad_value_(std::span<const at::Tensor> parameters, double clip_value) {
+  if (core_->deepspeed) {
+    throw UnsupportedError(
+        "DeepSpeed does not support `clip_grad_value_`: backward has stepped already. Set "
+        "gradient_clipping of the DeepSpeed configuration, which clips the norm.");
+  }
   check_complete(*core_, "clip_grad_value_");
   unscale_gradients();
   detail::optim::clip_grad_value_(parameters, clip_value, detail::accelerator::list_engines());
@@ -195,7 +206,9 @@ bool Accelerator::optimizer_step_was_skipped() const {
 }
 
 GradScaler* Accelerator::scaler() const {
-  return core_->registry.scaling ? &core_->registry.scaling->scaler() : nullptr;
+  // That of DeepSpeed follows its own rules, within backward.
+  if (!core_->registry.scaling || core_->deepspeed) return nullptr;
+  return &core_->registry.scaling->scaler();
 }
 
 // ---- uneven inputs ------------------------------------------------------------------------------

@@ -19,6 +19,8 @@
 
 namespace accelerate::detail::accelerator {
 
+struct DeepSpeedRun;
+
 struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   AcceleratorCore(const AcceleratorOptions& given, AcceleratorState made)
       : options(given), state(std::move(made)) {}
@@ -40,6 +42,8 @@ struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
   std::unique_ptr<Preemption> preemption = nullptr;
   /// With `monitor`, else null.
   std::shared_ptr<tracking::Recorder> recorder = nullptr;
+  /// In a run with DeepSpeed that has prepared a model, else null.
+  std::shared_ptr<DeepSpeedRun> deepspeed = nullptr;
   /// What is to be done before a preempted program ends; must not throw.
   std::function<void()> before_exit = {};
 

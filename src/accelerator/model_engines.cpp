@@ -48,7 +48,12 @@ GroupHandle data_group(const DeviceMesh& mesh) {
 sharding::ShardProcesses processes_of(const AcceleratorCore& core,
                                       const sharding::ShardPlan& plan) {
   sharding::ShardProcesses processes;
-  processes.all = data_group(*core.mesh);
+  processes.all = core.mesh ? data_group(*core.mesh) : nullptr;
+  // With DeepSpeed also whole models are sharded, over one process each.
+  if (core.deepspeed && plan.groups.shard == 1) {
+    processes.replicate = processes.all;
+    return processes;
+  }
   processes.shard = processes.all;
   const auto take = [&](const DeviceMesh& mesh, const char* shard) {
     processes.shard = mesh.get_group(shard);
@@ -68,7 +73,7 @@ sharding::ShardProcesses processes_of(const AcceleratorCore& core,
 /// Collective. A model of which each process keeps a part.
 std::shared_ptr<parallel::Engine> sharded_engine(const AcceleratorCore& core, ModelCore& model,
                                                  const sharding::ShardPlan& plan) {
-  if (data_group(*core.mesh) == nullptr) {
+  if (!core.deepspeed && data_group(*core.mesh) == nullptr) {
     throw ConfigError(
         "prepare: a plugin shards the model, but the mesh of parallelism_config has no processes "
         "to shard it over. Set dp_shard_size above 1, or leave the plugin out.");
@@ -103,7 +108,7 @@ std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
                                                const torch::nn::Module& module) {
   auto plan = shard_plan_of(core, module);
   if (plan && plan->spec.level == sharding::ShardLevel::kNone) return std::nullopt;
-  if (plan) {
+  if (plan && core.state.fsdp_plugin()) {
     plan->spec.state_dict_type =
         core.state.fsdp_plugin()->state_dict_type.value_or(StateDictType::kFullStateDict);
   }
@@ -127,7 +132,7 @@ std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
 
 void give_engine(const AcceleratorCore& core, ModelCore& model,
                  const std::optional<sharding::ShardPlan>& plan) {
-  check_dimensions(*core.mesh);
+  if (core.mesh) check_dimensions(*core.mesh);
   model.moves_inputs = !model.device.is_cpu();
   if (core.mesh->has("tp")) model_parallel::take_rules_off(*model.module);
   auto engine = data_engine(core, model, plan);

@@ -7,7 +7,9 @@
 #include "accelerate/environment.h"
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
+#include "accelerate/sharding/deepspeed.h"
 #include "accelerator/accelerator_core.h"
+#include "accelerator/deepspeed_run.h"
 #include "accelerator/model_engines.h"
 #include "accelerator/monitoring.h"
 #include "accelerator/step_checks.h"
@@ -75,14 +77,7 @@ void check_optimizer(const AcceleratorCore& core, const LRScheduler& scheduler) 
       "on.");
 }
 
-}  // namespace
-
-CalledFrom::CalledFrom(const std::source_location& where)
-    : here_(std::make_unique<AtCallSite>(where)) {}
-
-CalledFrom::~CalledFrom() = default;
-
-void Preparer::check(const DevicePlacement* placement, std::size_t objects) {
+void check(const DevicePlacement* placement, std::size_t objects) {
   if (!AcceleratorState::initialized() || !PartialState::initialized()) {
     throw StateError(
         "prepare: the state of the run was reset after this accelerator was made. Make a new "
@@ -92,6 +87,43 @@ void Preparer::check(const DevicePlacement* placement, std::size_t objects) {
     throw ArgumentError(str("prepare: device_placement has ", placement->flags().size(),
                             " flags for ", objects, " objects. Give one for each."));
   }
+}
+
+/// Of a run with DeepSpeed: models that are not trained belong to no engine.
+void begin_if_deepspeed(AcceleratorCore& core, PrepareObjects given) {
+  if (!uses_deepspeed(core)) return;
+  std::erase_if(given.models, [](const auto& one) { return !has_trained_parameter(*one); });
+  begin_deepspeed(core, given);
+}
+
+}  // namespace
+
+CalledFrom::CalledFrom(const std::source_location& where)
+    : here_(std::make_unique<AtCallSite>(where)) {}
+
+CalledFrom::~CalledFrom() = default;
+
+void Preparer::begin(const PrepareObjects& given, const DevicePlacement* placement,
+                     std::size_t size) const {
+  check(placement, size);
+  begin_if_deepspeed(core_, given);
+}
+
+void Preparer::finish(const PrepareObjects& given) const {
+  const auto model = core_.deepspeed ? core_.deepspeed->model.lock() : nullptr;
+  if (!model || std::ranges::find(given.models, model->module) == given.models.end()) return;
+  const auto& settings = core_.deepspeed->settings;
+  if (settings.optimizer_type && given.optimizers.empty()) {
+    static_cast<void>(optimizer(std::make_shared<DummyOptim>(model->module->parameters()), nullptr,
+                                std::nullopt));
+  }
+  if (!settings.scheduler_type || !given.schedulers.empty()) return;
+  const auto& optimizers = core_.registry.optimizers;
+  const auto own =
+      std::ranges::find_if(optimizers, [](const auto& one) { return one->stepped_in_backward; });
+  if (own == optimizers.end()) return;
+  static_cast<void>(
+      scheduler(optim::scheduler_parts(std::make_shared<DummyScheduler>(*(*own)->optimizer))));
 }
 
 bool is_spread(const torch::nn::Module& module) {
@@ -110,26 +142,18 @@ void refuse_spread_model() {
       "mode. Please rerun your program with `--num_processes=1`.");
 }
 
-/// A run with DeepSpeed steps within backward, also with whole models.
-void refuse_deepspeed(const AcceleratorCore& core) {
-  if (core.state.distributed_type() != DistributedType::kDeepspeed) return;
-  throw UnsupportedError(
-      "prepare: DEEPSPEED is asked for, but this version does not step within backward as "
-      "DeepSpeed does. Use an FSDP plugin, or dp_shard_size of parallelism_config.");
-}
-
 }  // namespace
 
 std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> module,
                                            std::optional<bool> placement,
                                            bool evaluation_mode) const {
   const auto& core = core_;
-  const bool shared =
-      core.state.use_distributed() && !evaluation_mode && has_trained_parameter(*module);
+  const bool trains = !evaluation_mode && has_trained_parameter(*module);
+  if (trains && !core.deepspeed) begin_if_deepspeed(core_, {.models = {module}});
+  const bool shared = trains && (core.state.use_distributed() || core.deepspeed);
   for (const auto& known : core.registry.models) {
     if (known->module == module && (known->engine != nullptr) == shared) return known;
   }
-  refuse_deepspeed(core);
   const bool spread = is_spread(*module);
   if (spread && core.state.use_distributed()) refuse_spread_model();
   auto model = std::make_shared<ModelCore>();
@@ -145,6 +169,7 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
     model->device = parameters.front().device();
   }
   if (shared) give_engine(core, *model, plan);
+  if (shared && core.deepspeed && core.deepspeed->model.expired()) core.deepspeed->model = model;
   add(model);
   return model;
 }
@@ -156,8 +181,12 @@ std::shared_ptr<optim::OptimizerCore> Preparer::optimizer(
   for (const auto& known : core.registry.optimizers) {
     if (known->optimizer.get() == optimizer.get()) return known;
   }
+  if (const auto* dummy = dynamic_cast<const DummyOptim*>(optimizer.get())) {
+    return this->optimizer(optimizer_for(core, *dummy), moved_from != nullptr ? moved_from : dummy,
+                           placement);
+  }
   auto result = optim::make_optimizer_core(std::move(optimizer), moved_from);
-  if (core.state.use_distributed() && core.options.drift_check > 0) {
+  if ((core.state.use_distributed() || core.deepspeed) && core.options.drift_check > 0) {
     result->before_step = StepChecks();
   }
   if (places(core, placement)) {
@@ -175,8 +204,22 @@ std::shared_ptr<optim::SchedulerCore> Preparer::scheduler(optim::SchedulerParts 
   for (const auto& known : core.registry.schedulers) {
     if (parts.ours != nullptr && known->parts.ours == parts.ours) return known;
   }
+  if (const auto* dummy = dynamic_cast<const DummyScheduler*>(parts.ours)) {
+    const auto own = optimizer_of(core, *dummy);
+    if (!own) {
+      throw StateError(
+          "prepare: the optimizer that the DummyScheduler was built on is not prepared. Prepare "
+          "them together.");
+    }
+    auto made =
+        this->scheduler(optim::scheduler_parts(scheduler_for(core, *dummy, *own->optimizer)));
+    made->stepped_in_backward = true;
+    return made;
+  }
   auto scheduler = std::make_shared<optim::SchedulerCore>();
   scheduler->optimizers = core.registry.optimizers;
+  scheduler->stepped_in_backward =
+      parts.ours != nullptr && is_stepped_in_backward(core, *parts.ours);
   if (parts.ours != nullptr) {
     if (const auto own = optimizer_of(core, *parts.ours)) {
       scheduler->optimizers = {own};
@@ -194,7 +237,8 @@ std::shared_ptr<optim::SchedulerCore> Preparer::scheduler(optim::SchedulerParts 
   scheduler->ends_quietly = !split;
   if (!split && options.step_scheduler_per_process) {
     scheduler->steps_per_call = core.state.num_processes();
-    const bool follows = scheduler->step_with_optimizer && !scheduler->parts.step_with_metric;
+    const bool follows = scheduler->step_with_optimizer && !scheduler->stepped_in_backward &&
+                         !scheduler->parts.step_with_metric;
     if (follows && scheduler->steps_per_call > 1) explain_steps(scheduler->steps_per_call);
   }
   add(scheduler);
@@ -210,8 +254,11 @@ void Preparer::add(const std::shared_ptr<ModelCore>& model) const {
                    : std::vector<std::shared_ptr<optim::OptimizerCore>>();
     };
   }
-  if (!add_once(core.registry.models, model) || !model->engine) return;
-  for (const auto& optimizer : core.registry.optimizers) optimizer->attach(model->engine);
+  if (!add_once(core.registry.models, model)) return;
+  for (const auto& optimizer : core.registry.optimizers) {
+    step_within_backward(core, *optimizer);
+    if (model->engine) optimizer->attach(model->engine);
+  }
 }
 
 void Preparer::add(const std::shared_ptr<optim::OptimizerCore>& optimizer) const {
@@ -221,6 +268,7 @@ void Preparer::add(const std::shared_ptr<optim::OptimizerCore>& optimizer) const
     core.registry.scaling->add(optimizer);
   }
   if (!add_once(core.registry.optimizers, optimizer)) return;
+  step_within_backward(core, *optimizer);
   record_steps(core, *optimizer);
   for (const auto& model : core.registry.models) {
     if (model->engine) optimizer->attach(model->engine);

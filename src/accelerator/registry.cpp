@@ -294,7 +294,8 @@ std::vector<StateEntry> ObjectRegistry::entries(const EntryOptions& options) con
   }
   if (scaling) {
     const std::shared_ptr<GradScaler> scaler(scaling, &scaling->scaler());
-    all.push_back({StateKind::kScaler, "scaler", state::make_stateful(scaler)});
+    all.push_back({StateKind::kScaler, "scaler",
+                   scaling_state ? scaling_state : state::make_stateful(scaler)});
   }
   if (random_states) {
     all.push_back({StateKind::kRandomStates, std::string(kRngStateName), random_states});

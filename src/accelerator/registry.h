@@ -41,6 +41,8 @@ struct ObjectRegistry {
   std::vector<std::shared_ptr<data::LoaderCore>> loaders = {};
   /// With float16 on an accelerator.
   std::shared_ptr<optim::LossScaling> scaling = nullptr;
+  /// What is saved of it; null for its GradScaler.
+  std::shared_ptr<Stateful> scaling_state = nullptr;
   std::shared_ptr<Stateful> random_states = nullptr;
   /// Objects of the program.
   std::vector<std::shared_ptr<Stateful>> custom = {};

@@ -34,37 +34,6 @@ Value micro_batch_size(const DeepSpeedPlugin& plugin, const DeepSpeedObjects& ob
                                    : *std::ranges::max_element(sizes);
 }
 
-void check_optimizer_and_scheduler(const DeepSpeedPlugin& plugin, const DeepSpeedObjects& objects) {
-  const auto& tree = plugin.deepspeed_config();
-  const bool dummy_optimizer = objects.optimizer == GivenObject::kDummy;
-  if (tree.contains("optimizer") && objects.optimizer == GivenObject::kReal) {
-    throw ConfigError(
-        "You cannot specify an optimizer in the config file and in the code at the same time. "
-        "Remove it from the DeepSpeed configuration, or give prepare a DummyOptim.");
-  }
-  if (!tree.contains("optimizer") && dummy_optimizer) {
-    throw ConfigError(
-        "You cannot create a `DummyOptim` without specifying an optimizer in the config file. Add "
-        "'optimizer' to the DeepSpeed configuration, or give prepare an optimizer.");
-  }
-  if (tree.contains("scheduler") && objects.scheduler == GivenObject::kReal) {
-    throw ConfigError(
-        "You cannot specify a scheduler in the config file and in the code at the same time. "
-        "Remove it from the DeepSpeed configuration, or give prepare a DummyScheduler.");
-  }
-  if (!tree.contains("scheduler") && objects.scheduler == GivenObject::kDummy &&
-      !objects.has_scheduler_callable) {
-    throw ConfigError(
-        "Either specify a scheduler in the config file or pass in the `lr_scheduler_callable` "
-        "parameter when using DummyScheduler.");
-  }
-  if (dummy_optimizer && objects.scheduler == GivenObject::kReal) {
-    throw ConfigError(
-        "You can only specify a DummyScheduler in the code when using `DummyOptim`: the optimizer "
-        "of the DeepSpeed configuration is made by prepare.");
-  }
-}
-
 /// The sizes of buckets follow from the width of the model.
 void add_sizes(Value::Dict& values, const DeepSpeedPlugin& plugin,
                const DeepSpeedObjects& objects) {
@@ -104,6 +73,37 @@ void add_scheduler(Value::Dict& values, const DeepSpeedObjects& objects) {
 }
 
 }  // namespace
+
+void check_optimizer_and_scheduler(const DeepSpeedPlugin& plugin, const DeepSpeedObjects& objects) {
+  const auto& tree = plugin.deepspeed_config();
+  const bool dummy_optimizer = objects.optimizer == GivenObject::kDummy;
+  if (tree.contains("optimizer") && objects.optimizer == GivenObject::kReal) {
+    throw ConfigError(
+        "You cannot specify an optimizer in the config file and in the code at the same time. "
+        "Remove it from the DeepSpeed configuration, or give prepare a DummyOptim.");
+  }
+  if (!tree.contains("optimizer") && dummy_optimizer) {
+    throw ConfigError(
+        "You cannot create a `DummyOptim` without specifying an optimizer in the config file. Add "
+        "'optimizer' to the DeepSpeed configuration, or give prepare an optimizer.");
+  }
+  if (tree.contains("scheduler") && objects.scheduler == GivenObject::kReal) {
+    throw ConfigError(
+        "You cannot specify a scheduler in the config file and in the code at the same time. "
+        "Remove it from the DeepSpeed configuration, or give prepare a DummyScheduler.");
+  }
+  if (!tree.contains("scheduler") && objects.scheduler == GivenObject::kDummy &&
+      !objects.has_scheduler_callable) {
+    throw ConfigError(
+        "Either specify a scheduler in the config file or pass in the `lr_scheduler_callable` "
+        "parameter when using DummyScheduler.");
+  }
+  if (dummy_optimizer && objects.scheduler == GivenObject::kReal) {
+    throw ConfigError(
+        "You can only specify a DummyScheduler in the code when using `DummyOptim`: the optimizer "
+        "of the DeepSpeed configuration is made by prepare.");
+  }
+}
 
 std::int64_t fill_deepspeed_config(DeepSpeedPlugin& plugin, const DeepSpeedObjects& objects,
                                    Warnings& warnings) {

@@ -52,4 +52,8 @@ ACCELERATE_API std::int64_t fill_deepspeed_config(DeepSpeedPlugin& plugin,
                                                   const DeepSpeedObjects& objects,
                                                   Warnings& warnings);
 
+/// The part of it that looks at the optimizer and the scheduler.
+ACCELERATE_API void check_optimizer_and_scheduler(const DeepSpeedPlugin& plugin,
+                                                  const DeepSpeedObjects& objects);
+
 }  // namespace accelerate::detail::inline core

@@ -82,6 +82,7 @@ struct Emulation {
   std::string_view becomes;
 };
 constexpr std::string_view kNoEffect = "it has no effect on results here";
+constexpr std::string_view kForNvme = "it has no effect without offload to nvme";
 constexpr auto kEmulated = std::to_array<Emulation>({
     {"zero_optimization.reduce_bucket_size", "modules up to this size are reduced together"},
     {"zero_optimization.allgather_bucket_size",
@@ -98,7 +99,29 @@ constexpr auto kEmulated = std::to_array<Emulation>({
     {"zero_optimization.round_robin_gradients", kNoEffect},
     {"zero_optimization.allgather_partitions", kNoEffect},
     {"zero_optimization.legacy_stage1", kNoEffect},
-    {"wall_clock_breakdown", kNoEffect},
+    {"zero_optimization.sub_group_size", kForNvme},
+    {"zero_optimization.offload_optimizer.buffer_count", kForNvme},
+    {"zero_optimization.offload_optimizer.pipeline_read", kForNvme},
+    {"zero_optimization.offload_optimizer.pipeline_write", kForNvme},
+    {"zero_optimization.offload_param.buffer_count", kForNvme},
+    {"zero_optimization.offload_param.buffer_size", kForNvme},
+    {"zero_optimization.offload_param.max_in_cpu", kForNvme},
+    {"seq_parallel_communication_data_type", "it has no effect without sequence parallelism"},
+    {"wall_clock_breakdown",
+     "it prints nothing here; `accelerate monitor` shows the times of steps"},
+});
+
+/// Switches whose other position DeepSpeed has for speed alone.
+struct FixedSwitch {
+  std::string_view key;
+  bool S::* member;
+  std::string_view instead;
+};
+constexpr auto kFixed = std::to_array<FixedSwitch>({
+    {"zero_optimization.contiguous_gradients", &S::contiguous_gradients,
+     "gradients are copied into one buffer all the same"},
+    {"zero_optimization.reduce_scatter", &S::reduce_scatter,
+     "each process gets its part of the mean all the same, which is that of an all-reduce"},
 });
 
 /// Keys and sections that change results and have no counterpart.
@@ -239,6 +262,10 @@ void check_ranges(const S& settings) {
           "1 or more");
   require(settings.optimizer_ratio == 1, "zero_optimization.offload_optimizer.ratio",
           settings.optimizer_ratio, "1: all of the optimizer is moved");
+  require(settings.gradient_predivide_factor > 0, "gradient_predivide_factor",
+          settings.gradient_predivide_factor, "more than 0");
+  require(settings.ignore_unused_parameters, "zero_optimization.ignore_unused_parameters", "false",
+          "true: parameters that a loss does not reach count as zeros");
   require(settings.autotp_size <= 1, "tensor_parallel.autotp_size", settings.autotp_size,
           "0: models are not split by tensor parallelism on their own");
   if (settings.fp16 && settings.bf16) {
@@ -267,6 +294,11 @@ DeepSpeedSettings deepspeed_settings(const Value::Dict& tree) {
   for (const auto& [key, becomes] : kEmulated) {
     if (config.get_value(key).is_none()) continue;
     settings.notes.push_back(str("'", key, "' of the DeepSpeed configuration: ", becomes, "."));
+  }
+  for (const auto& [key, member, instead] : kFixed) {
+    if (settings.*member) continue;
+    settings.notes.push_back(
+        str("'", key, "' of the DeepSpeed configuration is false: ", instead, "."));
   }
   return settings;
 }

@@ -43,4 +43,16 @@ double DeepSpeedLossScale::update(bool overflow) {
   return scale_;
 }
 
+Value::Dict DeepSpeedLossScale::state_dict() const {
+  return {{"cur_scale", scale_}, {"cur_hysteresis", hysteresis_}, {"clean_iterations", clean_}};
+}
+
+void DeepSpeedLossScale::load_state_dict(const Value& state) {
+  const auto scale = state.at("cur_scale").as_double();
+  const auto hysteresis = state.at("cur_hysteresis").as_int();
+  clean_ = state.at("clean_iterations").as_int();
+  scale_ = scale;
+  hysteresis_ = hysteresis;
+}
+
 }  // namespace accelerate::detail::inline core

@@ -19,6 +19,11 @@ class ACCELERATE_API DeepSpeedLossScale {
   /// would have to go below its minimum.
   double update(bool overflow);
 
+  /// cur_scale, cur_hysteresis, clean_iterations.
+  [[nodiscard]] Value::Dict state_dict() const;
+  /// Throws `ArgumentError` if an entry is missing.
+  void load_state_dict(const Value& state);
+
  private:
   double scale_;
   double minimum_;

@@ -4,6 +4,7 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/optim.h"
+#include "accelerate/state/partial_state.h"
 #include "core/text.h"
 #include "sharding/unit_policy.h"
 
@@ -66,7 +67,7 @@ std::vector<std::string> set_moe_leaf_modules(const DeepSpeedPlugin& plugin,
 
 std::unique_ptr<InitOnDeviceScope> zero3_init_context_manager(const DeepSpeedPlugin& plugin,
                                                               bool enable) {
-  if (!enable || plugin.zero_stage != 3) return nullptr;
+  if (!enable || plugin.zero_stage != 3 || PartialState().is_main_process()) return nullptr;
   return std::make_unique<InitOnDeviceScope>(c10::kMeta);
 }
 

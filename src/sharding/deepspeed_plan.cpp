@@ -1,4 +1,5 @@
 // A DeepSpeed configuration as what the sharded engine is asked for.
+#include <algorithm>
 #include <filesystem>
 
 #include "accelerate/errors.h"
@@ -83,6 +84,34 @@ std::int64_t prefetch_of(const DeepSpeedSettings& settings, const Module& model,
   return 2 * largest_elements(model, units) <= settings.max_live_parameters ? 1 : 0;
 }
 
+/// Whether whole models, averaged as data parallelism does it, do all that the settings ask for.
+bool is_plain(const DeepSpeedSettings& settings, const ShardRun& run) {
+  return settings.stage == 0 && run.num_processes > 1 && !settings.fp16 && !settings.bf16 &&
+         !settings.prescale_gradients && settings.gradient_predivide_factor == 1 &&
+         !settings.communication_data_type && settings.overlap_comm;
+}
+
+/// DeepSpeed casts the whole module, buffers too.
+void set_precision(ShardPrecision& precision, const DeepSpeedSettings& settings,
+                   const ShardRun& run) {
+  if (settings.fp16) precision.param_dtype = compute_dtype(FloatType::kFp16, run);
+  if (settings.bf16) precision.param_dtype = compute_dtype(FloatType::kBf16, run);
+  precision.buffer_dtype = precision.param_dtype;
+  precision.cast_forward_inputs = !settings.fp16 || settings.fp16_auto_cast;
+  precision.reduce_dtype = communication_type(settings, run);
+  precision.float32_masters = true;
+}
+
+void set_reductions(ShardSpec& spec, const DeepSpeedSettings& settings, const ShardRun& run) {
+  spec.overlap_reductions = settings.overlap_comm;
+  // DeepSpeed takes the factor for sums that are divided afterwards.
+  if (settings.prescale_gradients) {
+    spec.divide_before = static_cast<double>(run.num_processes);
+  } else if (settings.gradient_predivide_factor != 1) {
+    spec.divide_before = settings.gradient_predivide_factor;
+  }
+}
+
 }  // namespace
 
 ShardPlan plan_from(const DeepSpeedPlugin& plugin, const Module& model, const ShardRun& run) {
@@ -91,8 +120,9 @@ ShardPlan plan_from(const DeepSpeedPlugin& plugin, const Module& model, const Sh
   plan.notes = settings.notes;
   plan.groups = groups_of(settings, run);
   auto& spec = plan.spec;
-  spec.level =
-      plan.groups.replicates_only() ? ShardLevel::kNone : static_cast<ShardLevel>(settings.stage);
+  // Shards of one process each are whole.
+  spec.level = is_plain(settings, run) ? ShardLevel::kNone
+                                       : static_cast<ShardLevel>(std::max<int>(1, settings.stage));
   spec.accumulate_unsharded = settings.stage < 2;
   const bool stage_3 = settings.stage == 3;
   const auto leaves = set_moe_leaf_modules(plugin, model);
@@ -103,11 +133,12 @@ ShardPlan plan_from(const DeepSpeedPlugin& plugin, const Module& model, const Sh
   spec.forward_prefetch = prefetch;
   spec.backward_prefetch = prefetch;
   spec.offload = offload_of(settings);
-  auto& precision = spec.precision;
-  if (settings.fp16) precision.param_dtype = compute_dtype(FloatType::kFp16, run);
-  if (settings.bf16) precision.param_dtype = compute_dtype(FloatType::kBf16, run);
-  precision.reduce_dtype = communication_type(settings, run);
-  precision.float32_masters = true;
+  set_precision(spec.precision, settings, run);
+  set_reductions(spec, settings, run);
+  spec.state_dict_type = StateDictType::kShardedStateDict;
+  spec.deepspeed_names = true;
+  spec.whole_state =
+      stage_3 && !settings.gather_16bit_weights ? WholeState::kRefused : WholeState::kComputeTypes;
   // DeepSpeed takes the weights of the first process.
   spec.first_process_has_values = true;
   if (settings.dump_state) {

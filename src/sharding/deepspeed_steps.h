@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "accelerate/api.h"
+#include "accelerate/state/stateful.h"
 #include "core/deepspeed_settings.h"
 #include "optim/optimizer_core.h"
 
@@ -39,19 +40,22 @@ class ACCELERATE_API DeepSpeedSteps {
   /// What `clip_grad_norm_` returns: the norm before the last step, undefined before the first.
   /// Warns once if `max_norm` is not what the configuration clips to.
   [[nodiscard]] at::Tensor clip_grad_norm_(double max_norm) const;
-  /// Whether the last step was skipped for an overflow.
-  [[nodiscard]] bool step_was_skipped() const noexcept { return skipped_; }
 
  private:
   double clipping_;
   at::Tensor norm_;
-  bool skipped_ = false;
+};
+
+struct DeepSpeedScaling {
+  std::shared_ptr<optim::LossScaling> scaling = nullptr;
+  /// The rule of its factor; null if that does not change.
+  std::shared_ptr<Stateful> state = nullptr;
 };
 
 /// The factor on the loss by DeepSpeed's rule in float16, and a factor of 1 that only skips steps
 /// for bf16 with check_grad_overflow; null otherwise, and for float16 on the CPU, which does not
 /// train in it.
-[[nodiscard]] ACCELERATE_API std::shared_ptr<optim::LossScaling> loss_scaling(
-    const DeepSpeedSettings& settings, bool on_cpu);
+[[nodiscard]] ACCELERATE_API DeepSpeedScaling loss_scaling(const DeepSpeedSettings& settings,
+                                                           bool on_cpu);
 
 }  // namespace accelerate::detail::sharding

@@ -191,6 +191,7 @@ void ShardedState::launch(Flat& flat) {
   flat.reduction = collectives.start_mean(units[flat.unit]->title(), flat.reduced, flat.buffer);
   flat.is_reduced = true;
   in_flight = &flat;
+  if (!spec.overlap_reductions) finish(flat);
 }
 
 void ShardedState::finish(Flat& flat) {
@@ -264,7 +265,9 @@ void ShardedState::average_whole() {
       gradients.push_back(gradient);
     }
   }
-  parallel::average_gradients(gradients, nullptr, collectives.groups().all);
+  if (const auto& all = collectives.groups().all) {
+    parallel::average_gradients(gradients, nullptr, all);
+  }
 }
 
 void ShardedState::forget_unused() {

@@ -18,12 +18,16 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 /// The processes that train a model.
 struct ShardProcesses {
-  /// Each of these has another shard.
-  GroupHandle shard;
+  /// Each of these has another shard; null if there is one only.
+  GroupHandle shard = nullptr;
   /// Each of these has the same shard; null if there is one only.
   GroupHandle replicate = nullptr;
-  /// All of them, in any number of dimensions.
-  GroupHandle all;
+  /// All of them, in any number of dimensions; null if there is one only.
+  GroupHandle all = nullptr;
+
+  [[nodiscard]] std::int64_t shards() const;
+  /// Among those with other shards.
+  [[nodiscard]] std::int64_t rank() const;
 };
 
 struct CallCount {
@@ -52,15 +56,15 @@ struct ShardStats {
 /// compare, beside shape and type: units of equal size must not be mistaken for one another.
 class ShardCollectives {
  public:
-  ShardCollectives(ShardProcesses groups, c10::Device device);
+  /// `divide_before` is that of `ShardSpec`.
+  ShardCollectives(ShardProcesses groups, c10::Device device, double divide_before = 0);
 
   [[nodiscard]] const ShardProcesses& groups() const { return groups_; }
   [[nodiscard]] c10::Device device() const { return device_; }
-  [[nodiscard]] std::int64_t shards() const { return groups_.shard->getSize(); }
+  [[nodiscard]] std::int64_t shards() const { return groups_.shards(); }
   [[nodiscard]] std::int64_t replicas() const {
     return groups_.replicate ? groups_.replicate->getSize() : 1;
   }
-  [[nodiscard]] std::int64_t rank() const { return groups_.shard->getRank(); }
 
   /// Returned before it is complete.
   [[nodiscard]] WorkPtr all_gather(const std::string& what, at::Tensor out, at::Tensor in);
@@ -80,16 +84,19 @@ class ShardCollectives {
   void broadcast(const std::string& what, const at::Tensor& tensor, int from);
   /// The shards of `whole`, of the first process, to all processes.
   void scatter_from_first(const std::string& what, const at::Tensor& whole, at::Tensor& shard);
-  [[nodiscard]] bool is_first() const { return groups_.all->getRank() == 0; }
+  [[nodiscard]] bool is_first() const { return !groups_.all || groups_.all->getRank() == 0; }
 
   ShardStats stats = {};
 
  private:
   void reduce_in(const GroupHandle& group, const std::string& what, at::Tensor& tensor,
                  c10d::ReduceOp::RedOpType reduction);
+  /// What gradients of a type are divided by before they are summed; 0 if that comes after it.
+  [[nodiscard]] double divided_before(at::ScalarType dtype) const;
 
   ShardProcesses groups_;
   c10::Device device_;
+  double divide_before_;
   // Whether a group takes means by itself.
   bool shards_average_;
   bool replicas_average_;

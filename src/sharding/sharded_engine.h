@@ -69,7 +69,8 @@ class ACCELERATE_API ShardedEngine final : public parallel::Engine,
   void set_accumulated_gradient(const at::Tensor& parameter, const at::Tensor& gradient) override;
   [[nodiscard]] bool is_sharded() const override;
   /// The masters, unit by unit, in host memory on the first process of each host; nothing on the
-  /// others. Own tensors on all processes where they hold the masters of all.
+  /// others. Own tensors on all processes where they hold the masters of all. Throws `ConfigError`
+  /// if the spec refuses it.
   [[nodiscard]] StateDict state_dict(const torch::nn::Module& module) override;
   /// All processes must have `state`.
   void load_state_dict(torch::nn::Module& module, const StateDict& state, bool strict) override;
@@ -82,6 +83,7 @@ class ACCELERATE_API ShardedEngine final : public parallel::Engine,
   [[nodiscard]] std::vector<std::string> names_in(
       const torch::optim::Optimizer& optimizer) override;
   [[nodiscard]] StateDictType state_dict_type() const override;
+  [[nodiscard]] bool has_deepspeed_names() const override;
 
   [[nodiscard]] const ShardStats& stats() const;
   [[nodiscard]] ShardedState& state() { return *state_; }

@@ -101,8 +101,8 @@ Placement placement_of(const ShardSpec& spec, const ShardProcesses& groups, c10:
   return {.device = at::empty({0}, at::TensorOptions().device(device)).device(),
           .masters_on_host = on_host,
           .pin_memory = on_host && offload.pin_memory && !device.is_cpu(),
-          .processes = groups.shard->getSize(),
-          .rank = groups.shard->getRank()};
+          .processes = groups.shards(),
+          .rank = groups.rank()};
 }
 
 struct Living {
@@ -134,7 +134,7 @@ ShardedState::ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardPro
                            c10::Device device, std::int64_t drift_check)
     : spec(std::move(wanted)),
       placement(placement_of(spec, groups, device)),
-      collectives(std::move(groups), device),
+      collectives(std::move(groups), device, spec.divide_before),
       ring(device) {
   const auto named = name_collectives("prepare");
   const at::NoGradGuard no_grad;
@@ -143,7 +143,7 @@ ShardedState::ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardPro
   if (collectives.is_first()) initialize(module, spec);
   auto plan = plan_units(module, spec);
   check_module(module, plan);
-  parallel::check_same_model(facts_of(plan), collectives.groups().all);
+  if (const auto& all = collectives.groups().all) parallel::check_same_model(facts_of(plan), all);
   whole = std::move(plan.whole);
   take_buffers(module);
 

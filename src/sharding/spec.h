@@ -22,6 +22,13 @@ enum class ShardLevel : std::uint8_t { kNone, kOptimizer, kGradients, kParameter
 
 enum class OffloadTarget : std::uint8_t { kNone, kCpu, kNvme };
 
+/// What `state_dict` of a sharded model returns.
+enum class WholeState : std::uint8_t {
+  kMasters,
+  kComputeTypes,  // what the model computes in
+  kRefused        // it throws: the configuration does not allow to gather weights
+};
+
 /// The types of a model. What is unset stays as it is.
 struct ShardPrecision {
   /// What parameters are gathered as and compute in. The masters, which the optimizer steps on,
@@ -62,6 +69,11 @@ struct ShardSpec {
   bool prefetch_after_gradients = false;
   /// At most two gathers are under way.
   bool limit_gathers = true;
+  /// Reductions run while backward goes on.
+  bool overlap_reductions = true;
+  /// Gradients are divided by it before they are summed over processes, and by the rest after; 0:
+  /// as suits their type.
+  double divide_before = 0;
   /// Parameters with fewer elements stay gathered.
   std::int64_t keep_gathered_below = 0;
   /// A parameter that no process used keeps no gradient, instead of zeros.
@@ -75,6 +87,9 @@ struct ShardSpec {
   std::vector<std::string> ignored = {};
   /// In which files `save_state` puts the model and its optimizers.
   StateDictType state_dict_type = StateDictType::kFullStateDict;
+  /// Its folders have the names of DeepSpeed.
+  bool deepspeed_names = false;
+  WholeState whole_state = WholeState::kMasters;
   /// Only the first process has the values of parameters and buffers.
   bool first_process_has_values = false;
   /// Gives a module on the meta device memory. Unset: empty tensors.

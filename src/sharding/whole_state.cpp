@@ -22,6 +22,16 @@ at::Tensor gather_masters(ShardedState& state, const Flat& flat) {
   return all;
 }
 
+/// In Python's words.
+[[noreturn]] void refuse_whole_state() {
+  throw ConfigError(
+      "Cannot get 16bit model weights because `stage3_gather_16bit_weights_on_model_save` in "
+      "DeepSpeed config is False. To save the model weights in 16bit, set it to true in the "
+      "DeepSpeed configuration, or `zero3_save_16bit_model` of the plugin (`accelerate launch "
+      "--zero3_save_16bit_model true`). `save_state` needs neither, and `accelerate merge-weights` "
+      "makes one file of what it saves.");
+}
+
 }  // namespace
 
 bool ShardedEngine::is_sharded() const {
@@ -32,6 +42,7 @@ StateDict ShardedEngine::state_dict(const torch::nn::Module& module) {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
   const at::NoGradGuard no_grad;
+  if (state.spec.whole_state == WholeState::kRefused) refuse_whole_state();
   state.finish_phase();
   state.drop_stale();
   auto own = accelerate::state_dict(module);
@@ -40,6 +51,7 @@ StateDict ShardedEngine::state_dict(const torch::nn::Module& module) {
   for (const auto* flat : state.flats) {
     auto all = gather_masters(state, *flat);
     if (!keeps) continue;
+    if (state.spec.whole_state == WholeState::kComputeTypes) all = all.to(flat->compute_dtype);
     all = all.cpu();
     for (const auto& slice : flat->slices) {
       const auto values = all.narrow(0, slice.offset, slice.size).view(slice.sizes).clone();
@@ -123,6 +135,8 @@ std::vector<std::string> ShardedEngine::names_in(const torch::optim::Optimizer& 
   }
   return names;
 }
+
+bool ShardedEngine::has_deepspeed_names() const { return state_->spec.deepspeed_names; }
 
 StateDictType ShardedEngine::state_dict_type() const { return state_->spec.state_dict_type; }
 

@@ -91,7 +91,8 @@ class ACCELERATE_API HiddenSizes {
     const DeepSpeedPlugin& plugin, const torch::nn::Module& model);
 
 /// Models that are built while the guard lives have no memory for their weights, of which each
-/// process will have a part. Null, and without effect, unless `enable` is true and the stage is 3.
+/// process will get a part in `prepare`, from the first process: it needs the values, in the host's
+/// memory, and gets null. Null, and without effect, unless `enable` is true and the stage is 3.
 ///
 ///     auto building = zero3_init_context_manager(plugin, *plugin.zero3_init_flag);
 [[nodiscard]] ACCELERATE_API std::unique_ptr<InitOnDeviceScope> zero3_init_context_manager(

@@ -1,8 +1,7 @@
 // accelerate/detail/accelerator/prepare.h - what `Accelerator::prepare` makes of each kind of
 // object.
 //
-// Part of accelerate/accelerator.h. Templates find out what an object is; functions without
-// templates do the work.
+// Part of accelerate/accelerator.h. Templates find out what an object is, the rest does the work.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -48,8 +47,11 @@ class ACCELERATE_API Preparer {
  public:
   explicit Preparer(AcceleratorCore& core) : core_(core) {}
 
-  /// Throws `StateError` if the state was reset, and `ArgumentError` for another number of flags.
-  static void check(const DevicePlacement* placement, std::size_t objects);
+  /// Throws `StateError` if the state was reset, `ArgumentError` for another number of flags, and
+  /// as `begin_deepspeed`.
+  void begin(const PrepareObjects& given, const DevicePlacement* placement, std::size_t size) const;
+  /// Makes what the configuration of the run has, but is not among the objects.
+  void finish(const PrepareObjects& given) const;
 
   // Collective. Each registers what it makes.
   [[nodiscard]] std::shared_ptr<ModelCore> model(std::shared_ptr<torch::nn::Module> module,
@@ -210,7 +212,9 @@ auto prepare_all(const Preparer& preparer, const DevicePlacement* placement, Ts&
                 "be changed, so the optimizer must not be moved: give it by name (lvalue), or use "
                 "the scheduler of the same name in accelerate/scheduler.h.");
   const auto named = name_collectives("prepare");
-  Preparer::check(placement, sizeof...(Ts));
+  PrepareObjects given;
+  (given.add(std::as_const(objects)), ...);
+  preparer.begin(given, placement, sizeof...(Ts));
   std::tuple<std::optional<decltype(prepare_one(preparer, std::declval<Ts>(), true))>...> slots;
 
   const auto prepare_stage = [&]<PrepareStage stage, std::size_t... I>(
@@ -232,18 +236,15 @@ auto prepare_all(const Preparer& preparer, const DevicePlacement* placement, Ts&
   prepare_stage(std::integral_constant<PrepareStage, kOptimizers>(), indices);
   prepare_stage(std::integral_constant<PrepareStage, kSchedulers>(), indices);
   prepare_stage(std::integral_constant<PrepareStage, kLoaders>(), indices);
+  preparer.finish(given);
 
-  return std::apply(
-      [](auto&... slot) {
-        auto all = std::tuple_cat(std::move(*slot)...);
-        if constexpr (sizeof...(slot) == 1) {
-          using Only = std::tuple_element_t<0, decltype(all)>;
-          return static_cast<Only>(std::get<0>(std::move(all)));
-        } else {
-          return all;
-        }
-      },
-      slots);
+  auto all = std::apply([](auto&... slot) { return std::tuple_cat(std::move(*slot)...); }, slots);
+  if constexpr (sizeof...(Ts) == 1) {
+    using Only = std::tuple_element_t<0, decltype(all)>;
+    return static_cast<Only>(std::get<0>(std::move(all)));
+  } else {
+    return all;
+  }
 }
 
 }  // namespace accelerate::detail::accelerator

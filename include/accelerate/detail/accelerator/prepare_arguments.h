@@ -110,6 +110,46 @@ template <class T>
   return PrepareStage::kLoaders;
 }
 
+/// Where the object is, however it is given; null for an empty pointer.
+template <class Arg>
+const typename Target<Arg>::type* address_of(const Arg& object) {
+  if constexpr (std::same_as<typename Target<Arg>::type, Arg>) {
+    return std::addressof(object);
+  } else {
+    return object.get();
+  }
+}
+
+/// What a call of `prepare` was given that is not prepared already. Loaders may be.
+struct PrepareObjects {
+  std::vector<std::shared_ptr<torch::nn::Module>> models = {};
+  std::vector<const torch::optim::Optimizer*> optimizers = {};
+  /// Null for one of LibTorch.
+  std::vector<const LRScheduler*> schedulers = {};
+  /// Of each loader; nullopt if it has none.
+  std::vector<std::optional<std::int64_t>> batch_sizes = {};
+
+  template <class Arg>
+  void add(const Arg& object) {
+    if constexpr (kIsPreparedModel<Arg> || std::same_as<Arg, AcceleratedOptimizer> ||
+                  std::same_as<Arg, AcceleratedScheduler>) {
+      return;
+    } else if constexpr (AnyModel<Arg>) {
+      models.push_back(module_of(object));
+    } else if constexpr (kIsDataLoader<Arg>) {
+      batch_sizes.push_back(object.batch_size());
+    } else if constexpr (AnyOptimizer<Arg>) {
+      optimizers.push_back(address_of(object));
+    } else if constexpr (SchedulerArgument<Arg>) {
+      if constexpr (std::derived_from<typename Target<Arg>::type, LRScheduler>) {
+        schedulers.push_back(address_of(object));
+      } else {
+        schedulers.push_back(nullptr);
+      }
+    }
+  }
+};
+
 /// The object as a shared pointer that shares, owns or refers to it, as it was given.
 template <class Base, class Arg>
 std::shared_ptr<Base> taken(Arg&& object) {
