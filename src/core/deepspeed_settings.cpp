@@ -82,7 +82,9 @@ struct Emulation {
   std::string_view becomes;
 };
 constexpr std::string_view kNoEffect = "it has no effect on results here";
-constexpr std::string_view kForNvme = "it has no effect without offload to nvme";
+constexpr std::string_view kForNvme =
+    "it has no effect here: the files of nvme are mapped, and the kernel reads ahead and writes "
+    "behind";
 constexpr auto kEmulated = std::to_array<Emulation>({
     {"zero_optimization.reduce_bucket_size", "modules up to this size are reduced together"},
     {"zero_optimization.allgather_bucket_size",

@@ -10,6 +10,11 @@
 #include "core/text.h"
 #include "optim/elementwise.h"
 #include "optim/optimizer_state.h"
+<<<<<<< HEAD
+=======
+#include "optim/optimizer_traits.h"
+#include "optim/torch_optimizers.h"
+>>>>>>> f28d569 (sharding: offload to nvme in mapped files)
 #include "optim/update_rules.h"
 #include "sharding/sharded_engine.h"
 #include "sharding/sharded_state.h"
@@ -29,6 +34,30 @@ void cut(NamedTensors& tensors, const FlatSlice& slice) {
     if (!is_elementwise(name, tensor, slice.sizes)) continue;
     tensor = tensor.reshape({-1}).slice(0, slice.part.begin, slice.part.end);
   }
+}
+
+/// The state that the first step would make, which would be that of all parameters at once; empty
+/// for an optimizer that makes it elsewhere.
+NamedTensors new_state(const torch::optim::OptimizerOptions& options, const at::Tensor& parameter) {
+  NamedTensors tensors;
+  const auto make = [&]<class Options>(std::type_identity<Options>) {
+    const auto* const own = dynamic_cast<const GroupOptions<Options>*>(&options);
+    if (own == nullptr || !parameter.requires_grad()) return;
+    const auto names = optim::kTraits<Options>.states();
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      if (!optim::uses_slot(own->values, i, parameter)) continue;
+      tensors.emplace_back(
+          std::string(names[i]),
+          optim::is_number(names[i])
+              ? at::zeros({})
+              : at::full_like(parameter.detach(), optim::first_value(own->values, names[i])));
+    }
+  };
+  make(std::type_identity<AdamWOptions>());
+  make(std::type_identity<AdamOptions>());
+  make(std::type_identity<AdagradOptions>());
+  make(std::type_identity<LionOptions>());
+  return tensors;
 }
 
 /// The states of the parameters of one flat buffer.
@@ -73,6 +102,19 @@ void gather_tensors(ShardedState& state, const Flat& flat, const FlatStates& sta
 
 }  // namespace
 
+void ShardedState::place_state(Optimizer& optimizer, const at::Tensor& parameter) const {
+  if (spec.offload.optimizer != OffloadTarget::kNvme || find_local(parameter) == nullptr) return;
+  for (auto& [name, tensor] : optim::optimizer_state_of(optimizer, parameter)) {
+    if (!optim::is_number(name) && !swap->holds(tensor)) tensor.set_data(swap->place(tensor));
+  }
+}
+
+void ShardedState::place_states(Optimizer& optimizer) const {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) place_state(optimizer, parameter);
+  }
+}
+
 void ShardedEngine::attach(Optimizer& optimizer) {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
@@ -102,7 +144,9 @@ void ShardedEngine::attach(Optimizer& optimizer) {
       }
       cut(tensors, slice);
       parameter = slice.local;
+      if (tensors.empty() && state.swap) tensors = new_state(group.options(), parameter);
       if (!tensors.empty()) optim::set_optimizer_state_of(optimizer, parameter, tensors);
+      state.place_state(optimizer, parameter);
       auto& of = state.stepped[&optimizer];
       if (place->flat->is_resident && std::ranges::find(of, place->flat) == of.end()) {
         of.push_back(place->flat);

@@ -115,6 +115,9 @@ void ShardedEngine::after_step(torch::optim::Optimizer& optimizer) {
   state.ring.wait_for_caller();
   const auto found = state.stepped.find(&optimizer);
   if (found != state.stepped.end()) state.publish(found->second);
+  if (!state.swap) return;
+  state.place_states(optimizer);  // what a load has brought into memory
+  state.swap->release();
 }
 
 at::Tensor ShardedEngine::found_inf_over_processes(const at::Tensor& found_inf) {

@@ -38,11 +38,6 @@ void check_spec(const ShardSpec& spec) {
   if (spec.level == ShardLevel::kNone) {
     throw ArgumentError("prepare: level kNone shards nothing. Use data parallelism.");
   }
-  const auto& offload = spec.offload;
-  if (offload.parameters == OffloadTarget::kNvme || offload.optimizer == OffloadTarget::kNvme) {
-    throw UnsupportedError(
-        "prepare: shards cannot be offloaded to nvme by this version. Offload them to cpu.");
-  }
 }
 
 void check_module(const torch::nn::Module& module, const UnitPlan& plan) {
@@ -139,6 +134,10 @@ ShardedState::ShardedState(torch::nn::Module& module, ShardSpec wanted, ShardPro
   const auto named = name_collectives("prepare");
   const at::NoGradGuard no_grad;
   check_spec(spec);
+  const auto& offload = spec.offload;
+  if (offload.parameters == OffloadTarget::kNvme || offload.optimizer == OffloadTarget::kNvme) {
+    swap = std::make_unique<SwapFiles>(offload.folder);
+  }
   // Before the plan, which holds tensors that it may replace.
   if (collectives.is_first()) initialize(module, spec);
   auto plan = plan_units(module, spec);
@@ -196,6 +195,7 @@ ShardedState::~ShardedState() {
 }
 
 at::Tensor ShardedState::at_home(const at::Tensor& shard) const {
+  if (swap) return swap->place(shard);
   if (!placement.masters_on_host || shard.is_cpu()) return shard;
   const auto on_host = shard.cpu();
   return placement.pin_memory ? on_host.pin_memory() : on_host;

@@ -23,6 +23,7 @@
 #include "sharding/flat_unit.h"
 #include "sharding/shard_collectives.h"
 #include "sharding/spec.h"
+#include "sharding/swap_files.h"
 #include "sharding/tape.h"
 
 namespace accelerate::detail::sharding {
@@ -104,12 +105,17 @@ struct ShardedState {
   /// moved, frozen or unfrozen since.
   void check_leaves() const;
   [[nodiscard]] at::Tensor at_home(const at::Tensor& shard) const;
+  /// With offload to nvme: tensors of the optimizer's state that are in memory go to files.
+  void place_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) const;
+  void place_states(torch::optim::Optimizer& optimizer) const;
   [[nodiscard]] const SlicePlace* find_leaf(const at::Tensor& tensor) const;
   [[nodiscard]] const SlicePlace* find_local(const at::Tensor& tensor) const;
 
   ShardSpec spec;
   Placement placement;
   ShardCollectives collectives;
+  /// With offload to nvme, else null.
+  std::unique_ptr<SwapFiles> swap;
   std::vector<std::unique_ptr<Unit>> units;
   std::vector<Flat*> flats;
   std::vector<PlannedParameter> whole;  // not sharded

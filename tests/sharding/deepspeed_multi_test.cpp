@@ -1,11 +1,13 @@
 // Programs that a DeepSpeed plugin trains: what they do under data parallelism, they do with it.
 #include <accelerate/accelerate.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +15,8 @@
 
 #include "accelerator/nets.h"
 #include "sharding/sharded_nets.h"
+#include "sharding/swap_files.h"
+#include "support/command.h"
 #include "support/has.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
@@ -298,6 +302,75 @@ TEST(DeepSpeed, WhatIsOffloadedToTheHostTrainsTheSame) {
     auto run = own_program(
         options_of(plugin_of(3, {}, {{"offload_optimizer", cpu}, {"offload_param", cpu}})));
     EXPECT_EQ(run.train(0, 3), wanted);
+  });
+}
+
+/// Pages of files that this process has in memory, in bytes.
+std::int64_t resident_file_bytes() {
+  std::ifstream status("/proc/self/status");
+  std::int64_t bytes = 0;
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("RssFile:") || line.starts_with("RssShmem:")) {
+      bytes += 1024 * std::stoll(line.substr(line.find(':') + 1));
+    }
+  }
+  return bytes;
+}
+
+TEST(SwapFiles, HoldTensorsThatLeaveMemoryAndKeepTheirValues) {
+  const test::Folder folder;
+  detail::sharding::SwapFiles files(folder.path());
+  const auto values = torch::arange(4 << 20, torch::kFloat);
+  const auto placed = files.place(values);
+  EXPECT_TRUE(files.holds(placed));
+  EXPECT_FALSE(files.holds(values));
+  EXPECT_EQ(files.bytes(), 16 << 20);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));  // no name is left behind
+  const auto before = resident_file_bytes();
+  files.release();
+  EXPECT_LT(resident_file_bytes(), before - (15 << 20));
+  EXPECT_TRUE(placed.equal(values));
+  EXPECT_TRUE(has(message_of<ConfigError>([] { detail::sharding::SwapFiles("/no/such/folder"); }),
+                  "No file for offload to nvme can be made in '/no/such/folder': No such file"));
+}
+
+TEST(SwapFiles, AFullDriveIsAnErrorBeforeTheFirstStep) {
+  const test::Folder folder;
+  // A file that may not grow is what a full drive is.
+  struct rlimit old = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
+  const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
+  detail::sharding::SwapFiles files(folder.path());
+  const struct rlimit little = {1 << 20, old.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &little), 0);
+  const auto message = message_of<Error>([&] { (void)files.place(torch::zeros({1 << 20})); });
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old), 0);
+  std::signal(SIGXFSZ, signal_before);
+  EXPECT_TRUE(has(message, "has no room for 4.0 MB more"));
+}
+
+TEST(DeepSpeed, WhatIsOffloadedToADriveTrainsTheSameAndGoesOn) {
+  const test::SharedFolder folder;
+  on_processes(2, folder.options(), [&] {
+    auto plain = own_program(options_of(std::nullopt));
+    const auto wanted = plain.train(0, 4);
+    const Dict nvme{{"device", "nvme"}, {"nvme_path", folder.path().string()}};
+    for (const int stage : {1, 2, 3}) {
+      const auto what = "stage " + std::to_string(stage);
+      Dict zero{{"offload_optimizer", nvme}};
+      if (stage == 3) zero.set("offload_param", nvme);
+      const auto plugin = plugin_of(stage, {}, std::move(zero));
+      auto run = own_program(options_of(plugin));
+      auto losses = run.train(0, 2);
+      const auto state = folder.path() / what;
+      run.accelerator.save_state(state);
+      auto resumed = own_program(options_of(plugin));
+      (void)resumed.train(20, 1);
+      resumed.accelerator.load_state(state);
+      for (const auto loss : resumed.train(2, 2)) losses.push_back(loss);
+      EXPECT_EQ(losses, wanted) << what;
+      expect_equal(resumed.parameters(), plain.parameters(), what);
+    }
   });
 }
 
