@@ -43,7 +43,7 @@ TEST(DeepSpeedKeys, EveryKeyThatIsHonouredIsRead) {
       "stage": 3, "reduce_bucket_size": 2e8, "allgather_bucket_size": 300, "overlap_comm": false,
       "contiguous_gradients": false, "reduce_scatter": false, "stage3_prefetch_bucket_size": 1e3,
       "stage3_param_persistence_threshold": 17, "stage3_max_live_parameters": 18,
-      "stage3_max_reuse_distance": 19, "sub_group_size": 1e9, "ignore_unused_parameters": false,
+      "stage3_max_reuse_distance": 19, "sub_group_size": 1e9, "ignore_unused_parameters": true,
       "stage3_gather_16bit_weights_on_model_save": true, "round_robin_gradients": true,
       "offload_optimizer": {"device": "nvme", "nvme_path": "/o", "pin_memory": true,
                             "buffer_count": 6, "pipeline_read": true, "pipeline_write": true,
@@ -93,8 +93,27 @@ TEST(DeepSpeedKeys, KeysThatAreMappedSaySo) {
           "configuration: parameters with fewer elements stay gathered.",
           "'zero_optimization.zero_hpz_partition_size' of the DeepSpeed configuration: it is the "
           "number of processes of a shard group.",
-          "'wall_clock_breakdown' of the DeepSpeed configuration: it has no effect on results "
-          "here."}));
+          "'wall_clock_breakdown' of the DeepSpeed configuration: it prints nothing here; "
+          "`accelerate monitor` shows the times of steps."}));
+}
+
+TEST(DeepSpeedKeys, SwitchesWithOnePositionHereAreToldOrRefused) {
+  const auto switched = [](const std::string& key, const char* position) {
+    return settings_of("{\"zero_optimization\": {\"" + key + "\": " + position + "}}");
+  };
+  EXPECT_EQ(switched("contiguous_gradients", "true").notes, detail::Warnings{});
+  EXPECT_EQ(switched("contiguous_gradients", "false").notes,
+            (detail::Warnings{"'zero_optimization.contiguous_gradients' of the DeepSpeed "
+                              "configuration is false: gradients are copied into one buffer all "
+                              "the same."}));
+  EXPECT_EQ(switched("reduce_scatter", "false").notes.size(), 1u);
+  EXPECT_EQ(message_of([&] { static_cast<void>(switched("ignore_unused_parameters", "false")); }),
+            "'zero_optimization.ignore_unused_parameters' in the DeepSpeed configuration is false, "
+            "but must be true: parameters that a loss does not reach count as zeros.");
+  EXPECT_EQ(
+      message_of([] { static_cast<void>(settings_of(R"({"gradient_predivide_factor": 0})")); }),
+      "'gradient_predivide_factor' in the DeepSpeed configuration is 0, but must be more than "
+      "0.");
 }
 
 TEST(DeepSpeedKeys, EveryKeyThatIsRefusedIsNamedUnlessItIsOff) {
