@@ -148,43 +148,6 @@ void Preparer::finish(const PrepareObjects& given) const {
       scheduler(optim::scheduler_parts(std::make_shared<DummyScheduler>(*(*own)->optimizer))));
 }
 
-/// Of a run with DeepSpeed: models that are not trained belong to no engine.
-void begin_if_deepspeed(AcceleratorCore& core, PrepareObjects given) {
-  if (!uses_deepspeed(core)) return;
-  std::erase_if(given.models, [](const auto& one) { return !has_trained_parameter(*one); });
-  begin_deepspeed(core, given);
-}
-
-}  // namespace
-
-CalledFrom::CalledFrom(const std::source_location& where)
-    : here_(std::make_unique<AtCallSite>(where)) {}
-
-CalledFrom::~CalledFrom() = default;
-
-void Preparer::begin(const PrepareObjects& given, const DevicePlacement* placement,
-                     std::size_t size) const {
-  check(placement, size);
-  begin_if_deepspeed(core_, given);
-}
-
-void Preparer::finish(const PrepareObjects& given) const {
-  const auto model = core_.deepspeed ? core_.deepspeed->model.lock() : nullptr;
-  if (!model || std::ranges::find(given.models, model->module) == given.models.end()) return;
-  const auto& settings = core_.deepspeed->settings;
-  if (settings.optimizer_type && given.optimizers.empty()) {
-    static_cast<void>(optimizer(std::make_shared<DummyOptim>(model->module->parameters()), nullptr,
-                                std::nullopt));
-  }
-  if (!settings.scheduler_type || !given.schedulers.empty()) return;
-  const auto& optimizers = core_.registry.optimizers;
-  const auto own =
-      std::ranges::find_if(optimizers, [](const auto& one) { return one->stepped_in_backward; });
-  if (own == optimizers.end()) return;
-  static_cast<void>(
-      scheduler(optim::scheduler_parts(std::make_shared<DummyScheduler>(*(*own)->optimizer))));
-}
-
 bool is_spread(const torch::nn::Module& module) {
   const auto map = hf_device_map(module);
   return (map && map->size() > 1) || std::ranges::any_of(module.children(), [](const auto& child) {
@@ -221,15 +184,6 @@ void check_quantized(const AcceleratorCore& core, const torch::nn::Module& modul
         *devices.begin(), ", and this process trains on ", current.str(),
         ". Leave device_map of load_and_quantize_model out, or name that device there."));
   }
-}
-
-/// How the model computes attention in training mode; null: as usual.
-state::AttentionRulePtr attention_of(const AcceleratorCore& core, const torch::nn::Module& module) {
-  const auto config = core.state.parallelism_config();
-  if (!config || !core.mesh || !(config->cp_enabled() || config->sp_enabled())) return nullptr;
-  model_parallel::refuse_own_attention(module);
-  if (!config->sp_enabled()) return nullptr;
-  return model_parallel::ulysses_rule(*config->sp_handler, core.mesh->get_group("sp"));
 }
 
 /// How the model computes attention in training mode; null: as usual.
