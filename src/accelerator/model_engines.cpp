@@ -126,11 +126,13 @@ std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
 
 void give_engine(const AcceleratorCore& core, ModelCore& model,
                  const std::optional<sharding::ShardPlan>& plan) {
+  // One process has none.
+  const bool cuts_layers = core.mesh && core.mesh->has("tp");
   if (core.mesh) check_dimensions(*core.mesh);
   model.moves_inputs = !model.device.is_cpu();
-  if (core.mesh->has("tp")) model_parallel::take_rules_off(*model.module);
+  if (cuts_layers) model_parallel::take_rules_off(*model.module);
   auto engine = data_engine(core, model, plan);
-  if (core.mesh->has("tp")) {
+  if (cuts_layers) {
     engine = std::make_shared<model_parallel::TensorParallelEngine>(
         std::move(engine), *model.module, core.mesh->get_group("tp"), data_group(*core.mesh),
         core.options.drift_check);

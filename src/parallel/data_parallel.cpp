@@ -1,5 +1,4 @@
 #include "parallel/data_parallel.h"
-#include "modeling/stand_in.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>

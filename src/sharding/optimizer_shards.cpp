@@ -11,7 +11,6 @@
 #include "optim/elementwise.h"
 #include "optim/optimizer_state.h"
 #include "optim/optimizer_traits.h"
-#include "optim/torch_optimizers.h"
 #include "optim/update_rules.h"
 #include "sharding/sharded_engine.h"
 #include "sharding/sharded_state.h"
