@@ -55,7 +55,7 @@ class CompiledModel::Impl {
       throw ArgumentError(str("The compiled model '", package_.string(), "' was called with ",
                               inputs.size(),
                               " tensors and failed: ", detail::current_exception_text().message,
-                              " Shapes and dtypes must be those that its export allows."));
+                              ". Shapes and dtypes must be those that its export allows."));
     }
   }
 
