@@ -2,7 +2,7 @@
 //
 //     apply_tp_plan(*net, plan, accelerator.torch_device_mesh());  // layers of torch::nn, in place
 //     accelerate::nn::ColumnParallelLinear up(768, 3072, group);   // or layers that are cut
-//     Pipeline pipeline(net, loss, options);                     // stages that different processes compute
+//     Pipeline pipeline(net, loss, options);                       // or stages
 //
 // docs/parallelism.md says which way of cutting suits which model.
 #pragma once

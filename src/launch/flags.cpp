@@ -99,7 +99,7 @@ constexpr auto kGeneralFlags = std::to_array<Flag>({
      .variable = "ACCELERATE_USE_PARALLELISM_CONFIG",
      .help = "Several kinds of parallelism at once; needs --use_fsdp --fsdp_version 2."},
     {.name = "use_megatron_lm", .group = kParadigm, .kind = kSwitch, .variable = "ACCELERATE_USE_MEGATRON_LM",
-     .help = "Megatron-LM (a Python engine)."},
+     .help = "A pipeline in the words of Megatron-LM."},
 
     {.name = "gpu_ids", .group = kDistributed, .key = "gpu_ids", .value_name = "IDS",
      .help = "The accelerators of this machine to use: \"0,1\", or \"all\"."},

@@ -16,6 +16,7 @@
 #include "modeling/tensors.h"
 #include "optim/clip_grad.h"
 #include "optim/optimizer_state.h"
+#include "parallel/data_parallel.h"
 #include "parallel/same_model.h"
 
 namespace accelerate::detail::pipeline {
@@ -143,9 +144,14 @@ void PipelineEngine::make_parts(const MakeDataEngine& make_data_engine) {
   runner_->set_engines(std::move(engines));
 }
 
+/// Whether each data parallel copy keeps a part of the optimizer states only.
+bool PipelineEngine::divides_states(const Part& part) {
+  return dynamic_cast<const parallel::DataParallel*>(part.engine.get()) == nullptr;
+}
+
 /// Gradients of tied parameters are added up whole.
 void PipelineEngine::refuse_tied_shards(const Part& part) const {
-  if (!part.engine->is_sharded()) return;
+  if (!divides_states(part)) return;
   for (const auto& entry : part.module->named_parameters()) {
     if (!entry.value().requires_grad() || plan().holders(entry.value()).size() < 2) continue;
     throw UnsupportedError(
@@ -207,7 +213,9 @@ bool PipelineEngine::counts(const at::Tensor& parameter) const {
 
 std::optional<parallel::GradientShards> PipelineEngine::shards_of(
     std::span<const at::Tensor> parameters) {
-  if (!is_sharded()) return std::nullopt;
+  if (!is_cut()) {
+    return parts_.size() == 1 ? parts_.front().engine->shards_of(parameters) : std::nullopt;
+  }
   parallel::GradientShards all;
   counted_.clear();
   counted_.emplace_back();
@@ -237,8 +245,9 @@ std::optional<parallel::GradientShards> PipelineEngine::shards_of(
   return all;
 }
 
-at::Tensor PipelineEngine::norm_over_processes(const parallel::GradientShards& /*shards*/,
+at::Tensor PipelineEngine::norm_over_processes(const parallel::GradientShards& given,
                                                double norm_type) {
+  if (!is_cut()) return parts_.front().engine->norm_over_processes(given, norm_type);
   std::vector<at::Tensor> norms;
   bool is_double = false;
   for (std::size_t i = 0; i < counted_.size(); ++i) {
@@ -316,7 +325,13 @@ void PipelineEngine::load_state_dict(torch::nn::Module& module, const StateDict&
 
 void PipelineEngine::gather_states(std::span<parallel::ParameterState> states) {
   for (const auto& part : parts_) {
-    if (part.engine->is_sharded()) part.engine->gather_states(states);
+    if (is_cut() && divides_states(part)) {
+      throw UnsupportedError(
+          "use_distributed_optimizer divides the states of optimizers over the copies of each "
+          "stage, and this version cannot collect them from several stages. Save the weights with "
+          "save_model, or turn it off.");
+    }
+    part.engine->gather_states(states);
   }
   if (!is_cut()) return;
   const at::NoGradGuard no_grad;

@@ -32,7 +32,7 @@ Run train(Accelerator& accelerator, const std::function<Batch(int)>& batches, in
       accelerator.prepare(Pipeline(net, mean_squares), std::move(adamw), std::move(schedule));
   Run run;
   for (int step = 0; step < steps; ++step) {
-    run.rates.push_back(scheduler.get_last_lr().front());
+    run.rates.push_back(optimizer.param_groups()[0].options().get_lr());
     const auto [x, y] = batches(step);
     const auto loss = model(x, y);
     accelerator.backward(loss);  // nothing, as the next three
@@ -69,8 +69,8 @@ Run expected(const std::function<Batch(int)>& batches, int steps) {
   return run;
 }
 
-void expect_equal_runs(const Run& one, const Run& other) {
-  expect_equal(one.trained, other.trained);
+void expect_equal_runs(const Run& one, const Run& other, double tolerance = 1e-12) {
+  expect_equal(one.trained, other.trained, tolerance);
   ASSERT_EQ(one.rates.size(), other.rates.size());
   for (std::size_t i = 0; i < one.rates.size(); ++i) {
     EXPECT_NEAR(one.rates[i], other.rates[i], 1e-15);
@@ -98,7 +98,19 @@ TEST(MegatronRun, DividesTheOptimizerStateOverCopiesOfStages) {
       const auto [x, y] = whole(i);
       return Batch{x.narrow(0, 4 * copy, 4), y.narrow(0, 4 * copy, 4)};
     };
-    expect_equal_runs(train(accelerator, half, 4), expected(whole, 4));
+    // The norm of divided gradients has the precision of float32.
+    expect_equal_runs(train(accelerator, half, 4), expected(whole, 4), 1e-8);
+  });
+}
+
+TEST(MegatronRun, CannotCollectDividedStatesFromSeveralStages) {
+  on_processes(4, [] {
+    Accelerator accelerator(megatron({.pp_degree = 2, .use_distributed_optimizer = true}));
+    auto net = layers();
+    auto [model, optimizer] =
+        accelerator.prepare(Pipeline(net, mean_squares), AdamW(net->parameters(), {.lr = 1e-2}));
+    EXPECT_TRUE(has(message_of<UnsupportedError>([&] { (void)optimizer.state_dict(); }),
+                    "use_distributed_optimizer"));
   });
 }
 
@@ -153,9 +165,8 @@ TEST(MegatronRun, IsSavedAndLoadedByAnotherNumberOfStages) {
     if (!loads) accelerator.save_state(shared.path() / "state");
     return result;
   };
-  on_processes(4, shared.options(), [&] {
-    (void)run({.pp_degree = 2, .num_micro_batches = 2, .use_distributed_optimizer = true}, false);
-  });
+  on_processes(4, shared.options(),
+               [&] { (void)run({.pp_degree = 2, .num_micro_batches = 2}, false); });
   on_processes(2, shared.options(), [&] {
     auto plain = plain_training(layers(), mean_squares, [](int i) { return numbers(i); }, 3);
     plain.losses.erase(plain.losses.begin());
