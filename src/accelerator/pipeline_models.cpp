@@ -23,6 +23,7 @@ void check_run(const AcceleratorCore& core) {
     throw UnsupportedError(str("prepare: a Pipeline does not go with ", what, ". ", instead));
   };
   if (core.registry.scaling) refuse("mixed_precision fp16", "Use bf16, which needs no scaling.");
+  if (core.fp8) refuse("mixed_precision fp8", "Use bf16.");
   if (core.gradient_state.num_steps() > 1) {
     refuse("gradient_accumulation_steps above 1",
            "Its micro-batches are its accumulation: use num_micro_batches of PipelineOptions.");
