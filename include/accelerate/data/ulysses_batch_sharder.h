@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <type_traits>
 #include <utility>
 #include <vector>
