@@ -18,7 +18,7 @@ using quant::QuantState;
 
 /// Rows up to which decoding a weight several times is faster than expanding it (make bench:
 /// quantization).
-constexpr std::int64_t kMostDecodedRows = 8;
+constexpr std::int64_t kMostDecodedRows = 16;
 constexpr std::int64_t kTileBytes = std::int64_t{4} << 20;
 
 /// A 4-bit weight on the CPU, ready for kernels.
@@ -91,7 +91,7 @@ at::Tensor multiply_codes(const at::Tensor& codes, const at::Tensor& weight) {
   const auto rows = codes.size(0);
   const auto inputs = codes.size(1);
   const auto outputs = weight.size(0);
-  if (codes.is_cpu() && rows <= kMostFusedRows) {
+  if (codes.is_cpu() && rows <= kMostDecodedRows) {
     auto y = at::empty({rows, outputs}, at::kInt);
     const auto* const from = codes.const_data_ptr<std::int8_t>();
     const auto* const matrix = weight.const_data_ptr<std::int8_t>();

@@ -61,8 +61,8 @@ BnbQuantizationConfig eight_bits() {
   return {.load_in_8bit = true, .torch_dtype = FloatType::kFp32};
 }
 
-StateDict reference(const std::string& name) {
-  return load_state_dict(test::reference_path("quantization/" + name + ".safetensors"));
+StateDict reference(const std::string& file) {
+  return load_state_dict(test::reference_path("quantization/" + file));
 }
 
 struct Quantized : testing::Test {
@@ -235,7 +235,7 @@ void expect_like_bitsandbytes(const std::string& name, const BnbQuantizationConf
                               double tolerance) {
   auto config = given;
   config.skip_modules.emplace();
-  const auto expected = reference("outputs");
+  const auto expected = reference("outputs.pt");
   // Ours of the same weights have the names, shapes and bytes of theirs.
   OneLayer loaded;
   load_state_dict(*loaded, [&] {
@@ -245,7 +245,7 @@ void expect_like_bitsandbytes(const std::string& name, const BnbQuantizationConf
     return state;
   }());
   const auto ours = load_and_quantize_model(loaded, config);
-  const auto theirs = reference(name);
+  const auto theirs = reference(name + ".safetensors");
   const auto own = state_dict(*loaded);
   EXPECT_EQ(own.size(), theirs.size());
   for (const auto& part : theirs) {

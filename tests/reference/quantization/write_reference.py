@@ -12,9 +12,6 @@ import zlib
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
-import bitsandbytes as bnb
-import bitsandbytes.backends.default.ops as default_ops
-import bitsandbytes.functional as F
 import numpy as np
 import safetensors.torch
 import torch
@@ -22,6 +19,11 @@ import torch
 COUNT = 200
 FP4_THRESHOLDS = np.array([0.00260417, 0.0859375, 0.20833333, 0.29166667, 0.4166667, 0.583333, 0.8333333], dtype=np.float32)
 FP4_CODES = np.array([0, 1, 6, 7, 4, 5, 2, 3], dtype=np.uint8)
+
+
+def tolerance(case):
+    """What layers compute."""
+    return 1e-3
 
 
 def case(i):
@@ -163,10 +165,16 @@ def layer_files():
         if name != "int8":
             y.square().sum().backward()
             outputs[f"{name}_gradient"] = x.grad
-    safetensors.torch.save_file({key: value.contiguous() for key, value in outputs.items()}, "outputs.safetensors")
+    torch.save({key: value.contiguous() for key, value in outputs.items()}, "outputs.pt")
 
 
 def main():
+    # Here, because `tolerance` is asked for where the package is not.
+    global F, bnb, default_ops
+    import bitsandbytes as bnb
+    import bitsandbytes.backends.default.ops as default_ops
+    import bitsandbytes.functional as F
+
     codes = {
         "nf4": four_bits("nf4", False),
         "fp4": four_bits("fp4", False),
