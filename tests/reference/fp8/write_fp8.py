@@ -8,6 +8,7 @@ Engine's delayed scaling. Run with torch 2.11 and torchao 0.16:
 Float8Linear with `emulate=True`. `casts.safetensors`: numbers of all magnitudes, their scales and their 8 bits.
 `delayed.safetensors`: random maxima of 12 steps and the scales after each of them.
 """
+# needs: torchao==0.16.0
 
 import dataclasses
 import math
