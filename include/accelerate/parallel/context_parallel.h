@@ -18,6 +18,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "accelerate/api.h"
 #include "accelerate/fwd.h"
