@@ -14,6 +14,12 @@ namespace accelerate::detail::comm {
 /// The name of a dtype as a static string, for example "float32".
 [[nodiscard]] const char* dtype_literal(at::ScalarType dtype);
 
+/// How many bytes the elements of `tensor` take. Unlike `nbytes()` it takes tensors that are not dense, which are
+/// refused only after they are described.
+[[nodiscard]] inline std::int64_t byte_count(const at::Tensor& tensor) {
+  return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
+}
+
 /// The facts of a call on one tensor, which must outlive them.
 [[nodiscard]] inline CallFacts facts_of(const char* kind, const at::Tensor& tensor,
                                         int reduction = -1, int root = -1) {
@@ -23,7 +29,7 @@ namespace accelerate::detail::comm {
           .sizes = {sizes.data(), sizes.size()},
           .reduction = reduction,
           .root = root,
-          .bytes = static_cast<std::int64_t>(tensor.nbytes())};
+          .bytes = byte_count(tensor)};
 }
 
 /// "recv float32[4] from rank 1"; `peer` -1 means any rank.
@@ -44,7 +50,7 @@ struct CallFactsBuilder {
   std::size_t shown = 0;  ///< the length of the part of `more` that lists whole tensors
 
   void add(const at::Tensor& tensor) {
-    bytes += static_cast<std::int64_t>(tensor.nbytes());
+    bytes += byte_count(tensor);
     if (tensors++ > 0) return add_next(tensor);
     dtype = dtype_literal(tensor.scalar_type());
     elements = tensor.numel();
