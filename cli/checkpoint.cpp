@@ -41,7 +41,7 @@ using detail::formats::MappedFile;
 using Words = std::vector<std::string>;
 using Row = std::vector<std::string>;
 
-enum ExitCode { kOk = 0, kDiffers = 1 };
+constexpr int kDiffers = 1;  // an exit code
 
 // Text of a file, fit for a terminal.
 std::string shown(const std::string& text) {

@@ -9,6 +9,9 @@
 
 namespace accelerate::cli {
 
+/// Documented in docs/launching.md.
+enum ExitCode { kOk = 0, kFailure = 1, kWrongInput = 2, kPeerGone = 70 };
+
 int launch(const detail::launch::Arguments& arguments);
 int config(const detail::launch::Arguments& arguments);
 int env(const detail::launch::Arguments& arguments);

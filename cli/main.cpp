@@ -25,9 +25,6 @@
 namespace accelerate::cli {
 namespace {
 
-// Documented in docs/launching.md.
-enum ExitCode { kOk = 0, kFailure = 1, kWrongInput = 2, kPeerGone = 70 };
-
 using Handler = int (*)(const detail::launch::Arguments&);
 constexpr std::array<std::pair<std::string_view, Handler>, 11> kHandlers{{
     {"launch", launch},

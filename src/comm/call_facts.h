@@ -14,8 +14,8 @@ namespace accelerate::detail::comm {
 /// The name of a dtype as a static string, for example "float32".
 [[nodiscard]] const char* dtype_literal(at::ScalarType dtype);
 
-/// How many bytes the elements of `tensor` take. Unlike `nbytes()` it takes tensors that are not dense, which are
-/// refused only after they are described.
+/// How many bytes the elements of `tensor` take. Unlike `nbytes()` it takes tensors that are not
+/// dense, which are refused only after they are described.
 [[nodiscard]] inline std::int64_t byte_count(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
 }

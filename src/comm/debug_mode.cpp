@@ -71,8 +71,8 @@ Value problems_of(const Tensors& leaves, const TreeView& view, const DebugFacts&
 }
 
 /// The facts of one process as a dict, so that the report can show each part.
-Value facts_of(const Peers& peers, const Tensors& leaves, const TreeView& view,
-               const DebugFacts& facts) {
+Value input_facts(const Peers& peers, const Tensors& leaves, const TreeView& view,
+                  const DebugFacts& facts) {
   const auto of = facts.of != nullptr ? facts.of : &shape_of;
   const auto call = facts.arguments
                         ? str("`", dotted(facts.operation), "` with ", facts.arguments())
@@ -274,7 +274,7 @@ c10::intrusive_ptr<c10d::Store> store_of(const Peers& peers) {
 void verify(const Peers& peers, const Tensors& leaves, const TreeView& view,
             const DebugFacts& facts) {
   if (peers.alone() || !peers.state().debug()) return;
-  const Value mine = facts_of(peers, leaves, view, facts);
+  const Value mine = input_facts(peers, leaves, view, facts);
   if (const auto store = store_of(peers)) {
     return compare(Board(peers, store).exchange(mine, facts), facts);
   }

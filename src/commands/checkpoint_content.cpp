@@ -160,14 +160,14 @@ FileContent read_archive(const MappedFile& file) {
   return content;
 }
 
-enum class Kind { kSafetensors, kArchive, kPickle, kOther };
+enum class FileKind { kSafetensors, kArchive, kPickle, kOther };
 
-Kind kind_of(const MappedFile& file) {
+FileKind kind_of(const MappedFile& file) {
   const auto start = file.read(0, std::min<std::int64_t>(file.size(), 9));
-  if (start.size() == 9 && start[8] == '{') return Kind::kSafetensors;
+  if (start.size() == 9 && start[8] == '{') return FileKind::kSafetensors;
   // Archives of Torch before 1.6 begin with a number in a pickle.
-  if (start.starts_with("PK") || start.starts_with("\x80\x02\x8a\x0a")) return Kind::kArchive;
-  return start.starts_with('\x80') ? Kind::kPickle : Kind::kOther;
+  if (start.starts_with("PK") || start.starts_with("\x80\x02\x8a\x0a")) return FileKind::kArchive;
+  return start.starts_with('\x80') ? FileKind::kPickle : FileKind::kOther;
 }
 
 }  // namespace
@@ -183,16 +183,16 @@ std::string FileContent::summary() const {
 bool has_tensors(const MappedFile& file) {
   const auto kind = kind_of(file);
   // Shards of distributed checkpoints are several archives in a row.
-  return kind == Kind::kSafetensors ||
-         (kind == Kind::kArchive && file.path().extension() != ".distcp");
+  return kind == FileKind::kSafetensors ||
+         (kind == FileKind::kArchive && file.path().extension() != ".distcp");
 }
 
 FileContent read_content(const MappedFile& file) {
   // Each reader explains files that are none of its own: the one of archives pickles, the one of
   // safetensors the rest.
   const auto kind = kind_of(file);
-  return kind == Kind::kArchive || kind == Kind::kPickle ? read_archive(file)
-                                                         : read_safetensors(file);
+  return kind == FileKind::kArchive || kind == FileKind::kPickle ? read_archive(file)
+                                                                 : read_safetensors(file);
 }
 
 void refuse_content(const MappedFile& file, std::string_view reason) {

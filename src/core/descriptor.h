@@ -1,12 +1,16 @@
 // src/core/descriptor.h - a file descriptor with an owner.
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <utility>
 
 namespace accelerate::detail::inline core {
+
+/// Reads and writes return at once from now on.
+inline void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
 /// A descriptor that is closed with its owner.
 class Descriptor {

@@ -28,8 +28,6 @@ constexpr std::size_t kLongestLine = 4 << 20;
 // A machine that reads nothing for so long that this piles up is as good as gone.
 constexpr std::size_t kMostOutgoing = 64 << 20;
 
-void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
-
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 Addresses resolve(const std::string& host, int port, std::string& error) {

@@ -38,8 +38,6 @@ constexpr auto kPollWithoutPidfd = std::chrono::milliseconds(10);
 
 std::string errno_text(int code) { return std::strerror(code); }
 
-void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
-
 // None where the kernel has no such descriptors; it is close-on-exec by itself.
 Descriptor open_pidfd(pid_t pid) {
   return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));

@@ -11,7 +11,7 @@ namespace accelerate::detail::inline core {
 namespace {
 
 // The regular expression needs stack by the length of the text.
-constexpr std::size_t kLongest = 1000;
+constexpr std::size_t kLongestVersion = 1000;
 
 // Epoch, release, word and number of a pre-release, post release (two forms), dev release, local.
 const std::regex& pattern() {
@@ -35,7 +35,8 @@ int stage(const std::string& word) { return word[0] == 'a' ? 1 : word[0] == 'b' 
 std::optional<Version> Version::try_parse(std::string_view text) {
   const auto lower = to_lower(trim(text));
   std::smatch match;
-  if (lower.size() > kLongest || !std::regex_match(lower, match, pattern())) return std::nullopt;
+  if (lower.size() > kLongestVersion || !std::regex_match(lower, match, pattern()))
+    return std::nullopt;
   const auto& [whole, epoch, release, pre, pre_number, post, post_word, dev, local] =
       std::to_array<std::ssub_match>({match[0], match[1], match[2], match[3], match[4], match[5],
                                       match[6], match[7], match[8]});

@@ -15,7 +15,7 @@ namespace {
 
 // PyYAML's regular expressions. They need stack by the length of the text: a longer one is a
 // string.
-constexpr std::size_t kLongest = 1000;
+constexpr std::size_t kLongestNumber = 1000;
 
 bool is_float(const std::string& text) {
   static const std::regex kFloat(
@@ -79,8 +79,8 @@ YamlTag resolve_yaml(std::string_view text) {
   }
   if (read_yaml_bool(text)) return YamlTag::kBool;
   if (std::string_view("-+.0123456789").find(text[0]) != std::string_view::npos) {
-    const std::string number(text.substr(0, kLongest + 1));
-    if (number.size() > kLongest) return YamlTag::kString;
+    const std::string number(text.substr(0, kLongestNumber + 1));
+    if (number.size() > kLongestNumber) return YamlTag::kString;
     if (is_float(number)) return YamlTag::kFloat;
     if (is_int(number)) return YamlTag::kInt;
     return is_timestamp(number) ? YamlTag::kTimestamp : YamlTag::kString;

@@ -16,12 +16,12 @@
 namespace accelerate::detail::formats {
 namespace {
 
-[[noreturn]] void refuse(const std::filesystem::path& path, std::string_view reason) {
+[[noreturn]] void refuse_to_map(const std::filesystem::path& path, std::string_view reason) {
   throw CheckpointError(str("Cannot read '", path.string(), "': ", reason, "."), path);
 }
 
-[[noreturn]] void refuse(const std::filesystem::path& path, int error) {
-  refuse(path, std::generic_category().message(error));
+[[noreturn]] void refuse_to_map(const std::filesystem::path& path, int error) {
+  refuse_to_map(path, std::generic_category().message(error));
 }
 
 }  // namespace
@@ -34,17 +34,17 @@ MappedFile::MappedFile(const std::filesystem::path& path)
     // Without NONBLOCK, a pipe would make us wait for its writer.
     : path_(path),
       fd_(uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); })) {
-  if (!fd_) refuse(path_, errno);
+  if (!fd_) refuse_to_map(path_, errno);
   struct stat facts{};
-  if (::fstat(fd_.get(), &facts) != 0) refuse(path_, errno);
-  if (S_ISDIR(facts.st_mode)) refuse(path_, EISDIR);
-  if (!S_ISREG(facts.st_mode)) refuse(path_, "it is no regular file");
+  if (::fstat(fd_.get(), &facts) != 0) refuse_to_map(path_, errno);
+  if (S_ISDIR(facts.st_mode)) refuse_to_map(path_, EISDIR);
+  if (!S_ISREG(facts.st_mode)) refuse_to_map(path_, "it is no regular file");
   const auto size = static_cast<std::size_t>(facts.st_size);
   if (size == 0) return;
   // NORESERVE: no memory is set aside for pages that are never written.
   void* address =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd_.get(), 0);
-  if (address == MAP_FAILED) refuse(path_, errno);
+  if (address == MAP_FAILED) refuse_to_map(path_, errno);
   bytes_ = {static_cast<std::byte*>(address), size};
   name_.emplace(address, size, path_.string());
 }
@@ -58,9 +58,10 @@ void MappedFile::read(std::int64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
     const auto count =
         uninterrupted([&] { return ::pread(fd_.get(), out.data(), out.size(), offset); });
-    if (count < 0) refuse(path_, errno);
+    if (count < 0) refuse_to_map(path_, errno);
     if (count == 0) {
-      refuse(path_, str("it had ", size(), " bytes when it was opened and was cut to ", offset,
+      refuse_to_map(path_,
+                    str("it had ", size(), " bytes when it was opened and was cut to ", offset,
                         " or fewer meanwhile. Replace a file by renaming a new one over it"));
     }
     out = out.subspan(static_cast<std::size_t>(count));

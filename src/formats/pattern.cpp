@@ -34,9 +34,9 @@ struct Points {
 };
 
 /// Pike's simulation: the threads of one position in order of preference, each with its groups.
-class Machine {
+class PatternMachine {
  public:
-  Machine(const PatternProgram& program, const Points& points, MatchBudget& budget)
+  PatternMachine(const PatternProgram& program, const Points& points, MatchBudget& budget)
       : program_(program.code),
         classes_(program.classes),
         points_(points),
@@ -152,7 +152,8 @@ class Machine {
   std::vector<Thread> stack_;
 };
 
-PatternMatch match_of(const Machine::Slots& slots, const Points& points, std::string_view name) {
+PatternMatch match_of(const PatternMachine::Slots& slots, const Points& points,
+                      std::string_view name) {
   PatternMatch match{.begin = points.starts[slots[0]], .end = points.starts[slots[1]]};
   for (std::size_t group = 0; group < match.groups.size(); ++group) {
     if (slots[2 * group] == kUnset || slots[2 * group + 1] == kUnset) continue;
@@ -175,14 +176,14 @@ void MatchBudget::spend(std::uint64_t steps) {
 
 std::optional<PatternMatch> Pattern::full_match(std::string_view name, MatchBudget& budget) const {
   const Points points(name, budget);
-  const auto slots = Machine(program_, points, budget).full_match();
+  const auto slots = PatternMachine(program_, points, budget).full_match();
   if (!slots) return std::nullopt;
   return match_of(*slots, points, name);
 }
 
 std::vector<PatternMatch> Pattern::find_all(std::string_view name, MatchBudget& budget) const {
   const Points points(name, budget);
-  Machine machine(program_, points, budget);
+  PatternMachine machine(program_, points, budget);
   std::vector<PatternMatch> matches;
   std::size_t from = 0;
   // Behind an empty match: the next one may start there, if it is longer.

@@ -20,9 +20,9 @@ constexpr std::size_t kMaxIntBytes = 255;
 /// Nodes that every graph begins with: what cannot change is there once.
 enum SharedNode : NodeId { kNone, kTrue, kFalse, kEmptyTuple };
 
-class Machine {
+class PickleMachine {
  public:
-  Machine(std::string_view input, const PickleSource& source) : source_(source) {
+  PickleMachine(std::string_view input, const PickleSource& source) : source_(source) {
     graph_.input = input;
     for (const auto kind : {NodeKind::kNone, NodeKind::kTrue, NodeKind::kFalse, NodeKind::kTuple}) {
       add(kind);
@@ -47,61 +47,62 @@ class Machine {
   }
 
  private:
-  using Action = void (*)(Machine&);
+  using Action = void (*)(PickleMachine&);
 
   static std::array<Action, 256> actions_by_opcode() {
     std::array<Action, 256> actions{};
     const auto on = [&](Opcode opcode, Action action) {
       actions.at(static_cast<std::size_t>(opcode)) = action;
     };
-    on(Opcode::kNone, [](Machine& m) { m.push(kNone); });
-    on(Opcode::kNewTrue, [](Machine& m) { m.push(kTrue); });
-    on(Opcode::kNewFalse, [](Machine& m) { m.push(kFalse); });
-    on(Opcode::kBinInt1, [](Machine& m) { m.push_int(m.number<std::uint8_t>()); });
-    on(Opcode::kBinInt2, [](Machine& m) { m.push_int(m.number<std::uint16_t>()); });
-    on(Opcode::kBinInt, [](Machine& m) { m.push_int(m.number<std::int32_t>()); });
-    on(Opcode::kLong1, [](Machine& m) { m.push_long(m.number<std::uint8_t>()); });
-    on(Opcode::kLong4, [](Machine& m) { m.push_long(m.number<std::uint32_t>()); });
-    on(Opcode::kBinFloat, [](Machine& m) { m.push_float(); });
-    on(Opcode::kBinUnicode, [](Machine& m) { m.push_text(m.number<std::uint32_t>()); });
-    on(Opcode::kShortBinUnicode, [](Machine& m) { m.push_text(m.number<std::uint8_t>()); });
-    on(Opcode::kBinUnicode8, [](Machine& m) { m.push_text(m.number<std::uint64_t>()); });
-    on(Opcode::kShortBinString, [](Machine& m) { m.push_text(m.number<std::uint8_t>()); });
-    on(Opcode::kBinBytes, [](Machine& m) { m.push_bytes(m.number<std::uint32_t>()); });
-    on(Opcode::kShortBinBytes, [](Machine& m) { m.push_bytes(m.number<std::uint8_t>()); });
-    on(Opcode::kBinBytes8, [](Machine& m) { m.push_bytes(m.number<std::uint64_t>()); });
-    on(Opcode::kByteArray8, [](Machine& m) { m.push_bytes(m.number<std::uint64_t>()); });
-    on(Opcode::kEmptyDict, [](Machine& m) { m.push_new(NodeKind::kDict); });
-    on(Opcode::kEmptyList, [](Machine& m) { m.push_new(NodeKind::kList); });
-    on(Opcode::kEmptyTuple, [](Machine& m) { m.push(kEmptyTuple); });
-    on(Opcode::kEmptySet, [](Machine& m) { m.push_new(NodeKind::kSet); });
-    on(Opcode::kMark, [](Machine& m) { m.marks_.push_back(m.stack_.size()); });
-    on(Opcode::kTuple, [](Machine& m) { m.push_fixed(NodeKind::kTuple, m.pop_mark()); });
-    on(Opcode::kTuple1, [](Machine& m) { m.push_fixed(NodeKind::kTuple, m.pop_last(1)); });
-    on(Opcode::kTuple2, [](Machine& m) { m.push_fixed(NodeKind::kTuple, m.pop_last(2)); });
-    on(Opcode::kTuple3, [](Machine& m) { m.push_fixed(NodeKind::kTuple, m.pop_last(3)); });
-    on(Opcode::kFrozenSet, [](Machine& m) { m.push_fixed(NodeKind::kFrozenSet, m.pop_mark()); });
-    on(Opcode::kAppend, [](Machine& m) { m.append(m.pop_last(1)); });
-    on(Opcode::kAppends, [](Machine& m) { m.append(m.pop_mark()); });
-    on(Opcode::kAddItems, [](Machine& m) { m.add_to_set(m.pop_mark()); });
-    on(Opcode::kSetItem, [](Machine& m) { m.insert(m.pop_last(2)); });
-    on(Opcode::kSetItems, [](Machine& m) { m.insert(m.pop_mark()); });
-    on(Opcode::kBinPut, [](Machine& m) { m.put(m.number<std::uint8_t>()); });
-    on(Opcode::kLongBinPut, [](Machine& m) { m.put(m.number<std::uint32_t>()); });
-    on(Opcode::kMemoize, [](Machine& m) { m.put(m.memoized_); });
-    on(Opcode::kBinGet, [](Machine& m) { m.push(m.get(m.number<std::uint8_t>())); });
-    on(Opcode::kLongBinGet, [](Machine& m) { m.push(m.get(m.number<std::uint32_t>())); });
-    on(Opcode::kProto, [](Machine& m) { m.check_protocol(m.number<std::uint8_t>()); });
-    on(Opcode::kFrame, [](Machine& m) { m.check_frame(m.number<std::uint64_t>()); });
-    on(Opcode::kGlobal, [](Machine& m) { m.push_global(); });
-    on(Opcode::kStackGlobal, [](Machine& m) { m.push_stack_global(); });
-    on(Opcode::kReduce, [](Machine& m) { m.push_call(kNoNode, /*by_new=*/false); });
-    on(Opcode::kNewObj, [](Machine& m) { m.push_call(kNoNode, /*by_new=*/true); });
-    on(Opcode::kNewObjEx, [](Machine& m) { m.push_call(m.pop(), /*by_new=*/true); });
-    on(Opcode::kBuild, [](Machine& m) { m.build(); });
+    on(Opcode::kNone, [](PickleMachine& m) { m.push(kNone); });
+    on(Opcode::kNewTrue, [](PickleMachine& m) { m.push(kTrue); });
+    on(Opcode::kNewFalse, [](PickleMachine& m) { m.push(kFalse); });
+    on(Opcode::kBinInt1, [](PickleMachine& m) { m.push_int(m.number<std::uint8_t>()); });
+    on(Opcode::kBinInt2, [](PickleMachine& m) { m.push_int(m.number<std::uint16_t>()); });
+    on(Opcode::kBinInt, [](PickleMachine& m) { m.push_int(m.number<std::int32_t>()); });
+    on(Opcode::kLong1, [](PickleMachine& m) { m.push_long(m.number<std::uint8_t>()); });
+    on(Opcode::kLong4, [](PickleMachine& m) { m.push_long(m.number<std::uint32_t>()); });
+    on(Opcode::kBinFloat, [](PickleMachine& m) { m.push_float(); });
+    on(Opcode::kBinUnicode, [](PickleMachine& m) { m.push_text(m.number<std::uint32_t>()); });
+    on(Opcode::kShortBinUnicode, [](PickleMachine& m) { m.push_text(m.number<std::uint8_t>()); });
+    on(Opcode::kBinUnicode8, [](PickleMachine& m) { m.push_text(m.number<std::uint64_t>()); });
+    on(Opcode::kShortBinString, [](PickleMachine& m) { m.push_text(m.number<std::uint8_t>()); });
+    on(Opcode::kBinBytes, [](PickleMachine& m) { m.push_bytes(m.number<std::uint32_t>()); });
+    on(Opcode::kShortBinBytes, [](PickleMachine& m) { m.push_bytes(m.number<std::uint8_t>()); });
+    on(Opcode::kBinBytes8, [](PickleMachine& m) { m.push_bytes(m.number<std::uint64_t>()); });
+    on(Opcode::kByteArray8, [](PickleMachine& m) { m.push_bytes(m.number<std::uint64_t>()); });
+    on(Opcode::kEmptyDict, [](PickleMachine& m) { m.push_new(NodeKind::kDict); });
+    on(Opcode::kEmptyList, [](PickleMachine& m) { m.push_new(NodeKind::kList); });
+    on(Opcode::kEmptyTuple, [](PickleMachine& m) { m.push(kEmptyTuple); });
+    on(Opcode::kEmptySet, [](PickleMachine& m) { m.push_new(NodeKind::kSet); });
+    on(Opcode::kMark, [](PickleMachine& m) { m.marks_.push_back(m.stack_.size()); });
+    on(Opcode::kTuple, [](PickleMachine& m) { m.push_fixed(NodeKind::kTuple, m.pop_mark()); });
+    on(Opcode::kTuple1, [](PickleMachine& m) { m.push_fixed(NodeKind::kTuple, m.pop_last(1)); });
+    on(Opcode::kTuple2, [](PickleMachine& m) { m.push_fixed(NodeKind::kTuple, m.pop_last(2)); });
+    on(Opcode::kTuple3, [](PickleMachine& m) { m.push_fixed(NodeKind::kTuple, m.pop_last(3)); });
+    on(Opcode::kFrozenSet,
+       [](PickleMachine& m) { m.push_fixed(NodeKind::kFrozenSet, m.pop_mark()); });
+    on(Opcode::kAppend, [](PickleMachine& m) { m.append(m.pop_last(1)); });
+    on(Opcode::kAppends, [](PickleMachine& m) { m.append(m.pop_mark()); });
+    on(Opcode::kAddItems, [](PickleMachine& m) { m.add_to_set(m.pop_mark()); });
+    on(Opcode::kSetItem, [](PickleMachine& m) { m.insert(m.pop_last(2)); });
+    on(Opcode::kSetItems, [](PickleMachine& m) { m.insert(m.pop_mark()); });
+    on(Opcode::kBinPut, [](PickleMachine& m) { m.put(m.number<std::uint8_t>()); });
+    on(Opcode::kLongBinPut, [](PickleMachine& m) { m.put(m.number<std::uint32_t>()); });
+    on(Opcode::kMemoize, [](PickleMachine& m) { m.put(m.memoized_); });
+    on(Opcode::kBinGet, [](PickleMachine& m) { m.push(m.get(m.number<std::uint8_t>())); });
+    on(Opcode::kLongBinGet, [](PickleMachine& m) { m.push(m.get(m.number<std::uint32_t>())); });
+    on(Opcode::kProto, [](PickleMachine& m) { m.check_protocol(m.number<std::uint8_t>()); });
+    on(Opcode::kFrame, [](PickleMachine& m) { m.check_frame(m.number<std::uint64_t>()); });
+    on(Opcode::kGlobal, [](PickleMachine& m) { m.push_global(); });
+    on(Opcode::kStackGlobal, [](PickleMachine& m) { m.push_stack_global(); });
+    on(Opcode::kReduce, [](PickleMachine& m) { m.push_call(kNoNode, /*by_new=*/false); });
+    on(Opcode::kNewObj, [](PickleMachine& m) { m.push_call(kNoNode, /*by_new=*/true); });
+    on(Opcode::kNewObjEx, [](PickleMachine& m) { m.push_call(m.pop(), /*by_new=*/true); });
+    on(Opcode::kBuild, [](PickleMachine& m) { m.build(); });
     on(Opcode::kBinPersId,
-       [](Machine& m) { m.push_new(NodeKind::kPersistent, m.opcode_at_, m.pop()); });
-    on(Opcode::kStop, [](Machine& m) { m.stop(); });
+       [](PickleMachine& m) { m.push_new(NodeKind::kPersistent, m.opcode_at_, m.pop()); });
+    on(Opcode::kStop, [](PickleMachine& m) { m.stop(); });
     return actions;
   }
 
@@ -324,7 +325,7 @@ PickleGraph read_pickle_graph(std::string_view input, const PickleSource& source
         source.name, source.origin,
         str("pickle: it has ", input.size(), " bytes; at most ", limit, " are read"));
   }
-  return Machine(input, source).run();
+  return PickleMachine(input, source).run();
 }
 
 }  // namespace accelerate::detail::formats

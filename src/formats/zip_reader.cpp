@@ -83,8 +83,6 @@ End read_end(const ByteSource& source, std::uint64_t& directory_end) {
   return end;
 }
 
-std::string shown(std::string_view name) { return python_repr(name); }
-
 /// Throws unless the name could be unpacked safely: relative, inside its folder, plain text.
 void check_name(const ByteSource& source, std::uint64_t at, std::string_view name) {
   if (name.empty() || name.size() > kMaxName) {
@@ -92,14 +90,14 @@ void check_name(const ByteSource& source, std::uint64_t at, std::string_view nam
         at, str("an entry has a name of ", name.size(), " bytes; 1 to ", kMaxName, " are allowed"));
   }
   if (!is_utf8(name) || name.find('\0') != name.npos) {
-    source.refuse(at, str("the entry ", shown(name), " has a name that is not UTF-8 text"));
+    source.refuse(at, str("the entry ", python_repr(name), " has a name that is not UTF-8 text"));
   }
   const bool drive = name.size() >= 2 && name[1] == ':';
   if (name.front() == '/' || drive || name.find('\\') != name.npos) {
-    source.refuse(at, str("the entry ", shown(name), " has an absolute name"));
+    source.refuse(at, str("the entry ", python_repr(name), " has an absolute name"));
   }
   for (const auto& part : split(name, '/')) {
-    if (part == "..") source.refuse(at, str("the entry ", shown(name), " leaves its folder"));
+    if (part == "..") source.refuse(at, str("the entry ", python_repr(name), " leaves its folder"));
   }
 }
 
@@ -165,12 +163,12 @@ Record read_record(const ByteSource& source, std::string_view directory, std::ui
   apply_zip64(source, where, directory.substr(at + zip::kCentralSize + name_size, extra_size),
               numbers);
   if ((read_little<std::uint16_t>(directory, at + 8) & zip::kEncrypted) != 0) {
-    source.refuse(where, str("the entry ", shown(record.entry.name), " is encrypted"));
+    source.refuse(where, str("the entry ", python_repr(record.entry.name), " is encrypted"));
   }
   if (record.method != zip::kStored || numbers.size != numbers.stored) {
     source.refuse(
         where,
-        str("the entry ", shown(record.entry.name), " is compressed (method ", record.method,
+        str("the entry ", python_repr(record.entry.name), " is compressed (method ", record.method,
             "); torch.save stores entries as they are. Unpack the archive and save it again with "
             "torch.save"));
   }
@@ -186,23 +184,24 @@ void read_local(const ByteSource& source, Record& record, std::uint64_t director
   const auto at = record.header;
   const auto room = zip::kLocalSize + name.size();
   if (at > directory || directory - at < room) {
-    source.refuse(directory, str("the entry ", shown(name), " lies outside the file"));
+    source.refuse(directory, str("the entry ", python_repr(name), " lies outside the file"));
   }
   const auto header = source.read(at, room);
   if (read_little<std::uint32_t>(header, 0) != zip::kLocalSignature) {
-    source.refuse(at, str("the entry ", shown(name), " has no header"));
+    source.refuse(at, str("the entry ", python_repr(name), " has no header"));
   }
   if (read_little<std::uint16_t>(header, 26) != name.size() ||
       std::string_view(header).substr(zip::kLocalSize) != name) {
-    source.refuse(at, str("the entry ", shown(name), " has another name in its own header"));
+    source.refuse(at, str("the entry ", python_repr(name), " has another name in its own header"));
   }
   if (read_little<std::uint16_t>(header, 8) != record.method) {
-    source.refuse(at, str("the entry ", shown(name), " is compressed according to its own header"));
+    source.refuse(
+        at, str("the entry ", python_repr(name), " is compressed according to its own header"));
   }
   const std::uint64_t extra_size = read_little<std::uint16_t>(header, 28);
   const auto data = at + room + extra_size;
   if (data > directory || directory - data < record.entry.size) {
-    source.refuse(at, str("the entry ", shown(name), " of ", record.entry.size,
+    source.refuse(at, str("the entry ", python_repr(name), " of ", record.entry.size,
                           " bytes reaches beyond the data of the file"));
   }
   const auto flags = read_little<std::uint16_t>(header, 6);
@@ -212,8 +211,8 @@ void read_local(const ByteSource& source, Record& record, std::uint64_t director
     apply_zip64(source, at, source.read(at + room, extra_size), numbers);
     if (numbers.size != record.entry.size || numbers.stored != record.entry.size ||
         read_little<std::uint32_t>(header, 14) != record.entry.crc) {
-      source.refuse(
-          at, str("the entry ", shown(name), " has another size or checksum in its own header"));
+      source.refuse(at, str("the entry ", python_repr(name),
+                            " has another size or checksum in its own header"));
     }
   }
   record.entry.offset = data;
@@ -227,8 +226,8 @@ void check_overlaps(const ByteSource& source, const std::vector<Record>& records
   for (std::size_t i = 1; i < order.size(); ++i) {
     const auto& before = order[i - 1]->entry;
     if (order[i]->header >= before.offset + before.size) continue;
-    source.refuse(order[i]->header, str("the entries ", shown(before.name), " and ",
-                                        shown(order[i]->entry.name), " overlap"));
+    source.refuse(order[i]->header, str("the entries ", python_repr(before.name), " and ",
+                                        python_repr(order[i]->entry.name), " overlap"));
   }
 }
 
@@ -270,7 +269,7 @@ ZipDirectory read_zip(const ByteSource& source) {
   for (std::size_t i = 0; i < result.entries().size(); ++i) {
     const auto& entry = result.entries()[i];
     if (result.find(entry.name) == &entry) continue;
-    source.refuse(end.offset, str("the entry ", shown(entry.name), " is there twice"));
+    source.refuse(end.offset, str("the entry ", python_repr(entry.name), " is there twice"));
   }
   return result;
 }
@@ -285,7 +284,7 @@ void check_crc(const ByteSource& source, const ZipEntry& entry) {
     crc = crc32(piece, crc);
   }
   if (crc == entry.crc) return;
-  source.refuse(entry.offset, str("the checksum of the entry ", shown(entry.name),
+  source.refuse(entry.offset, str("the checksum of the entry ", python_repr(entry.name),
                                   " is wrong: the file was damaged"));
 }
 

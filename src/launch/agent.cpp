@@ -15,6 +15,7 @@
 #include "launch/channel.h"
 #include "launch/cleanup_process.h"
 #include "launch/console.h"
+#include "launch/failure.h"
 #include "launch/join.h"
 #include "launch/log_folder.h"
 #include "launch/rendezvous_conf.h"
@@ -30,8 +31,6 @@ using Clock = std::chrono::steady_clock;
 using Kind = AgentMessage::Kind;
 using std::chrono::milliseconds;
 
-constexpr int kFailure = 1;
-constexpr int kPeerGone = 70;
 // How long to wait for other machines after the workers of this one have ended by a signal.
 constexpr auto kTimeToEnd = std::chrono::seconds(5);
 // When to report that machines are missing, and how often.

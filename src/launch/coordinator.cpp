@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "launch/failure.h"
 #include "launch/rendezvous_conf.h"
 
 namespace accelerate::detail::launch {
@@ -23,10 +24,6 @@ using Kind = AgentMessage::Kind;
 constexpr auto kRootCauseDelay = std::chrono::seconds(2);
 // A worker that a signal ended cannot tell in which call it was; its peers can within this time.
 constexpr auto kSurvivorDelay = std::chrono::milliseconds(500);
-
-constexpr int kFailure = 1;
-constexpr int kWrongInput = 2;
-constexpr int kPeerGone = 70;
 
 Order notice(int to, std::string text) {
   return {.to = to, .message = {.kind = Kind::kNotice, .text = std::move(text)}};

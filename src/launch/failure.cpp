@@ -159,7 +159,7 @@ std::string time_text(std::int64_t time_us) {
   return str(text, ".", milliseconds);
 }
 
-std::string seconds_text(std::int64_t time_us) {
+std::string tenths_text(std::int64_t time_us) {
   char text[32] = {};
   std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(time_us) / 1e6);
   return text;
@@ -261,8 +261,8 @@ std::string root_cause_text(const std::vector<WorkerFailure>& failures) {
 
 std::string later(const WorkerFailure& failure, const WorkerFailure& root) {
   const auto difference = failure.time_us - root.time_us;
-  return difference < 0 ? seconds_text(-difference) + " earlier"
-                        : seconds_text(difference) + " later";
+  return difference < 0 ? tenths_text(-difference) + " earlier"
+                        : tenths_text(difference) + " later";
 }
 
 std::string other_text(const WorkerFailure& failure, const WorkerFailure& root) {

@@ -13,6 +13,11 @@
 
 namespace accelerate::detail::launch {
 
+// Exit codes of a launcher that has none of a worker to pass on.
+inline constexpr int kFailure = 1;
+inline constexpr int kWrongInput = 2;
+inline constexpr int kPeerGone = 70;
+
 struct WorkerFailure {
   int rank = 0;
   int local_rank = 0;

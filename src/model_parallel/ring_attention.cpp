@@ -14,8 +14,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kForward = "context parallel attention";
-constexpr const char* kBackward = "gradients of context parallel attention";
+constexpr const char* kRingForward = "context parallel attention";
+constexpr const char* kRingBackward = "gradients of context parallel attention";
 
 /// Keys and values, in one message.
 struct KeyValue {
@@ -87,7 +87,7 @@ struct Visible {
 
 PartialAttention walk_forward(const at::Tensor& query, const KeyValue& own, const Ring& ring) {
   const auto type = accumulation_type(query);
-  PassingBlocks blocks(ring, own, kForward);
+  PassingBlocks blocks(ring, own, kRingForward);
   PartialAttention all;
   for (int step = 0; step < ring.group->getSize(); ++step) {
     const auto visible = Visible::in_step(ring, step);
@@ -108,7 +108,7 @@ PartialAttention walk_forward(const at::Tensor& query, const KeyValue& own, cons
 AttentionGradients walk_backward(const at::Tensor& gradient, const PartialAttention& all,
                                  const at::Tensor& query, const KeyValue& own, const Ring& ring) {
   const auto type = accumulation_type(query);
-  PassingBlocks blocks(ring, own, kBackward);
+  PassingBlocks blocks(ring, own, kRingBackward);
   auto of_query = at::zeros(query.sizes(), query.options().dtype(type));
   RingMessage travelling;
   for (int step = 0; step < ring.group->getSize(); ++step) {
@@ -125,7 +125,7 @@ AttentionGradients walk_backward(const at::Tensor& gradient, const PartialAttent
     const auto of_block = own.unpacked(sums);
     visible.keys(of_block.key).add_(block.key);
     visible.keys(of_block.value).add_(block.value);
-    travelling = RingMessage(ring.group, std::move(sums), kBackward);
+    travelling = RingMessage(ring.group, std::move(sums), kRingBackward);
   }
   auto [of_key, of_value] = own.unpacked(travelling.wait());
   return {std::move(of_query), std::move(of_key), std::move(of_value)};

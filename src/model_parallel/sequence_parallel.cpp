@@ -21,8 +21,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kForward = "ulysses attention";
-constexpr const char* kBackward = "gradients of ulysses attention";
+constexpr const char* kUlyssesForward = "ulysses attention";
+constexpr const char* kUlyssesBackward = "gradients of ulysses attention";
 constexpr const char* kWithin = "scaled_dot_product_attention with sp_size";
 
 struct Group final : torch::CustomClassHolder {
@@ -35,12 +35,13 @@ struct ExchangeRows : torch::autograd::Function<ExchangeRows> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& rows,
                             const GroupHandle& group) {
     context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<Group>(group));
-    return exchange_rows(group, rows.contiguous(), kForward);
+    return exchange_rows(group, rows.contiguous(), kUlyssesForward);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto group =
         c10::static_intrusive_pointer_cast<Group>(context->saved_data["group"].toCapsule());
-    return {exchange_rows(group->handle, gradients[0].contiguous(), kBackward), at::Tensor()};
+    return {exchange_rows(group->handle, gradients[0].contiguous(), kUlyssesBackward),
+            at::Tensor()};
   }
 };
 

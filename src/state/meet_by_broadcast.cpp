@@ -78,7 +78,7 @@ PartialStateOptions meet_by_broadcast(PartialStateOptions options, const Process
                         text.substr(std::min<std::size_t>(1, text.size()))),
                     0);
   }
-  auto hosts = split(text, ' ');
+  auto hosts = detail::split(text, ' ');
   const int port = std::stoi(hosts.front());
   hosts.erase(hosts.begin());
   options.store = connect_to_any(hosts, port, place.rank, timeout);

@@ -46,7 +46,7 @@ std::string checked_name(const std::string& name, const std::string& whole) {
 /// "cuda:nccl,cpu:gloo" names a backend per device; a bare name serves what it can.
 std::vector<DeviceBackend> parse_backend(const std::string& text) {
   std::vector<DeviceBackend> result;
-  for (const auto& part : split(to_lower(text), ',')) {
+  for (const auto& part : detail::split(to_lower(text), ',')) {
     const auto colon = part.find(':');
     if (colon == std::string::npos) {
       const auto name = checked_name(part, text);

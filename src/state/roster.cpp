@@ -187,7 +187,7 @@ bool Roster::is_first_of_those_here(const std::vector<Awaited>& awaited) const {
 std::optional<Roster::HostProcess> Roster::process_on_this_host(int rank) const {
   const auto key = key_of("here", rank);
   if (!presence_->check({key})) return std::nullopt;
-  const auto words = split(get(*presence_, key), ' ');
+  const auto words = detail::split(get(*presence_, key), ' ');
   if (words.size() != 3 || words[0] != host_identity()) return std::nullopt;
   return HostProcess{std::stoi(words[1]), str(words[2], ", process ", words[1])};
 }

@@ -224,7 +224,7 @@ std::string own_address(const DefaultGroup& group) {
   // The program brought its own meeting point: take the way to a host of rank 0.
   const Roster roster = roster_of(group);
   if (world.rank == 0) roster.publish("addresses", join(interface_addresses(), " "));
-  for (const auto& address : split(roster.read("addresses", 0), ' ')) {
+  for (const auto& address : detail::split(roster.read("addresses", 0), ' ')) {
     if (auto own = address_towards(address); !own.empty()) return own;
   }
   return "";

@@ -15,9 +15,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kSlice = milliseconds(1000);
+constexpr auto kWatchSlice = milliseconds(1000);
 // A rank that waits in the roster throws first, and tells the other hosts.
-constexpr auto kTimeToThrow = 2 * kSlice;
+constexpr auto kTimeToThrow = 2 * kWatchSlice;
 // Siblings that are still to be started are found later; to look for them costs more than to look
 // at one.
 constexpr int kSlicesBetweenSearches = 5;
@@ -55,7 +55,7 @@ StartupWatch::~StartupWatch() {
 
 bool StartupWatch::wait() {
   std::unique_lock lock(mutex_);
-  return !changed_.wait_for(lock, kSlice, [this] { return ends_; });
+  return !changed_.wait_for(lock, kWatchSlice, [this] { return ends_; });
 }
 
 void StartupWatch::run() {
@@ -65,7 +65,7 @@ void StartupWatch::run() {
   auto last = StoppedProcesses::Clock::now();
   for (int slice = 0; wait(); ++slice) {
     const auto now = StoppedProcesses::Clock::now();
-    if (now - last > 3 * kSlice) stopped.forgive();  // this process was stopped itself
+    if (now - last > 3 * kWatchSlice) stopped.forgive();  // this process was stopped itself
     last = now;
     if (slice % kSlicesBetweenSearches == 0) siblings = sibling_ranks(rank_, size_);
     for (const auto& [rank, pid] : siblings) {

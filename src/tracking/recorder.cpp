@@ -28,7 +28,7 @@ constexpr auto kBetweenSamples = std::chrono::seconds(2);
 // Readers refuse longer lines.
 constexpr std::size_t kLongestLine = 64 << 10;
 // While the disk does not answer. Beyond this, entries are dropped and counted.
-constexpr std::size_t kMostBytes = 8 << 20;
+constexpr std::size_t kMostHeldBytes = 8 << 20;
 constexpr std::size_t kMostLogged = 256;  // values of one call of log
 
 /// A step entry stands for a tenth of a second at first and for a second in long runs, which write
@@ -108,8 +108,8 @@ std::size_t append_numbers(std::string& text, const std::string& prefix, const V
 Recorder::Recorder(RecorderOptions options)
     : options_(std::move(options)),
       file_(options_.folder / str("rank_", options_.rank, ".jsonl")),
-      outbox_(std::make_unique<Outbox>(OutboxOptions{.tracker = "monitor", .max_bytes = kMostBytes},
-                                       deliver_to_files)) {
+      outbox_(std::make_unique<Outbox>(
+          OutboxOptions{.tracker = "monitor", .max_bytes = kMostHeldBytes}, deliver_to_files)) {
   quietly([&] {
     const Value::Dict facts{{"rank", options_.rank},     {"world", options_.world},
                             {"host", this_host_name()},  {"pid", static_cast<int>(::getpid())},
@@ -150,12 +150,12 @@ void Recorder::add(std::string_view line) {
   entry.append(time.data(), end.ptr).append(", ").append(line).append("}\n");
   const std::scoped_lock lock(mutex_);
   if (stop_) return;
-  if (entry.size() > kLongestLine || lines_.size() + entry.size() > kMostBytes) {
+  if (entry.size() > kLongestLine || lines_.size() + entry.size() > kMostHeldBytes) {
     ++lost_;
     return;
   }
   lines_ += entry;
-  if (lines_.size() > kMostBytes / 2) changed_->notify_one();
+  if (lines_.size() > kMostHeldBytes / 2) changed_->notify_one();
 }
 
 void Recorder::describe(const std::string& name, const Value::Dict& config) noexcept {
@@ -253,7 +253,7 @@ void Recorder::run() {
     });
     std::unique_lock lock(mutex_);
     changed_->wait_for(lock, kBetweenWrites,
-                       [&] { return stop_ || lines_.size() > kMostBytes / 2; });
+                       [&] { return stop_ || lines_.size() > kMostHeldBytes / 2; });
     stop = stop_;
   }
 }

@@ -16,7 +16,7 @@
 #include "support/message_of.h"
 #include "support/on_processes.h"
 
-namespace accelerate {
+namespace accelerate::drift_watch_test {
 namespace {
 
 using detail::parallel::ranks_that_differ;
@@ -645,4 +645,4 @@ TEST(LocalSgdOnAMesh, NeedsReplicas) {
 }
 
 }  // namespace
-}  // namespace accelerate
+}  // namespace accelerate::drift_watch_test

@@ -13,7 +13,7 @@
 #include "core/captured_log.h"
 #include "support/reference_path.h"
 
-namespace accelerate {
+namespace accelerate::shards_test {
 namespace {
 
 StateDict dict_of(const std::vector<std::pair<std::string, torch::Tensor>>& tensors) {
@@ -103,4 +103,4 @@ TEST(CleanStateDict, MakesTensorsContiguous) {
 }
 
 }  // namespace
-}  // namespace accelerate
+}  // namespace accelerate::shards_test

@@ -11,7 +11,7 @@
 #include "accelerate/value/from_value.h"
 #include "comm/samples.h"
 
-namespace shop {
+namespace bakery {
 
 struct Batch {
   torch::Tensor input_ids, labels;
@@ -42,7 +42,7 @@ Score from_value(std::type_identity<Score>, const accelerate::Value& value) {
   return {value.at("value").as_double(), value.at("unit").as_string()};
 }
 
-}  // namespace shop
+}  // namespace bakery
 
 namespace accelerate {
 namespace {
@@ -58,7 +58,8 @@ static_assert(PureTensorTree<torch::OrderedDict<std::string, std::deque<Tensor>>
 static_assert(PureTensorTree<torch::data::Example<>> && PureTensorTree<torch::data::TensorExample>);
 static_assert(PureTensorTree<std::variant<Tensor, std::list<Tensor>>>);
 static_assert(PureTensorTree<std::unordered_map<Color, Tensor>>);
-static_assert(PureTensorTree<shop::Batch> && PureTensorTree<Value> && PureTensorTree<Value::Dict>);
+static_assert(PureTensorTree<bakery::Batch> && PureTensorTree<Value> &&
+              PureTensorTree<Value::Dict>);
 static_assert(PureTensorTree<torch::IValue>);
 static_assert(TensorTree<std::pair<Tensor, int>> && !PureTensorTree<std::pair<Tensor, int>>);
 static_assert(!TensorTree<int> && !TensorTree<std::string> && !TensorTree<std::vector<bool>>);
@@ -67,7 +68,7 @@ static_assert(!TensorTree<std::set<int>> && !TensorTree<std::vector<std::string>
 static_assert(std::same_as<tree::rebind_t<Named, int>, std::map<std::string, int>>);
 static_assert(std::same_as<tree::rebind_t<std::pair<Tensor, std::vector<Tensor>>, double>,
                            std::pair<double, std::vector<double>>>);
-static_assert(std::same_as<tree::rebind_t<shop::Batch, int>, Value::Dict>);
+static_assert(std::same_as<tree::rebind_t<bakery::Batch, int>, Value::Dict>);
 static_assert(std::same_as<tree::rebind_t<torch::OrderedDict<std::string, Tensor>, int>,
                            torch::OrderedDict<std::string, int>>);
 static_assert(std::same_as<tree::rebind_t<std::variant<Tensor, std::list<Tensor>>, int>,
@@ -105,14 +106,14 @@ TEST(TreeMap, ReachesOrderedDictsExamplesAndStructs) {
   EXPECT_EQ(example.data.item<double>(), 2);
   EXPECT_EQ(example.target.item<double>(), 3);
 
-  const auto batch = tree::map(plus_one, shop::Batch{number(1), Tensor(), {"one"}});
+  const auto batch = tree::map(plus_one, bakery::Batch{number(1), Tensor(), {"one"}});
   EXPECT_EQ(batch.input_ids.item<double>(), 2);
   EXPECT_FALSE(batch.labels.defined());
   EXPECT_EQ(batch.names, std::vector<std::string>{"one"});
 }
 
 TEST(TreeMap, ChangesMoveOnlyTreesInPlace) {
-  shop::Owner owner{number(1), std::make_unique<int>(5)};
+  bakery::Owner owner{number(1), std::make_unique<int>(5)};
   const int* handle = owner.handle.get();
   const auto mapped = tree::map(plus_one, std::move(owner));
   EXPECT_EQ(mapped.weight.item<double>(), 2);
@@ -153,7 +154,7 @@ TEST(TreeMap, RebuildsIValuesWithoutTouchingTheOriginal) {
 }
 
 TEST(TreeForEach, NamesEachLeafByItsPath) {
-  const std::map<std::string, std::vector<shop::Batch>> data{
+  const std::map<std::string, std::vector<bakery::Batch>> data{
       {"train", {{number(1), number(2), {}}, {number(3), Tensor(), {}}}}};
   EXPECT_EQ(tree::flatten(data).paths,
             (std::vector<std::string>{"['train'][0].input_ids", "['train'][0].labels",
@@ -180,7 +181,7 @@ TEST(TreeTransform, ChangesTheLeafTypeAndMarksAbsentTensors) {
   const auto size = [](const Tensor& tensor) { return tensor.numel(); };
   const std::vector<Tensor> list{torch::zeros(3), Tensor(), torch::zeros({2, 2})};
   EXPECT_EQ(tree::transform<std::int64_t>(size, list), (std::vector<std::int64_t>{3, 0, 4}));
-  const auto dict = tree::transform<std::int64_t>(size, shop::Batch{list[0], list[2], {}});
+  const auto dict = tree::transform<std::int64_t>(size, bakery::Batch{list[0], list[2], {}});
   EXPECT_EQ(Value(dict).repr(), "{'input_ids': 3, 'labels': 4}");
   const Value tuple = Value::tuple({Value(list[0]), Value::List{Value(list[2]), 1.5}});
   EXPECT_EQ(tree::transform<std::int64_t>(size, tuple).repr(), "(3, [4, 1.5])");
@@ -252,21 +253,22 @@ TEST(ToValue, TurnsContainersIntoListsTuplesAndDicts) {
   EXPECT_EQ(to_value(std::array{1.5, 2.5}).repr(), "[1.5, 2.5]");
   EXPECT_EQ(to_value(std::vector<bool>{true, false}).repr(), "[True, False]");
   EXPECT_EQ(to_value(std::map<Color, int>{{Color::kBlue, 4}}).repr(), "{1: 4}");
-  EXPECT_EQ(to_value(std::vector{shop::Score{2.5, "ms"}}).repr(), "[{'value': 2.5, 'unit': 'ms'}]");
+  EXPECT_EQ(to_value(std::vector{bakery::Score{2.5, "ms"}}).repr(),
+            "[{'value': 2.5, 'unit': 'ms'}]");
   EXPECT_TRUE(to_value(Tensor()).is_none());
 }
 
 TEST(FromValue, ReadsBackWhatToValueWrote) {
-  using Data =
-      std::tuple<std::map<std::string, std::vector<int>>, std::optional<double>,
-                 std::variant<int, std::string>, std::array<Color, 2>, std::set<int>, shop::Score>;
+  using Data = std::tuple<std::map<std::string, std::vector<int>>, std::optional<double>,
+                          std::variant<int, std::string>, std::array<Color, 2>, std::set<int>,
+                          bakery::Score>;
   const Data data{{{"a", {1, 2}}}, 2.5, "text", {Color::kBlue, Color::kRed}, {3, 1}, {1.0, "s"}};
   EXPECT_EQ(from_value<Data>(to_value(data)), data);
 }
 
 TEST(FromValue, ReadsBackStructsExamplesAndOrderedDicts) {
-  const shop::Batch batch{number(1), number(2), {}};
-  const auto batch_back = from_value<shop::Batch>(to_value(batch));
+  const bakery::Batch batch{number(1), number(2), {}};
+  const auto batch_back = from_value<bakery::Batch>(to_value(batch));
   EXPECT_TRUE(batch_back.input_ids.is_same(batch.input_ids));
   EXPECT_TRUE(batch_back.labels.is_same(batch.labels));
   const torch::data::Example<> example(number(3), number(4));

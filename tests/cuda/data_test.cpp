@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/on_gpu.h"
 #include "support/on_processes.h"
 
 namespace accelerate {
 namespace {
 
-/// The harness keeps ranks on the CPU; these shall see the GPU.
-OnProcessesOptions on_gpu() { return {.environment = {{"ACCELERATE_USE_CPU", std::nullopt}}}; }
+using test::on_gpu;
 
 struct Named {
   torch::Tensor rows;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/on_gpu.h"
 #include "lazy/trigger.h"
 #include "offload/lazy_params.h"
 #include "support/command.h"
@@ -22,8 +23,7 @@ namespace {
 
 using test::has;
 using test::message_of;
-
-OnProcessesOptions on_gpu() { return {.environment = {{"ACCELERATE_USE_CPU", std::nullopt}}}; }
+using test::on_gpu;
 
 struct DeepImpl : torch::nn::Module {
   explicit DeepImpl(std::int64_t width = 1024, int depth = 12) {

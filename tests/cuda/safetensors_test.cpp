@@ -7,12 +7,13 @@
 #include <filesystem>
 #include <string>
 
+#include "cuda/on_gpu.h"
 #include "support/on_processes.h"
 
 namespace accelerate {
 namespace {
 
-OnProcessesOptions on_gpu() { return {.environment = {{"ACCELERATE_USE_CPU", std::nullopt}}}; }
+using test::on_gpu;
 
 class CudaSafetensors : public testing::Test {
  protected:

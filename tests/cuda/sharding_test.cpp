@@ -12,6 +12,7 @@
 
 #include "accelerator/nets.h"
 #include "core/text.h"
+#include "cuda/on_gpu.h"
 #include "sharding/sharded_run.h"
 #include "support/on_processes.h"
 #include "support/shared_folder.h"
@@ -22,6 +23,7 @@ namespace {
 using detail::str;
 using test::expect_equal;
 using test::OffloadTarget;
+using test::on_gpu;
 using test::run;
 using test::sharded;
 using test::ShardLevel;
@@ -29,8 +31,6 @@ using test::TinyGpt;
 
 constexpr ShardLevel kLevels[] = {ShardLevel::kOptimizer, ShardLevel::kGradients,
                                   ShardLevel::kParameters};
-
-OnProcessesOptions on_gpu() { return {.environment = {{"ACCELERATE_USE_CPU", std::nullopt}}}; }
 
 class CudaSharding : public testing::Test {
  protected:

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/on_gpu.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
 
@@ -18,8 +19,7 @@ namespace {
 
 namespace F = torch::nn::functional;
 using test::message_of;
-
-OnProcessesOptions on_gpu() { return {.environment = {{"ACCELERATE_USE_CPU", std::nullopt}}}; }
+using test::on_gpu;
 
 class CudaTraining : public testing::Test {
  protected:

@@ -12,7 +12,7 @@
 #include "data/sharing.h"
 #include "support/message_of.h"
 
-namespace accelerate::test {
+namespace accelerate::test::prepared_loader_test {
 namespace {
 
 using LoaderMaker =
@@ -691,4 +691,4 @@ TEST(IterableDatasetShard, TakesItsShareOfEachGroup) {
 }
 
 }  // namespace
-}  // namespace accelerate::test
+}  // namespace accelerate::test::prepared_loader_test

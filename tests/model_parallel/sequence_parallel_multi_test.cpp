@@ -15,7 +15,7 @@
 #include "support/message_of.h"
 #include "support/on_processes.h"
 
-namespace accelerate {
+namespace accelerate::sequence_parallel_test {
 namespace {
 
 using test::AttentionCase;
@@ -242,4 +242,4 @@ TEST(UlyssesBatchSharder, NamesWhatIsWrongWithABatch) {
 }
 
 }  // namespace
-}  // namespace accelerate
+}  // namespace accelerate::sequence_parallel_test

@@ -8,7 +8,7 @@
 #include "accelerate/state_dict.h"
 #include "support/message_of.h"
 
-namespace accelerate {
+namespace accelerate::tensors_test {
 namespace {
 
 using test::message_of;
@@ -198,4 +198,4 @@ TEST(RetieParameters, TakesTheFirstThatIsNotOnTheMetaDevice) {
 }
 
 }  // namespace
-}  // namespace accelerate
+}  // namespace accelerate::tensors_test

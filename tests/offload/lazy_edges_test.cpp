@@ -26,7 +26,7 @@
 #include "support/has.h"
 #include "support/message_of.h"
 
-namespace accelerate {
+namespace accelerate::lazy_edges_test {
 namespace {
 
 namespace lazy = detail::lazy;
@@ -299,4 +299,4 @@ TEST_F(LazyEdges, OptionsThatOverflowAreRefused) {
 }
 
 }  // namespace
-}  // namespace accelerate
+}  // namespace accelerate::lazy_edges_test

@@ -7,7 +7,7 @@
 #include "sharding/shard_plan.h"
 #include "support/message_of.h"
 
-namespace accelerate {
+namespace accelerate::fsdp_plan_test {
 namespace {
 
 using detail::sharding::OffloadTarget;
@@ -242,4 +242,4 @@ TEST(FsdpPlan, OffloadLoadingAndCheckpointingAreTakenOver) {
 }
 
 }  // namespace
-}  // namespace accelerate
+}  // namespace accelerate::fsdp_plan_test

@@ -11,7 +11,7 @@
 #include "support/message_of.h"
 #include "support/on_processes.h"
 
-namespace accelerate {
+namespace accelerate::programs_test {
 namespace {
 
 using detail::str;
@@ -170,7 +170,7 @@ TEST(ShardedPrograms, TwoModelsTakeTurns) {
 TEST(ShardedPrograms, AnEvaluationInInferenceModeMayComeFirst) {
   on_processes(2, [] {
     const auto words = torch::zeros({1, 8}, torch::kLong);
-    const auto wanted = run({});
+    const auto wanted = run(RunOptions{});
     for (const auto level : kLevels) {
       const RunOptions options{.spec = sharded(level)};
       ShardedRun training(options);
@@ -356,4 +356,4 @@ TEST(ShardedPrograms, ChangesOfTheModuleAfterPrepareAreRefused) {
 }
 
 }  // namespace
-}  // namespace accelerate
+}  // namespace accelerate::programs_test

@@ -8,7 +8,7 @@
 #include "support/on_processes.h"
 #include "support/shared_folder.h"
 
-namespace accelerate {
+namespace accelerate::state_test {
 namespace {
 
 using test::anew;
@@ -169,4 +169,4 @@ TEST(ShardedState, ACheckpointCanBeLoadedByAnotherNumberOfProcesses) {
 }
 
 }  // namespace
-}  // namespace accelerate
+}  // namespace accelerate::state_test

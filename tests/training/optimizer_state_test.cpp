@@ -12,7 +12,7 @@
 #include "support/message_of.h"
 #include "training/optimizer_tensors.h"
 
-namespace accelerate {
+namespace accelerate::optimizer_state_test {
 namespace {
 
 using detail::optim::drop_optimizer_state_of;
@@ -296,4 +296,4 @@ TEST(OptimizerStates, OfAdagradAreMadeForGroupsThatCameLater) {
 }
 
 }  // namespace
-}  // namespace accelerate
+}  // namespace accelerate::optimizer_state_test

@@ -17,7 +17,6 @@ constexpr std::size_t kRunsAtFirst = 5;
 constexpr std::size_t kMostMetricCharts = 60;
 // Curves of more processes cannot be told apart; the table has all of them.
 constexpr std::size_t kMostRankCurves = 16;
-constexpr double kRecent = 10;  // seconds, of the numbers in tables
 
 /// A list of numbers: curves have too many of them for a tree of values.
 std::string numbers_of(const std::vector<Bucket>& curve, double Bucket::* member) {
@@ -83,7 +82,7 @@ class Report {
             {"started", run.started},
             {"updated", run.updated()},
             {"steps", run.steps()},
-            {"rate", run.throughput.mean_since(run.updated() - kRecent)},
+            {"rate", run.throughput.mean_since(run.updated() - kTableSeconds)},
             {"unit", run.counts_samples ? "samples/s" : "steps/s"},
             {"shown", std::ranges::find(shown_, &run) != shown_.end()}};
   }
@@ -197,7 +196,7 @@ class Report {
   }
 
   static Value::Dict facts_of(int rank, const RankRecord& record) {
-    const double since = record.updated - kRecent;
+    const double since = record.updated - kTableSeconds;
     return {{"rank", rank},
             {"host", record.host},
             {"device", record.device},

@@ -20,6 +20,8 @@ namespace accelerate::detail::commands {
 
 /// Longer lines are left out.
 inline constexpr std::size_t kLongestLine = 64 << 10;
+/// A rate in a table is that of the last seconds.
+inline constexpr double kTableSeconds = 10;
 
 struct Point {
   double step = 0;

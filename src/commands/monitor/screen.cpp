@@ -23,7 +23,6 @@ constexpr std::array kLineColors{"\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[32m",
                                  "\x1b[34m", "\x1b[31m", "\x1b[37m"};
 constexpr std::size_t kLabelWidth = 9;
 constexpr std::size_t kMostCurves = 7;  // in one chart, as many as there are colours
-constexpr double kRecent = 10;          // seconds, of the numbers in the table
 
 /// Four digits, and large numbers whole.
 std::string short_number(double value) {
@@ -204,7 +203,7 @@ std::vector<std::string> MonitorScreen::lines(const ScreenSize& size, double now
              "Start one with ACCELERATE_MONITOR=1, or with `accelerate launch --monitor`."};
   } else {
     const auto state = run->state(now);
-    const auto rate = run->throughput.mean_since(run->updated() - kRecent);
+    const auto rate = run->throughput.mean_since(run->updated() - kTableSeconds);
     const auto place = std::ranges::find(runs, run) - runs.begin() + 1;
     lines.push_back(str(
         colored(kBold, launch::printable_line(run->name())), "  ",
@@ -296,7 +295,7 @@ void MonitorScreen::add_ranks(std::vector<std::string>& lines, const Run& run,
   std::size_t count = 0;
   for (const auto& [rank, record] : run.ranks) {
     if (++count == most) break;
-    const double since = record.updated - kRecent;
+    const double since = record.updated - kTableSeconds;
     const auto line =
         str(right(str(rank), 7), cell(record.step_time.mean_since(since), 13, ""),
             cell(record.wait.mean_since(since), 13, ""), cell(record.memory.last(), 13, "B"),
