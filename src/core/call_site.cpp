@@ -22,12 +22,19 @@ const char* without_folders(const char* path) {
   return slash != nullptr ? slash + 1 : path;
 }
 
+// Compilers write "./src/a.cpp" or "../../src/a.cpp" for the same file: ccache and files compiled
+// together decide.
+constexpr std::string_view without_dots(std::string_view path) {
+  while (path.starts_with("./") || path.starts_with("../")) path.remove_prefix(path.find('/') + 1);
+  return path;
+}
+
 // True for a source file of this library, whose lines say nothing to a user.
 bool is_ours(std::string_view path) {
-  constexpr std::string_view kThis = std::source_location::current().file_name();
+  constexpr std::string_view kThis = without_dots(std::source_location::current().file_name());
   constexpr auto kFolder = kThis.substr(0, kThis.rfind("core/call_site.cpp"));
   static_assert(kFolder.size() < kThis.size());
-  return path.starts_with(kFolder);
+  return without_dots(path).starts_with(kFolder);
 }
 
 }  // namespace
