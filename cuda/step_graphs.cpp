@@ -1,7 +1,7 @@
-// Not run on a GPU yet: compiled only. tests/cuda/capture_test.cpp is what to run first.
 #include "step_graphs.h"
 
 #include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -13,11 +13,38 @@
 namespace accelerate::detail::cuda {
 namespace {
 
+/// A recording that can be given up: LibTorch leaves a recording that failed half open.
+class Recording final : public at::cuda::CUDAGraph {
+ public:
+  void give_up() noexcept {
+    try {
+      capture_end();
+      return;
+    } catch (const std::exception&) {  // what made the recording invalid is known already
+      static_cast<void>(cudaGetLastError());
+    }
+    // Else freed memory would wait for the end of the recording, and the generator of random
+    // numbers for the next replay.
+    try {
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_);
+      c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_);
+    } catch (const std::exception&) {  // it was ended before the failure
+    }
+    for (auto& [generator, increment] : captured_generator_states_) leave(*generator);
+  }
+
+ private:
+  // LibTorch 2.15 keeps this per recording, and does it in `reset`.
+  static void leave(auto& generator) {
+    if constexpr (requires { generator.capturing_ = false; }) generator.capturing_ = false;
+  }
+};
+
 class CudaStepGraph final : public state::StepGraph {
  public:
   void replay() override { graph.replay(); }
 
-  at::cuda::CUDAGraph graph;
+  Recording graph;
 };
 
 /// What is given to `to` from now on waits for what `from` was given.
@@ -55,14 +82,15 @@ class CudaStepGraphs final : public state::StepGraphs {
     try {
       body();
     } catch (...) {
-      try {
-        result->graph.capture_end();
-      } catch (const std::exception&) {  // the first error counts; this one says that it is invalid
-        static_cast<void>(cudaGetLastError());
-      }
+      result->graph.give_up();
       throw;
     }
-    result->graph.capture_end();
+    try {
+      result->graph.capture_end();
+    } catch (...) {
+      result->graph.give_up();
+      throw;
+    }
     return result;
   }
 

@@ -145,11 +145,12 @@ class StepCapture::Impl {
     auto& entry = entry_of(key_of(*core_, inputs, counts_));
     if (entry.refused) return body(inputs);
     if (entry.graph == nullptr && entry.eager_runs < options_.warmup) {
-      ++entry.eager_runs;
       state::StepRecording::batch_counted = false;
       StepOutput output;
       graphs_->warm_up([&] { output = body(inputs); });
       counts_ = state::StepRecording::batch_counted;
+      // A step that was left out has made no optimizer state, and a recording must not make any.
+      if (!entry.key.sync_gradients || !any_step_was_skipped()) ++entry.eager_runs;
       return output;
     }
     if (entry.graph == nullptr && !record(entry, inputs, body)) return body(inputs);
@@ -195,6 +196,10 @@ class StepCapture::Impl {
     return "";
   }
 
+  [[nodiscard]] bool any_step_was_skipped() const {
+    return std::ranges::any_of(optimizers_, [](const auto& one) { return one->step_was_skipped; });
+  }
+
   /// Moves the entry to the front, so that the one at the end was not used for the longest time.
   Entry& entry_of(StepKey key) {
     const auto found = std::ranges::find(entries_, key, &Entry::key);
@@ -236,6 +241,9 @@ class StepCapture::Impl {
           entry.recording.close();
         });
         reason = watch.problem();
+        if (const auto& scaling = core_->registry.scaling; reason.empty() && scaling) {
+          reason = scaling->why_not_replayed();
+        }
       } catch (const UnsupportedError& error) {
         reason = error.what();
       } catch (const c10::Error&) {

@@ -148,6 +148,13 @@ bool LossScaling::step(OptimizerCore& optimizer) {
   return done;
 }
 
+std::string LossScaling::why_not_replayed() const {
+  if (rule_) return "the factor of the loss follows a rule of the host";
+  if (stepped_.empty()) return "";
+  return "an optimizer that has gradients takes no step in it, and the factor of float16 changes "
+         "after the steps of all";
+}
+
 bool LossScaling::all_have_stepped() const {
   return std::ranges::all_of(optimizers_, [this](const auto& reference) {
     const auto optimizer = reference.lock();

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -76,6 +77,8 @@ class ACCELERATE_API LossScaling {
   void unscale(OptimizerCore& optimizer);
   /// Steps and returns true; skips the step and returns false if a gradient is infinite or NaN.
   bool step(OptimizerCore& optimizer);
+  /// After a step was recorded: why its replays would not change the factor; empty if they do.
+  [[nodiscard]] std::string why_not_replayed() const;
 
  private:
   [[nodiscard]] bool all_have_stepped() const;

@@ -9,7 +9,10 @@
 #include <optional>
 #include <utility>
 
+#include "accelerate/errors.h"
 #include "core/huge_pages.h"
+#include "core/text.h"
+#include "state/step_recording.h"
 
 namespace accelerate::detail::optim {
 namespace {
@@ -309,6 +312,12 @@ Tensor empty_state_tensor(std::string_view name, const Tensor& parameter,
 
 Tensor new_state_tensor(std::string_view name, const Tensor& parameter, c10::Device number_device,
                         double value) {
+  if (state::StepRecording::current() != nullptr) {
+    // Each replay would fill it again.
+    throw UnsupportedError(
+        detail::str("a parameter of shape ", parameter.sizes(),
+                    " has its first gradient in the recorded step, after the warm-up"));
+  }
   return empty_state_tensor(name, parameter, number_device).fill_(value);
 }
 

@@ -320,6 +320,30 @@ TEST_F(CaptureTest, NamesTheOperatorThatCannotBeRecorded) {
   EXPECT_EQ(patient.num_graphs(), 0);
 }
 
+TEST_F(CaptureTest, RefusesAFirstGradientAfterTheWarmUp) {
+  Accelerator accelerator(anew({}));
+  const auto a = torch::ones({1}).requires_grad_();
+  const auto b = torch::ones({3}).requires_grad_();
+  auto optimizer = accelerator.prepare(AdamW(Tensors{a, b}, {.lr = 0.5}));
+  const FakeGraphs fake([&] { return memory_of({a, b}, optimizer); });
+  bool uses_both = false;
+  auto step = accelerator.capture(
+      [&](torch::Tensor& x) {
+        auto loss = (a * x).sum();
+        if (uses_both) loss = loss + (b * x).sum();
+        accelerator.backward(loss);
+        optimizer.step();
+        optimizer.zero_grad();
+      },
+      {.warmup = 1});
+  auto x = torch::ones({1});
+  step(x);
+  uses_both = true;
+  const auto message = message_of<UnsupportedError>([&] { step(x); });
+  EXPECT_NE(message.find("a parameter of shape [3] has its first gradient"), std::string::npos)
+      << message;
+}
+
 TEST_F(CaptureTest, NamesResultsWhoseShapeDependsOnValues) {
   Small small;
   const FakeGraphs fake;

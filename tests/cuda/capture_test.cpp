@@ -1,4 +1,4 @@
-// Captured steps on a GPU: the numbers of the plain loop. Nobody has run these yet.
+// Captured steps on a GPU: the numbers of the plain loop.
 #include <accelerate/accelerate.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -117,6 +117,7 @@ TEST(CapturedSteps, NameWhatCannotBeRecorded) {
     auto next = accelerator.capture([](torch::Tensor& one) { return one + 1; }, {.warmup = 1});
     (void)next(x);
     EXPECT_EQ(next(x).sum().template item<float>(), 16) << "the device is usable after " << message;
+    EXPECT_NE(torch::rand({8}, x.device()).sum().template item<float>(), 0) << message;
     return message;
   };
   EXPECT_NE(refusal([](torch::Tensor& x) { return x * x.sum().item<float>(); }).find("aten::item"),
