@@ -244,7 +244,7 @@ std::vector<std::string> get_keys_to_not_convert(const torch::nn::Module& model)
   if (keys.empty() && base != nullptr && base->is_base_model()) return {};
   const auto children = model.named_children();
   if (!children.is_empty()) {
-    const auto& last = children.keys().back();
+    const auto last = children.keys().back();
     if (std::ranges::find(keys, last) == keys.end()) keys.push_back(last);
   }
   for (auto& key : keys) {
