@@ -354,6 +354,27 @@ TEST_F(CaptureTest, FollowsTheDynamoPlugin) {
   }
 }
 
+TEST_F(CaptureTest, OptionsOfPythonsCompilerHaveNoEffectAndSaySo) {
+  const test::CapturedLog log;
+  const auto make = [](TorchDynamoPlugin plugin) {
+    const Accelerator accelerator(anew({.dynamo_plugin = plugin}));
+  };
+  make({.mode = "max-autotune"});  // as in Python: without a backend nothing is compiled
+  make({.backend = DynamoBackend::kEager});
+  EXPECT_TRUE(log.messages().empty());
+  for (int i = 0; i < 2; ++i) {
+    make({.backend = DynamoBackend::kCudagraphs,
+          .mode = "max-autotune",
+          .use_regional_compilation = true});
+  }
+  ASSERT_EQ(log.messages().size(), 2u);
+  EXPECT_NE(log.messages()[0].find("mode of the TorchDynamoPlugin is 'max-autotune', which has no "
+                                   "effect"),
+            std::string::npos);
+  EXPECT_NE(log.messages()[1].find("use_regional_compilation of the TorchDynamoPlugin"),
+            std::string::npos);
+}
+
 TEST_F(CaptureTest, CompileRegionsPointHere) {
   const test::Line net;
   for (const auto& message :
