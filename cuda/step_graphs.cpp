@@ -9,6 +9,8 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <exception>
+#include <memory>
+#include <utility>
 
 namespace accelerate::detail::cuda {
 namespace {
@@ -40,10 +42,17 @@ class Recording final : public at::cuda::CUDAGraph {
   }
 };
 
+using Pool = std::shared_ptr<const c10::MempoolId_t>;
+
 class CudaStepGraph final : public state::StepGraph {
  public:
+  explicit CudaStepGraph(Pool pool) : pool_(std::move(pool)) {}
   void replay() override { graph.replay(); }
 
+ private:
+  Pool pool_;
+
+ public:
   Recording graph;
 };
 
@@ -57,8 +66,7 @@ void order(const c10::cuda::CUDAStream& from, const c10::cuda::CUDAStream& to) {
 class CudaStepGraphs final : public state::StepGraphs {
  public:
   explicit CudaStepGraphs(c10::Device device)
-      : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())),
-        pool_(at::cuda::graph_pool_handle()) {}
+      : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {}
 
   // Memory of this stream is freed to this stream, which waits for the program's one before it
   // uses it again.
@@ -76,9 +84,13 @@ class CudaStepGraphs final : public state::StepGraphs {
     const c10::cuda::CUDAStreamGuard on(stream_);
     c10::cuda::device_synchronize();
     c10::cuda::CUDACachingAllocator::emptyCache();
-    auto result = std::make_unique<CudaStepGraph>();
+    // LibTorch takes no pool again whose last graph is gone, while tensors are left in it.
+    auto pool = pool_.lock();
+    if (!pool) pool = std::make_shared<const c10::MempoolId_t>(at::cuda::graph_pool_handle());
+    pool_ = pool;
+    auto result = std::make_unique<CudaStepGraph>(pool);
     // Other threads (loaders, writers of checkpoints) may go on with calls that wait.
-    result->graph.capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
+    result->graph.capture_begin(*pool, cudaStreamCaptureModeThreadLocal);
     try {
       body();
     } catch (...) {
@@ -96,7 +108,8 @@ class CudaStepGraphs final : public state::StepGraphs {
 
  private:
   c10::cuda::CUDAStream stream_;
-  c10::MempoolId_t pool_;
+  /// Of the graphs that exist.
+  std::weak_ptr<const c10::MempoolId_t> pool_;
 };
 
 }  // namespace

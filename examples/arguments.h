@@ -19,8 +19,8 @@
 
 namespace examples {
 
-/// A flag and the variable that its value goes to: numbers from `least` on, text, or one of the
-/// library's enumerations.
+/// A flag and the variable that its value goes to: numbers from `least` on, text, true or false, or
+/// one of the library's enumerations.
 class Flag {
  public:
   template <class T>
@@ -39,6 +39,13 @@ class Flag {
 
  private:
   void read(std::string_view text, std::string& target) const { target = text; }
+  void read(std::string_view text, bool& target) const {
+    if (text != "true" && text != "false") {
+      throw accelerate::ConfigError(name_ + " is '" + std::string(text) +
+                                    "'. Choose one of: true, false.");
+    }
+    target = text == "true";
+  }
   void read(std::string_view text, std::int64_t& target) const {
     read_number(text, target, "a whole number");
   }
@@ -59,6 +66,7 @@ class Flag {
   }
 
   static std::string describe(const std::string& value) { return value; }
+  static std::string describe(bool value) { return value ? "true" : "false"; }
   static std::string describe(std::int64_t value) { return std::to_string(value); }
   static std::string describe(double value) {
     std::ostringstream text;

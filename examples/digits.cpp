@@ -23,6 +23,7 @@
 namespace {
 
 namespace F = torch::nn::functional;
+using Batch = std::pair<torch::Tensor, torch::Tensor>;
 using Clock = std::chrono::steady_clock;
 
 struct Options {
@@ -30,6 +31,7 @@ struct Options {
   std::int64_t batch_size = 32;  // of each process
   std::int64_t seed = 42;
   std::optional<accelerate::PrecisionType> mixed_precision = std::nullopt;
+  bool capture = false;  // a GPU repeats the step from a recording
 };
 
 Options parse(int argc, char** argv) {
@@ -40,7 +42,8 @@ Options parse(int argc, char** argv) {
                             {"--test", options.test},
                             {"--batch_size", options.batch_size},
                             {"--seed", options.seed, /*least=*/0},
-                            {"--mixed_precision", options.mixed_precision}});
+                            {"--mixed_precision", options.mixed_precision},
+                            {"--capture", options.capture}});
   return options;
 }
 
@@ -91,16 +94,24 @@ void run(const Options& options) {
   auto [model, optimizer, loader, test_loader, scheduler] = accelerator.prepare(
       net, std::move(adamw), std::move(data), std::move(test_data), std::move(cosine));
 
+  const auto body = [&, &model = model, &optimizer = optimizer,
+                     &scheduler = scheduler](Batch& batch) {
+    const auto& [images, labels] = batch;
+    const auto loss = F::cross_entropy(model(images), labels);
+    accelerator.backward(loss);
+    optimizer.step();
+    scheduler.step();
+    optimizer.zero_grad();
+    return loss;
+  };
+  auto captured = accelerator.capture(body);
+
   Score score;
   for (std::int64_t epoch = 1; epoch <= options.epochs; ++epoch) {
     accelerate::DeferredMetrics metrics;
     const auto title = "epoch " + std::to_string(epoch);
-    for (auto& [images, labels] : accelerate::tqdm(loader, {.desc = title})) {
-      const auto loss = F::cross_entropy(model(images), labels);
-      accelerator.backward(loss);
-      optimizer.step();
-      scheduler.step();
-      optimizer.zero_grad();
+    for (auto& batch : accelerate::tqdm(loader, {.desc = title})) {
+      const auto loss = options.capture ? captured(batch) : body(batch);
       metrics.add("loss", loss);  // stays on the device: nothing waits for it
     }
     score = test(accelerator, model, test_loader);

@@ -27,6 +27,7 @@
 namespace {
 
 namespace F = torch::nn::functional;
+using Batch = std::pair<torch::Tensor, torch::Tensor>;
 
 struct Options {
   std::string text;  // a file
@@ -36,6 +37,7 @@ struct Options {
   std::int64_t accumulation = 2;  // batches of each process in a step
   std::int64_t seed = 42;
   std::optional<accelerate::PrecisionType> mixed_precision = std::nullopt;
+  bool capture = false;  // a GPU repeats the step from a recording
 };
 
 Options parse(int argc, char** argv) {
@@ -47,7 +49,8 @@ Options parse(int argc, char** argv) {
                             {"--batch_size", options.batch_size},
                             {"--accumulation", options.accumulation},
                             {"--seed", options.seed, /*least=*/0},
-                            {"--mixed_precision", options.mixed_precision}});
+                            {"--mixed_precision", options.mixed_precision},
+                            {"--capture", options.capture}});
   return options;
 }
 
@@ -76,15 +79,18 @@ double evaluate(accelerate::Accelerator& accelerator, Model& model, Loader& load
   return sum / static_cast<double>(windows);
 }
 
-/// `length` bytes behind `text`, drawn one by one; likely ones are preferred.
+/// `length` bytes behind `text`, drawn one by one; likely ones are preferred. The model sees whole
+/// blocks: a new length for each byte would make a GPU choose its kernels anew. What stands behind
+/// the last byte has no effect, since attention is causal.
 template <class Model>
-std::string write_on(Model& model, std::string text, std::size_t length, std::size_t block,
+std::string write_on(Model& model, std::string text, std::size_t length, std::int64_t block,
                      torch::Device device) {
   torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < length; ++i) {
-    const auto start = text.size() - std::min(text.size(), block);
-    const auto seen = examples::encode(text).slice(0, static_cast<std::int64_t>(start));
-    const auto scores = model(seen.unsqueeze(0).to(device)).select(1, -1).slice(1, 0, 256);
+    const auto known = std::min(std::ssize(text), block);
+    const auto seen = examples::encode(text).slice(0, std::ssize(text) - known);
+    const auto padded = accelerate::pad_to_multiple_of(seen, block);
+    const auto scores = model(padded.unsqueeze(0).to(device)).select(1, known - 1).slice(1, 0, 256);
     text += static_cast<char>((2 * scores).softmax(1).multinomial(1).template item<std::int64_t>());
   }
   return text;
@@ -117,17 +123,25 @@ void run(const Options& options) {
   auto [model, optimizer, loader, test_loader, scheduler] = accelerator.prepare(
       net, std::move(adamw), std::move(data), std::move(test_data), std::move(cosine));
 
+  const auto body = [&, &model = model, &optimizer = optimizer,
+                     &scheduler = scheduler](Batch& batch) {
+    auto accumulating = accelerator.accumulate(model);
+    const auto& [x, y] = batch;
+    const auto loss = F::cross_entropy(model(x).flatten(0, 1), y.flatten());
+    accelerator.backward(loss);
+    if (accelerator.sync_gradients()) accelerator.clip_grad_norm_(model.parameters(), 1.0);
+    optimizer.step();
+    scheduler.step();
+    optimizer.zero_grad();
+    return loss;
+  };
+  auto captured = accelerator.capture(body);
+
   const double before = evaluate(accelerator, model, test_loader);
   accelerate::ProgressBar bar({.desc = "training", .total = options.steps});
   while (bar.n() < options.steps) {
-    for (auto& [x, y] : loader) {
-      auto accumulating = accelerator.accumulate(model);
-      const auto loss = F::cross_entropy(model(x).flatten(0, 1), y.flatten());
-      accelerator.backward(loss);
-      if (accelerator.sync_gradients()) accelerator.clip_grad_norm_(model.parameters(), 1.0);
-      optimizer.step();
-      scheduler.step();
-      optimizer.zero_grad();
+    for (auto& batch : loader) {
+      options.capture ? captured(batch) : body(batch);
       if (accelerator.sync_gradients()) bar.update();
       if (bar.n() == options.steps) break;
     }

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct Options {
   std::int64_t updates = 200, passes = 6, batch_size = 256;
   std::int64_t goal = 475, seed = 42;
   std::optional<accelerate::PrecisionType> mixed_precision = std::nullopt;
+  bool capture = false;  // a GPU repeats the step from a recording
 };
 
 Options parse(int argc, char** argv) {
@@ -39,7 +41,8 @@ Options parse(int argc, char** argv) {
                             {"--batch_size", options.batch_size},
                             {"--goal", options.goal, /*least=*/0},
                             {"--seed", options.seed, /*least=*/0},
-                            {"--mixed_precision", options.mixed_precision}});
+                            {"--mixed_precision", options.mixed_precision},
+                            {"--capture", options.capture}});
   return options;
 }
 
@@ -74,6 +77,10 @@ struct Experience {
     return {take(observations), take(actions), take(log_probs), take(advantages), take(returns)};
   }
 };
+
+constexpr auto tensor_tree_fields(std::type_identity<Experience>) {
+  return ACCELERATE_FIELDS(Experience, observations, actions, log_probs, advantages, returns);
+}
 
 torch::Tensor chosen(const torch::Tensor& log_probs, const torch::Tensor& actions) {
   return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1);
@@ -149,6 +156,16 @@ void run(const Options& options) {
   accelerate::set_seed(options.seed, {.device_specific = true});
   examples::CartPoles carts(options.carts, options.seed + accelerator.process_index());
 
+  const auto body = [&, &model = model, &optimizer = optimizer](Experience& batch) {
+    const auto [loss, change] = loss_of(model, batch);
+    accelerator.backward(loss);
+    accelerator.clip_grad_norm_(model.parameters(), 0.5);
+    optimizer.step();
+    optimizer.zero_grad();
+    return change;
+  };
+  auto captured = accelerator.capture(body);
+
   std::int64_t update = 0;
   double mean = 0;
   while (update < options.updates) {
@@ -160,11 +177,8 @@ void run(const Options& options) {
       double furthest = 0;
       const auto order = torch::randperm(experience.actions.numel(), experience.actions.options());
       for (const auto& index : order.split(options.batch_size)) {
-        const auto [loss, change] = loss_of(model, experience.rows(index));
-        accelerator.backward(loss);
-        accelerator.clip_grad_norm_(model.parameters(), 0.5);
-        optimizer.step();
-        optimizer.zero_grad();
+        auto batch = experience.rows(index);
+        const auto change = options.capture ? captured(batch) : body(batch);
         furthest = std::max(furthest, change.item<double>());
       }
       // The data have become old: for all processes as soon as they have for one.

@@ -104,7 +104,7 @@ check_guides() {
 docs/activation_checkpointing.md examples/by_feature/activation_checkpointing.cpp
 docs/accumulation.md examples/by_feature/gradient_accumulation.cpp examples/by_feature/automatic_gradient_accumulation.cpp
 docs/big_models.md tests/examples/snippets.cpp
-docs/capture.md examples/by_feature/captured_step.cpp
+docs/capture.md examples/by_feature/captured_step.cpp tests/examples/snippets.cpp
 docs/checkpointing.md examples/by_feature/checkpointing.cpp
 docs/data.md examples/data_loading.cpp
 docs/faults.md tests/examples/snippets.cpp

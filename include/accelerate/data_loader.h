@@ -21,6 +21,7 @@
 #include "accelerate/data/collate.h"
 #include "accelerate/data/gather_for_metrics.h"
 #include "accelerate/data/options.h"
+#include "accelerate/data/padding.h"
 #include "accelerate/data/sampler_adaptors.h"
 #include "accelerate/data/state.h"
 #include "accelerate/data/worker_generator.h"

@@ -80,6 +80,7 @@ class ACCELERATE_API GradScaler {
   void start(c10::Device device);
   void require_factor(const char* what) const;
   [[nodiscard]] OfOptimizer& of(const torch::optim::Optimizer& optimizer);
+  void forget_steps();
   [[nodiscard]] static bool any_inf(const OfOptimizer& state);
 
   GradScalerKwargs options_;
@@ -87,6 +88,7 @@ class ACCELERATE_API GradScaler {
   at::Tensor growth_tracker_;  // int
   double next_scale_;
   std::int64_t next_tracker_ = 0;
+  /// Entries stay, so that steps allocate none.
   std::map<const torch::optim::Optimizer*, OfOptimizer> optimizers_;
 };
 

@@ -57,6 +57,10 @@ class ACCELERATE_API ParamGroupOptions : public torch::optim::OptimizerOptions {
   /// unknown name or an invalid value; nothing has changed then.
   virtual void update(const Value::Dict& values) = 0;
 
+  /// For this library: the first option but `lr` that is not as in `other`, for example
+  /// "betas of AdamW"; empty if all are.
+  [[nodiscard]] virtual std::string changed_option(const ParamGroupOptions& other) const = 0;
+
   /// `momentum`, or the first of `betas`: what cyclic schedules change with the learning rate.
   [[nodiscard]] virtual std::optional<double> momentum() const = 0;
   /// Throws `ArgumentError` if `momentum()` is nullopt.
@@ -72,8 +76,8 @@ class ACCELERATE_API ParamGroupOptions : public torch::optim::OptimizerOptions {
   std::shared_ptr<detail::optim::GroupSchedule> schedule_;
 };
 
-/// The options of one parameter group. `values` may be changed between steps; a captured graph sees
-/// changes made by `set_lr` only.
+/// The options of one parameter group. `values` may be changed between steps; a CUDA graph of the
+/// program's own sees changes made by `set_lr` only.
 template <class Options>
 class ACCELERATE_API GroupOptions final : public ParamGroupOptions {
  public:
@@ -91,6 +95,7 @@ class ACCELERATE_API GroupOptions final : public ParamGroupOptions {
 
   [[nodiscard]] Value::Dict to_dict() const override;
   void update(const Value::Dict& changes) override;
+  [[nodiscard]] std::string changed_option(const ParamGroupOptions& other) const override;
   [[nodiscard]] std::optional<double> momentum() const override;
   void set_momentum(double momentum) override;
   [[nodiscard]] detail::optim::LearningRate learning_rate(c10::Device device) override;

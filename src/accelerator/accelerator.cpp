@@ -1,7 +1,6 @@
 #include "accelerate/accelerator.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 
@@ -143,10 +142,9 @@ void check_marks(const at::Tensor& loss) {
 }
 
 void run_autograd(const at::Tensor& loss, const BackwardOptions& options) {
-  torch::autograd::variable_list gradients;
-  if (options.gradient.defined()) gradients.push_back(options.gradient);
-  torch::autograd::backward({loss}, gradients, options.retain_graph, options.create_graph,
-                            options.inputs);
+  const auto inputs =
+      options.inputs.empty() ? std::nullopt : std::optional<at::TensorList>(options.inputs);
+  loss.backward(options.gradient, options.retain_graph, options.create_graph, inputs);
 }
 
 }  // namespace

@@ -63,6 +63,21 @@ void check_plugins(const AcceleratorOptions& options, const Environment& environ
   validate(options.dataloader_config, environment);
 }
 
+/// Options of Python's compiler, of which there is none here.
+void warn_of_compiler_options(const TorchDynamoPlugin& plugin) {
+  if (plugin.disable || plugin.backend == DynamoBackend::kNo) return;
+  if (plugin.mode != "default") {
+    warn_once(str("mode of the TorchDynamoPlugin is '", *plugin.mode,
+                  "', which has no effect: models are not compiled. Use accelerator.capture for "
+                  "what reduce-overhead does in Python."));
+  }
+  if (plugin.use_regional_compilation.value_or(false)) {
+    warn_once(
+        "use_regional_compilation of the TorchDynamoPlugin has no effect: models are not compiled, "
+        "neither whole nor by their blocks.");
+  }
+}
+
 TorchDynamoPlugin dynamo_plugin(const AcceleratorOptions& options, const Environment& environment) {
   TorchDynamoPlugin plugin = options.dynamo_plugin.value_or(TorchDynamoPlugin{});
   if (options.dynamo_backend) plugin.backend = options.dynamo_backend;
@@ -71,6 +86,7 @@ TorchDynamoPlugin dynamo_plugin(const AcceleratorOptions& options, const Environ
   if (!plugin.disable && plugin.backend == DynamoBackend::kInductor) {
     static_cast<void>(modeling::compiled_package(plugin));  // what CompiledModel loads
   }
+  warn_of_compiler_options(plugin);
   return plugin;
 }
 

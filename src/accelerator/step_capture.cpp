@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <iterator>
 #include <list>
 #include <optional>
 #include <string>
@@ -11,10 +12,12 @@
 
 #include "accelerate/accelerator/captured_step.h"
 #include "accelerate/errors.h"
+#include "accelerate/logging.h"
 #include "accelerate/optim.h"
 #include "accelerator/accelerator_core.h"
 #include "accelerator/batch_count.h"
 #include "accelerator/operator_watch.h"
+#include "accelerator/recorded_state.h"
 #include "core/exception_text.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -54,11 +57,22 @@ StepKey key_of(const AcceleratorCore& core, const Tensors& inputs, bool counts) 
   return key;
 }
 
+/// Entries without a graph that are kept: warm-ups.
+constexpr std::int64_t kMaxWarmUps = 64;
+/// A recording that is made anew after fewer replays costs more than it saves.
+constexpr std::int64_t kFewReplays = 10;
+
 /// The steps of one key: how often they ran, then their graph.
 struct Entry {
   StepKey key;
   std::int64_t eager_runs = 0;
-  bool refused = false;
+  /// Why there is no recording; empty if there is or will be one.
+  std::string refusal = {};
+  /// How often the recording was dropped, by what had changed, and replays since the last was made.
+  std::int64_t option_drops = 0;
+  std::int64_t memory_drops = 0;
+  std::int64_t replays = 0;
+  std::unique_ptr<RecordedState> state = nullptr;
   Tensors inputs = {};
   StepOutput output = {};
   state::StepRecording recording = {};
@@ -143,7 +157,11 @@ class StepCapture::Impl {
     if (graphs_ == nullptr) return body(inputs);
     const KeepingGradients keeping(keeps_gradients_);
     auto& entry = entry_of(key_of(*core_, inputs, counts_));
-    if (entry.refused) return body(inputs);
+    if (entry.graph != nullptr) drop_if_changed(entry);
+    if (!entry.refusal.empty()) {
+      if (!may_fall_back()) refuse(entry.refusal);
+      return body(inputs);
+    }
     if (entry.graph == nullptr && entry.eager_runs < options_.warmup) {
       state::StepRecording::batch_counted = false;
       StepOutput output;
@@ -158,7 +176,7 @@ class StepCapture::Impl {
   }
 
   [[nodiscard]] std::int64_t num_graphs() const {
-    return std::ranges::count_if(entries_, [](const Entry& one) { return one.graph != nullptr; });
+    return std::ranges::count_if(entries_, has_graph);
   }
 
  private:
@@ -213,24 +231,77 @@ class StepCapture::Impl {
               ": the tensors of this batch have other shapes than those before, and dynamic of the "
               "TorchDynamoPlugin is false. Pad the batch, or leave dynamic unset."));
     }
-    if (static_cast<std::int64_t>(entries_.size()) == options_.max_graphs) {
-      if (entries_.back().graph != nullptr) {
-        warn_once(str("capture at ", where_,
-                      ": there are more than max_graphs = ", options_.max_graphs,
-                      " sets of shapes, so that recordings are dropped and made again. Pad batches "
-                      "to fewer shapes, or raise max_graphs."));
-      }
-      entries_.pop_back();
-    }
+    make_room_for_warm_up();
     entries_.push_front(Entry{.key = std::move(key)});
     return entries_.front();
   }
 
+  static bool has_graph(const Entry& entry) { return entry.graph != nullptr; }
+
+  /// Graphs do not make room for warm-ups, which may never come to a recording.
+  void make_room_for_warm_up() {
+    const auto warm_ups = static_cast<std::int64_t>(entries_.size()) - num_graphs();
+    if (warm_ups < kMaxWarmUps) return;
+    const auto oldest = std::ranges::find_if_not(entries_.rbegin(), entries_.rend(), has_graph);
+    if (oldest->refusal.empty()) {
+      warn_once(str("capture at ", where_, ": more than ", kMaxWarmUps,
+                    " sets of shapes take turns, so that some of them run as they are and are "
+                    "never recorded. Pad batches to fewer shapes (pad_to_multiple_of)."));
+    }
+    entries_.erase(std::next(oldest).base());
+  }
+
+  /// The entry at the front has a new graph.
+  void make_room_for_graph() {
+    if (num_graphs() <= options_.max_graphs) return;
+    warn_once(str("capture at ", where_, ": there are more than max_graphs = ", options_.max_graphs,
+                  " sets of shapes, so that recordings are dropped and made again. Pad batches to "
+                  "fewer shapes, or raise max_graphs."));
+    const auto oldest = std::ranges::find_if(entries_.rbegin(), entries_.rend(), has_graph);
+    entries_.erase(std::next(oldest).base());
+  }
+
+  /// After one more warm-up the step is recorded again if it would compute with old memory or
+  /// options.
+  void drop_if_changed(Entry& entry) {
+    const auto change = entry.state->change();
+    if (!change) return;
+    auto& drops = change->option.empty() ? entry.memory_drops : entry.option_drops;
+    const bool often = drops++ > 0 && entry.replays < kFewReplays;
+    drop_recording(entry);
+    entry.eager_runs = options_.warmup - 1;
+    entry.refusal = obstacle();  // of options that are new
+    const auto text = str("capture at ", where_, ": the step is recorded again, because ");
+    if (change->option.empty()) {
+      get_logger("accelerate")
+          .debug(str(text, change->memory, " has other memory than in the recording."));
+      if (often) {
+        warn_once(str(text, change->memory,
+                      " has other memory from step to step. Move what "
+                      "replaces it, such as zero_grad, into the step."));
+      }
+      return;
+    }
+    get_logger("accelerate").debug(str(text, change->option, " has changed."));
+    if (!often) return;
+    entry.refusal = str(change->option,
+                        " changes from step to step, and a recording keeps its value "
+                        "(cycle_momentum of OneCycleLR and CyclicLR changes betas and momentum: "
+                        "set it to false)");
+    refuse(entry.refusal);
+  }
+
   /// Returns false if the step cannot be recorded and runs as it is.
   bool record(Entry& entry, const Tensors& inputs, const Body& body) {
+    if (entry.refusal = obstacle(); !entry.refusal.empty()) {  // of what was prepared since
+      refuse(entry.refusal);
+      return false;
+    }
+    optimizers_ = core_->registry.optimizers;
     const auto count = current_count(*core_);
     GradientsBefore gradients(core_->registry);
     entry.inputs = copies_of(inputs);
+    entry.state = std::make_unique<RecordedState>(core_->registry, entry.key.sync_gradients);
     std::string reason;
     {
       const OperatorWatch watch(core_->state.device());
@@ -256,9 +327,13 @@ class StepCapture::Impl {
       }
     }
     set_count(*core_, count);
-    if (reason.empty()) return true;
+    if (reason.empty()) {
+      entry.state->close();
+      make_room_for_graph();
+      return true;
+    }
     discard(entry, count, gradients);
-    entry.refused = true;
+    entry.refusal = reason;
     refuse(reason);
     return false;
   }
@@ -271,13 +346,20 @@ class StepCapture::Impl {
       auto& scaler = scaling->scaler();
       scaler.update(scaler.get_scale());  // forgets what was unscaled
     }
+    drop_recording(entry);
+  }
+
+  static void drop_recording(Entry& entry) {
     entry.graph = nullptr;
     entry.output = {};
     entry.inputs = {};
     entry.recording = {};
+    entry.state = nullptr;
+    entry.replays = 0;
   }
 
-  StepOutput replay(const Entry& entry, const Tensors& inputs) const {
+  StepOutput replay(Entry& entry, const Tensors& inputs) const {
+    ++entry.replays;
     {
       const at::NoGradGuard no_grad;
       for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -291,9 +373,13 @@ class StepCapture::Impl {
     return {.tree = entry.output.tree, .tensors = copies_of(entry.output.tensors)};
   }
 
+  [[nodiscard]] bool may_fall_back() const {
+    return options_.fallback_to_eager.value_or(falls_back_);
+  }
+
   void refuse(const std::string& reason) const {
     const auto text = str("capture at ", where_, ": the step cannot be recorded: ", reason, ".");
-    if (options_.fallback_to_eager.value_or(falls_back_)) {
+    if (may_fall_back()) {
       return warn_once(str(text, " It runs as it is."));
     }
     throw UnsupportedError(
@@ -309,7 +395,7 @@ class StepCapture::Impl {
   bool started_ = false;
   bool keeps_gradients_ = false;
   bool counts_ = true;  // known after the first call
-  std::vector<std::shared_ptr<optim::OptimizerCore>> optimizers_ = {};  // recordings refer to them
+  std::vector<std::shared_ptr<optim::OptimizerCore>> optimizers_ = {};
   std::unique_ptr<state::StepGraphs> graphs_ = nullptr;
   std::list<Entry> entries_ = {};  // recordings refer to their entry
 };

@@ -11,38 +11,33 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 #include "parallel/engine.h"
+#include "state/tensor_batches.h"
 
 namespace accelerate::detail::optim {
 namespace {
 
 using at::Tensor;
+using state::ClearedAtEnd;
+using state::TensorBatches;
 
-/// Tensors of one device and dtype, which one kernel processes together.
-using Batches = std::vector<std::vector<Tensor>>;
-
-std::vector<Tensor>& batch_for(Batches& batches, const Tensor& tensor) {
-  for (auto& batch : batches) {
-    if (batch[0].device() == tensor.device() && batch[0].scalar_type() == tensor.scalar_type()) {
-      return batch;
-    }
-  }
-  return batches.emplace_back();
-}
-
-Batches batches_of(std::vector<Tensor> tensors) {
-  Batches batches;
-  for (auto& tensor : tensors) batch_for(batches, tensor).push_back(std::move(tensor));
-  return batches;
-}
-
-std::vector<Tensor> gradients_of(std::span<const Tensor> parameters) {
+/// The lists of one call, whose memory the next call uses again.
+struct Lists {
   std::vector<Tensor> gradients;
-  gradients.reserve(parameters.size());
+  std::vector<Tensor> norms;
+  TensorBatches batches;
+
+  void clear() noexcept {
+    gradients.clear();
+    norms.clear();
+    batches.clear();
+  }
+};
+
+void add_gradients(std::span<const Tensor> parameters, std::vector<Tensor>& gradients) {
   for (const auto& parameter : parameters) {
     if (!parameter.defined()) continue;
     if (const auto& gradient = parameter.grad(); gradient.defined()) gradients.push_back(gradient);
   }
-  return gradients;
 }
 
 /// Errors number the gradients from 0; parameters without gradient are not counted.
@@ -77,15 +72,18 @@ void require_norm_type(double norm_type) {
       "norm_type is NaN. Give the order of the norm, for example 2, 1 or infinity.");
 }
 
-Tensor norm_of(const Batches& batches, c10::Device device, double norm_type) {
-  std::vector<Tensor> norms;
+/// `norms` is empty, and so it is afterwards.
+Tensor norm_of(TensorBatches& batches, c10::Device device, double norm_type,
+               std::vector<Tensor>& norms) {
   for (const auto& batch : batches) {
     for (auto& norm : at::_foreach_norm(batch, norm_type)) {
       norms.push_back(norm.device() == device ? std::move(norm)
                                               : norm.to(device, norm.scalar_type()));
     }
   }
-  return at::linalg_vector_norm(at::stack(norms), norm_type);
+  auto norm = at::linalg_vector_norm(at::stack(norms), norm_type);
+  norms.clear();
+  return norm;
 }
 
 void require_finite(const Tensor& norm, double norm_type) {
@@ -104,27 +102,26 @@ Tensor get_total_norm(std::span<const Tensor> tensors, double norm_type, bool er
   if (tensors.empty()) return at::zeros({});
   require_strided(tensors);
   require_floating(tensors, /*complex_too=*/true);
-  auto norm =
-      norm_of(batches_of({tensors.begin(), tensors.end()}), tensors.front().device(), norm_type);
+  // Engines call this in the middle of a call below: these lists are its own.
+  Lists lists;
+  for (const auto& tensor : tensors) lists.batches.add(tensor);
+  auto norm = norm_of(lists.batches, tensors.front().device(), norm_type, lists.norms);
   if (error_if_nonfinite) require_finite(norm, norm_type);
   return norm;
 }
 
 namespace {
 
-/// The gradients of some parameters, by how their norm over all processes is found.
-struct Gradients {
-  struct Sharded {
-    parallel::Engine* engine;
-    parallel::GradientShards shards;
-  };
-  std::vector<Tensor> whole;
-  std::vector<Sharded> sharded;
+struct Sharded {
+  parallel::Engine* engine;
+  parallel::GradientShards shards;
 };
 
-Gradients gradients_of(std::span<const Tensor> parameters,
-                       std::span<const std::shared_ptr<parallel::Engine>> engines) {
-  Gradients result;
+/// Gradients whose norm over all processes an engine finds; all others are added to `whole`.
+std::vector<Sharded> sharded_gradients(std::span<const Tensor> parameters,
+                                       std::span<const std::shared_ptr<parallel::Engine>> engines,
+                                       std::vector<Tensor>& whole) {
+  std::vector<Sharded> result;
   std::vector<Tensor> rest;
   for (const auto& engine : engines) {
     auto shards = engine->shards_of(parameters);
@@ -137,13 +134,13 @@ Gradients gradients_of(std::span<const Tensor> parameters,
       rest[i] = Tensor();
     }
     // Also without a shard on this process: its engine communicates.
-    if (any) result.sharded.push_back({engine.get(), *std::move(shards)});
+    if (any) result.push_back({engine.get(), *std::move(shards)});
   }
-  result.whole = gradients_of(result.sharded.empty() ? parameters : rest);
+  add_gradients(result.empty() ? parameters : std::span<const Tensor>(rest), whole);
   return result;
 }
 
-void scale(Batches& batches, const Tensor& factor) {
+void scale(TensorBatches& batches, const Tensor& factor) {
   for (auto& batch : batches) {
     const auto device = batch[0].device();
     at::_foreach_mul_(batch,
@@ -159,20 +156,21 @@ Tensor clip_grad_norm_(std::span<const Tensor> parameters, double max_norm, doub
   const at::NoGradGuard no_grad;
   require_limit("max_norm", max_norm);
   require_norm_type(norm_type);
-  auto [whole, sharded] = gradients_of(parameters, engines);
-  if (whole.empty() && sharded.empty()) return at::zeros({});
-  require_strided(whole);
-  require_floating(whole, /*complex_too=*/true);
-  std::vector<Tensor> norms;
-  Batches batches;
-  if (!whole.empty()) {
-    const auto device = whole.front().device();
-    batches = batches_of(std::move(whole));
-    norms.push_back(norm_of(batches, device, norm_type));
+  thread_local Lists lists;
+  const ClearedAtEnd clearing(lists);
+  auto& [gradients, norms, batches] = lists;
+  auto sharded = sharded_gradients(parameters, engines, gradients);
+  if (gradients.empty() && sharded.empty()) return at::zeros({});
+  require_strided(gradients);
+  require_floating(gradients, /*complex_too=*/true);
+  if (!gradients.empty()) {
+    const auto device = gradients.front().device();
+    for (auto& gradient : gradients) batches.add(std::move(gradient));
+    norms.push_back(norm_of(batches, device, norm_type, norms));
   }
   for (auto& [engine, shards] : sharded) {
     norms.push_back(engine->norm_over_processes(shards, norm_type));
-    for (auto& shard : shards.gradients) batch_for(batches, shard).push_back(shard);
+    for (auto& shard : shards.gradients) batches.add(shard);
   }
   for (auto& norm : norms) norm = norm.to(norms[0].device(), norms[0].scalar_type());
   auto norm = norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms), norm_type);
@@ -187,13 +185,16 @@ void clip_grad_value_(std::span<const Tensor> parameters, double clip_value,
                       std::span<const std::shared_ptr<parallel::Engine>> engines) {
   const at::NoGradGuard no_grad;
   require_limit("clip_value", clip_value);
-  auto [gradients, sharded] = gradients_of(parameters, engines);
-  for (auto& [engine, shards] : sharded) {
+  thread_local Lists lists;
+  const ClearedAtEnd clearing(lists);
+  auto& gradients = lists.gradients;
+  for (auto& [engine, shards] : sharded_gradients(parameters, engines, gradients)) {
     gradients.insert(gradients.end(), shards.gradients.begin(), shards.gradients.end());
   }
   require_strided(gradients);
   require_floating(gradients, /*complex_too=*/false);
-  for (auto& batch : batches_of(std::move(gradients))) {
+  for (auto& gradient : gradients) lists.batches.add(std::move(gradient));
+  for (auto& batch : lists.batches) {
     at::_foreach_clamp_min_(batch, -clip_value);
     at::_foreach_clamp_max_(batch, clip_value);
   }

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
@@ -43,6 +44,11 @@ ACCELERATE_API void drop_optimizer_state_of(torch::optim::Optimizer& optimizer,
 /// Moves all states to `device`, for example after the parameters were moved. Step counts stay
 /// where the optimizer reads them. Does nothing while there is no state, for any optimizer.
 ACCELERATE_API void move_optimizer_state(torch::optim::Optimizer& optimizer, c10::Device device);
+
+/// Calls `f` with each tensor of the states of `optimizer`, in the order of its parameters.
+/// Undefined tensors stand for those that are not used. `optimizer` must be a `FusedOptimizer`.
+void for_each_state_tensor(torch::optim::Optimizer& optimizer,
+                           c10::function_ref<void(const at::Tensor&)> f);
 
 /// Shapes agree; devices and types may differ.
 struct TensorCopy {

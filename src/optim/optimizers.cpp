@@ -106,6 +106,18 @@ std::string state_key(std::size_t index, std::string_view name) {
 
 }  // namespace
 
+void detail::optim::for_each_state_tensor(torch::optim::Optimizer& optimizer,
+                                          c10::function_ref<void(const Tensor&)> f) {
+  const auto& states = optimizer.state();
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto found = states.find(parameter.unsafeGetTensorImpl());
+      if (found == states.end()) continue;
+      for (const auto& slot : static_cast<const TensorState&>(*found->second).slots) f(slot);
+    }
+  }
+}
+
 ParamGroupOptions::ParamGroupOptions() = default;
 ParamGroupOptions::ParamGroupOptions(const ParamGroupOptions& other) : OptimizerOptions(other) {}
 ParamGroupOptions::~ParamGroupOptions() = default;
@@ -183,6 +195,19 @@ void GroupOptions<Options>::update(const Value::Dict& changes) {
   check(changed);
   values = changed;
   set_lr(values.lr);
+}
+
+template <class Options>
+std::string GroupOptions<Options>::changed_option(const ParamGroupOptions& other) const {
+  const auto* const same_kind = dynamic_cast<const GroupOptions*>(&other);
+  if (same_kind == nullptr) return str("the kind of options of ", kTraits<Options>.name);
+  std::string_view changed;
+  const auto fields = value_fields(std::type_identity<Options>());
+  for_each_field(values, fields, [&](const auto& field, const auto& value) {
+    if (field.name == "lr" || value == same_kind->values.*field.member) return;
+    if (changed.empty()) changed = field.name;
+  });
+  return changed.empty() ? "" : str(changed, " of ", kTraits<Options>.name);
 }
 
 template <class Options>

@@ -10,11 +10,13 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 #include "state/step_recording.h"
+#include "state/tensor_batches.h"
 
 namespace accelerate {
 namespace {
 
 using detail::str;
+using detail::state::TensorBatches;
 
 at::Tensor number_on(c10::Device device, double value, at::ScalarType dtype) {
   return at::full({}, value, at::TensorOptions(dtype).device(device));
@@ -29,21 +31,7 @@ at::Tensor sum_on(c10::Device device, const std::vector<at::Tensor>& flags) {
   return sum;
 }
 
-/// Gradients of one device and dtype, which one kernel processes together.
-using Batches = std::vector<std::vector<at::Tensor>>;
-
-std::vector<at::Tensor>& batch_for(Batches& batches, const at::Tensor& gradient) {
-  for (auto& batch : batches) {
-    if (batch[0].device() == gradient.device() &&
-        batch[0].scalar_type() == gradient.scalar_type()) {
-      return batch;
-    }
-  }
-  return batches.emplace_back();
-}
-
-Batches gradients_of(torch::optim::Optimizer& optimizer) {
-  Batches batches;
+void add_gradients(torch::optim::Optimizer& optimizer, TensorBatches& batches) {
   for (auto& group : optimizer.param_groups()) {
     for (auto& parameter : group.params()) {
       auto gradient = parameter.grad();
@@ -61,10 +49,9 @@ Batches gradients_of(torch::optim::Optimizer& optimizer) {
         }
         gradient = gradient._values();
       }
-      batch_for(batches, gradient).push_back(std::move(gradient));
+      batches.add(std::move(gradient));
     }
   }
-  return batches;
 }
 
 }  // namespace
@@ -118,8 +105,12 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer,
   const at::NoGradGuard no_grad;
   // In double, so that the result is rounded only once.
   const auto inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  std::vector<at::Tensor> found;
-  for (const auto& gradients : gradients_of(optimizer)) {
+  thread_local TensorBatches batches;
+  const detail::state::ClearedAtEnd clearing(batches);
+  add_gradients(optimizer, batches);
+  auto& found = state.found_inf;
+  found.clear();
+  for (const auto& gradients : batches) {
     const auto device = gradients[0].device();
     auto here =
         std::ranges::find_if(found, [&](const at::Tensor& one) { return one.device() == device; });
@@ -127,8 +118,11 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer,
     at::_amp_foreach_non_finite_check_and_unscale_(gradients, *here,
                                                    inverse.to(device, /*non_blocking=*/true));
   }
-  if (agree && !found.empty()) found = {agree(sum_on(scale_.device(), found))};
-  state.found_inf = std::move(found);
+  if (agree && !found.empty()) {
+    auto agreed = agree(sum_on(scale_.device(), found));
+    found.clear();
+    found.push_back(std::move(agreed));
+  }
   state.stage = Stage::kUnscaled;
 }
 
@@ -185,24 +179,33 @@ bool GradScaler::is_unscaled(const torch::optim::Optimizer& optimizer) const {
 void GradScaler::update() {
   if (!options_.enabled) return;
   require_factor("update");
-  std::vector<at::Tensor> found;
+  at::Tensor found;
   for (const auto& [optimizer, state] : optimizers_) {
-    found.insert(found.end(), state.found_inf.begin(), state.found_inf.end());
+    if (state.found_inf.empty()) continue;
+    const auto here = sum_on(scale_.device(), state.found_inf);
+    found = found.defined() ? found + here : here;
   }
-  if (found.empty()) {
+  if (!found.defined()) {
     throw StateError(
         "No inf checks were recorded prior to update(). Call step() or unscale_() first.");
   }
-  at::_amp_update_scale_(scale_, growth_tracker_, sum_on(scale_.device(), found),
-                         options_.growth_factor, options_.backoff_factor, options_.growth_interval);
-  optimizers_.clear();
+  at::_amp_update_scale_(scale_, growth_tracker_, found, options_.growth_factor,
+                         options_.backoff_factor, options_.growth_interval);
+  forget_steps();
 }
 
 void GradScaler::update(double new_scale) {
   if (!options_.enabled) return;
   require_factor("update");
   scale_.fill_(new_scale);
-  optimizers_.clear();
+  forget_steps();
+}
+
+void GradScaler::forget_steps() {
+  for (auto& [optimizer, state] : optimizers_) {
+    state.stage = Stage::kReady;
+    state.found_inf.clear();
+  }
 }
 
 double GradScaler::get_scale() const {

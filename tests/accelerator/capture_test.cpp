@@ -10,89 +10,21 @@
 #include <utility>
 #include <vector>
 
+#include "accelerator/fake_graphs.h"
 #include "accelerator/nets.h"
 #include "core/captured_log.h"
-#include "state/step_graph.h"
-#include "support/fake_gpu.h"
 #include "support/message_of.h"
 
 namespace accelerate {
 namespace {
 
 using test::anew;
+using test::FakeGraphs;
+using test::memory_of;
 using test::message_of;
+using test::Small;
 using Batch = std::pair<torch::Tensor, torch::Tensor>;
-using Tensors = std::vector<torch::Tensor>;
-
-/// Records steps of the CPU. As with a GPU a recording changes nothing, and a replay does what the
-/// device would do.
-class FakeGraphs : public test::FakeGpu, public detail::state::StepGraphMaker {
- public:
-  explicit FakeGraphs(std::function<Tensors()> memory = [] { return Tensors(); })
-      : FakeGpu({.major = 9, .minor = 0}), memory_(std::move(memory)) {}
-
-  std::unique_ptr<detail::state::StepGraphs> make_step_graphs(c10::Device) override {
-    return std::make_unique<Graphs>(*this);
-  }
-
-  int warm_ups = 0;
-  int records = 0;
-  int replays = 0;
-
- private:
-  struct Graph : detail::state::StepGraph {
-    Graph(FakeGraphs& owner, std::function<void()> body) : owner(owner), body(std::move(body)) {}
-    void replay() override {
-      ++owner.replays;
-      body();
-    }
-    FakeGraphs& owner;
-    std::function<void()> body;
-  };
-  struct Graphs : detail::state::StepGraphs {
-    explicit Graphs(FakeGraphs& owner) : owner(owner) {}
-    void warm_up(const std::function<void()>& body) override {
-      ++owner.warm_ups;
-      body();
-    }
-    std::unique_ptr<detail::state::StepGraph> record(const std::function<void()>& body) override {
-      ++owner.records;
-      const auto tensors = owner.memory_();
-      Tensors before;
-      for (const auto& tensor : tensors) before.push_back(tensor.detach().clone());
-      const auto random = torch::globalContext().defaultGenerator(torch::kCPU).get_state();
-      const auto restore = [&] {
-        const torch::NoGradGuard no_grad;
-        for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].detach().copy_(before[i]);
-        auto generator = torch::globalContext().defaultGenerator(torch::kCPU);
-        generator.set_state(random);
-      };
-      try {
-        body();
-      } catch (...) {
-        restore();
-        throw;
-      }
-      restore();
-      return std::make_unique<Graph>(owner, body);
-    }
-    FakeGraphs& owner;
-  };
-
-  std::function<Tensors()> memory_;
-};
-
-/// Parameters, their gradients, and what the optimizer keeps for them.
-Tensors memory_of(const std::vector<torch::Tensor>& parameters, AcceleratedOptimizer& optimizer) {
-  Tensors result;
-  for (const auto& parameter : parameters) {
-    result.push_back(parameter);
-    if (parameter.grad().defined()) result.push_back(parameter.grad());
-    const auto& own = dynamic_cast<FusedOptimizer&>(optimizer.optimizer());
-    for (const auto& [name, tensor] : own.state_of(parameter)) result.push_back(tensor);
-  }
-  return result;
-}
+using test::Tensors;
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {
@@ -224,32 +156,11 @@ TEST_F(CaptureTest, NewShapesAreRecordedAndOldOnesMakeRoom) {
   const CaptureOptions one{.warmup = 1, .max_graphs = 1};
   const auto evicted = train({.captured = true, .fake = true, .samples = 78, .capture = one});
   expect_same(evicted, train({.samples = 78}));
-  EXPECT_EQ(evicted.records, 2) << "the graph of the first epoch was dropped";
-  EXPECT_EQ(evicted.graphs, 0) << "the last batch was the small one";
+  EXPECT_EQ(evicted.records, 2) << "the second one took the place of the first";
+  EXPECT_EQ(evicted.graphs, 1) << "that of the last batch";
   ASSERT_EQ(log.messages().size(), 1u);
   EXPECT_NE(log.messages()[0].find("more than max_graphs = 1 sets of shapes"), std::string::npos);
 }
-
-/// One parameter, w, and a loss of w * x.
-struct Small {
-  explicit Small(AcceleratorOptions options = {}) : accelerator(anew(std::move(options))) {
-    w = torch::ones({1}).requires_grad_();
-    auto sgd = SGD(std::vector<torch::Tensor>{w}, {.lr = 0.5});
-    optimizer = accelerator.prepare(std::move(sgd));
-  }
-  torch::Tensor train(const torch::Tensor& x) {
-    const auto loss = (w * x).sum();
-    accelerator.backward(loss);
-    optimizer.step();
-    optimizer.zero_grad();
-    return loss;
-  }
-  Tensors memory() { return memory_of({w}, optimizer); }
-
-  Accelerator accelerator;
-  torch::Tensor w;
-  AcceleratedOptimizer optimizer;
-};
 
 TEST_F(CaptureTest, ResultsOutliveTheNextReplayAndAreDetached) {
   Small small;
@@ -441,6 +352,27 @@ TEST_F(CaptureTest, FollowsTheDynamoPlugin) {
     for (int i = 0; i < 3; ++i) (void)step(x);
     EXPECT_EQ(fake.records, 0);
   }
+}
+
+TEST_F(CaptureTest, OptionsOfPythonsCompilerHaveNoEffectAndSaySo) {
+  const test::CapturedLog log;
+  const auto make = [](TorchDynamoPlugin plugin) {
+    const Accelerator accelerator(anew({.dynamo_plugin = plugin}));
+  };
+  make({.mode = "max-autotune"});  // as in Python: without a backend nothing is compiled
+  make({.backend = DynamoBackend::kEager});
+  EXPECT_TRUE(log.messages().empty());
+  for (int i = 0; i < 2; ++i) {
+    make({.backend = DynamoBackend::kCudagraphs,
+          .mode = "max-autotune",
+          .use_regional_compilation = true});
+  }
+  ASSERT_EQ(log.messages().size(), 2u);
+  EXPECT_NE(log.messages()[0].find("mode of the TorchDynamoPlugin is 'max-autotune', which has no "
+                                   "effect"),
+            std::string::npos);
+  EXPECT_NE(log.messages()[1].find("use_regional_compilation of the TorchDynamoPlugin"),
+            std::string::npos);
 }
 
 TEST_F(CaptureTest, CompileRegionsPointHere) {

@@ -4,9 +4,11 @@
 #include <torch/torch.h>
 
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "support/command.h"
 #include "support/message_of.h"
 
 namespace accelerate {
@@ -20,6 +22,8 @@ struct Settings {
   std::int64_t accumulation = 1;
   double dropout = 0;
   double init_scale = 65536;
+  /// The batch whose gradients are infinite in float16; -1: none.
+  int overflow_at = -1;
 };
 
 struct Result {
@@ -64,6 +68,7 @@ Result train(const Settings& settings, bool captured) {
   auto step = accelerator.capture(body);
   Result result;
   for (auto& batch : loader) {
+    if (std::ssize(result.losses) == settings.overflow_at) batch.first.fill_(1e30);
     result.losses.push_back((captured ? step(batch) : body(batch)).template item<double>());
     result.rates.push_back(scheduler.get_last_lr().front());
     result.skipped.push_back(accelerator.optimizer_step_was_skipped());
@@ -103,6 +108,139 @@ TEST(CapturedSteps, SkipStepsOfFloat16AndMendTheFactor) {
   const auto run = train(settings, /*captured=*/true);
   EXPECT_TRUE(run.skipped.front());
   EXPECT_FALSE(run.skipped.back());
+}
+
+TEST(CapturedSteps, SkipAStepThatOverflowsInTheMiddleOfARun) {
+  const Settings settings{
+      .precision = PrecisionType::kFp16, .init_scale = 1024, .overflow_at = 100};
+  expect_same_run(settings);
+  if (!torch::cuda::is_available()) return;
+  const auto run = train(settings, /*captured=*/true);
+  EXPECT_TRUE(run.skipped[100]);
+  EXPECT_FALSE(run.skipped[99]);
+  EXPECT_FALSE(run.skipped[101]);
+}
+
+TEST(CapturedSteps, DrawTheDropoutOfTheLoopInFloat16) {
+  expect_same_run({.precision = PrecisionType::kFp16, .dropout = 0.25, .init_scale = 1024});
+}
+
+/// A model with dropout that is called with tensors of its own.
+struct SmallRun {
+  explicit SmallRun(AcceleratorOptions options = {}) : accelerator(fresh(std::move(options))) {
+    torch::manual_seed(5);
+    net = torch::nn::Sequential(torch::nn::Linear(16, 64), torch::nn::Tanh(),
+                                torch::nn::Dropout(0.25), torch::nn::Linear(64, 1));
+    std::tie(model, optimizer) = accelerator.prepare(net, AdamW(net->parameters(), {.lr = 1e-2}));
+  }
+  static AcceleratorOptions fresh(AcceleratorOptions options) {
+    AcceleratorState::_reset_state(/*reset_partial_state=*/true);
+    GradientState::_reset_state();
+    return options;
+  }
+  torch::Tensor operator()(torch::Tensor& x) {
+    const auto loss = (model(x) - x.sum(1, /*keepdim=*/true)).pow(2).mean();
+    accelerator.backward(loss);
+    accelerator.clip_grad_norm_(model.parameters(), 1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+    return loss;
+  }
+  [[nodiscard]] torch::Tensor batch(std::int64_t index, std::int64_t size = 8) const {
+    const auto x = torch::arange(size * 16, torch::kFloat).reshape({size, 16});
+    return ((x + static_cast<double>(index)) * 0.37).sin().to(accelerator.device());
+  }
+
+  Accelerator accelerator;
+  torch::nn::Sequential net = nullptr;
+  PreparedModel<torch::nn::Sequential> model;
+  AcceleratedOptimizer optimizer;
+};
+
+TEST(CapturedSteps, GoOnFromALoadedState) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  const test::Folder folder;
+  SmallRun run;
+  auto step = run.accelerator.capture([&](torch::Tensor& x) { return run(x); });
+  const auto ten_steps = [&] {
+    std::vector<double> losses;
+    for (std::int64_t i = 0; i < 10; ++i) {
+      auto x = run.batch(i);
+      losses.push_back(step(x).template item<double>());
+    }
+    return losses;
+  };
+  (void)ten_steps();
+  run.accelerator.save_state(folder.path() / "state");
+  const auto first = ten_steps();
+  run.accelerator.load_state(folder.path() / "state");
+  const auto second = ten_steps();
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    EXPECT_NEAR(second[i], first[i], 1e-6 * (1 + first[i])) << i;
+  }
+  EXPECT_EQ(step.num_graphs(), 1);
+}
+
+TEST(CapturedSteps, TakeTurnsWithTwoShapes) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  const auto train = [](bool captured) {
+    SmallRun run;
+    auto step = run.accelerator.capture([&](torch::Tensor& x) { return run(x); });
+    std::vector<double> losses;
+    for (std::int64_t i = 0; i < 100; ++i) {
+      auto x = run.batch(i, i % 3 == 0 ? 5 : 8);
+      losses.push_back((captured ? step(x) : run(x)).template item<double>());
+    }
+    EXPECT_EQ(step.num_graphs(), captured ? 2 : 0);
+    return losses;
+  };
+  const auto expected = train(false);
+  const auto found = train(true);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_NEAR(found[i], expected[i], 1e-6 * (1 + expected[i])) << i;
+  }
+}
+
+TEST(CapturedSteps, AreRecordedAgainAfterAParameterWasReplaced) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  const auto train = [](bool captured) {
+    SmallRun run;
+    auto step = run.accelerator.capture([&](torch::Tensor& x) { return run(x); });
+    std::vector<double> losses;
+    for (std::int64_t i = 0; i < 40; ++i) {
+      if (i == 20) {
+        run.model.replace_parameter("0.weight", run.net->parameters()[0].detach() * 0.5);
+      }
+      auto x = run.batch(i);
+      losses.push_back((captured ? step(x) : run(x)).template item<double>());
+    }
+    return losses;
+  };
+  const auto expected = train(false);
+  const auto found = train(true);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_NEAR(found[i], expected[i], 1e-6 * (1 + expected[i])) << i;
+  }
+}
+
+TEST(CapturedSteps, RefuseMomentumThatASchedulerChanges) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  SmallRun run;
+  auto cycle = OneCycleLR(run.optimizer.optimizer(), {.max_lr = 0.01, .total_steps = 100});
+  auto scheduler = run.accelerator.prepare(std::move(cycle));
+  auto step = run.accelerator.capture([&](torch::Tensor& x) {
+    const auto loss = run(x);
+    scheduler.step();
+    return loss;
+  });
+  const auto message = message_of<UnsupportedError>([&] {
+    for (std::int64_t i = 0; i < 20; ++i) {
+      auto x = run.batch(i);
+      (void)step(x);
+    }
+  });
+  EXPECT_NE(message.find("betas of AdamW changes from step to step"), std::string::npos) << message;
+  EXPECT_NE(message.find("cycle_momentum"), std::string::npos) << message;
 }
 
 TEST(CapturedSteps, NameWhatCannotBeRecorded) {

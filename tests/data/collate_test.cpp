@@ -189,5 +189,40 @@ TEST(CollateWhileReading, SaysWhichTensorIsMissing) {
       << message;
 }
 
+TEST(PadToMultipleOf, PutsTheValueBehindATensor) {
+  const auto x = torch::arange(6).reshape({2, 3});
+  EXPECT_TRUE(torch::equal(pad_to_multiple_of(x, 4, {.value = 9}),
+                           torch::tensor({{0, 1, 2, 9}, {3, 4, 5, 9}})));
+  EXPECT_EQ(pad_to_multiple_of(x, 4, {.dim = 0}).sizes(), (std::vector<std::int64_t>{4, 3}));
+  EXPECT_TRUE(pad_to_multiple_of(x, 3).is_same(x));
+}
+
+TEST(PadToMultipleOf, StacksSequencesOfManyLengths) {
+  const std::vector<torch::Tensor> sequences{torch::tensor({1, 2, 3}), torch::tensor({4})};
+  EXPECT_TRUE(torch::equal(pad_to_multiple_of(sequences, 4, {.value = -1}),
+                           torch::tensor({{1, 2, 3, -1}, {4, -1, -1, -1}})));
+  const std::vector<torch::Tensor> rows{torch::ones({2, 5}), torch::ones({3, 5})};
+  EXPECT_EQ(pad_to_multiple_of(rows, 4, {.dim = 0}).sizes(), (std::vector<std::int64_t>{2, 4, 5}));
+}
+
+TEST(PadToMultipleOf, RefusesWhatCannotBePadded) {
+  const auto x = torch::ones({2, 3});
+  EXPECT_NE(message_of<ArgumentError>([&] {
+              (void)pad_to_multiple_of(x, 0);
+            }).find("multiple is 0; it must be 1 or more"),
+            std::string::npos);
+  EXPECT_NE(message_of<ArgumentError>([&] {
+              (void)pad_to_multiple_of(x, 4, {.dim = 2});
+            }).find("dim is 2, but a tensor has shape [2, 3]"),
+            std::string::npos);
+  const std::vector<torch::Tensor> none;
+  EXPECT_THROW((void)pad_to_multiple_of(none, 4), ArgumentError);
+  const std::vector<torch::Tensor> others{torch::ones({2, 3}), torch::ones({3, 3})};
+  EXPECT_NE(message_of<ArgumentError>([&] {
+              (void)pad_to_multiple_of(others, 4);
+            }).find("Float [2, 3] and of Float [3, 3] differ in more than dimension 1"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace accelerate

@@ -61,6 +61,28 @@ torch::Tensor run_a_big_model(int config, const torch::Tensor& x) {
   return y;
 }
 
+struct Sample {
+  torch::Tensor ids, labels;
+};
+struct Sequences {
+  [[nodiscard]] std::int64_t size() const { return 100; }
+  [[nodiscard]] Sample get(std::size_t index) const;
+};
+
+auto sequences_of_few_lengths(const Sequences& dataset) {
+  const auto collate = [](std::vector<Sample> samples) {
+    std::vector<torch::Tensor> ids, labels;
+    for (auto& sample : samples) {
+      ids.push_back(sample.ids);
+      labels.push_back(sample.labels);
+    }
+    return std::pair{accelerate::pad_to_multiple_of(ids, 64),
+                     accelerate::pad_to_multiple_of(labels, 64, {.value = -100})};
+  };
+  auto data = accelerate::make_data_loader(dataset, {.batch_size = 16}, collate);
+  return data;
+}
+
 // A function of this name beside `::main` is allowed, and the guide shows the one of a program.
 namespace program {
 int main(int argc, char** argv) {

@@ -32,7 +32,7 @@ struct CaptureOptions {
   /// Steps that run as they are before one of these shapes is recorded; at least 1.
   std::int64_t warmup = 3;
   /// Recordings that are kept, one for each set of shapes and dtypes; the one that was not used for
-  /// the longest time makes room.
+  /// the longest time makes room for a new one.
   std::int64_t max_graphs = 8;
   /// Whether a step that cannot be recorded runs as it is, with a warning, instead of an error.
   /// Unset: only if `dynamo_plugin` asks for CUDAGRAPHS without `fullgraph`.

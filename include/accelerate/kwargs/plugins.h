@@ -45,7 +45,7 @@ struct ACCELERATE_API TorchDynamoPlugin {
 
   /// BACKEND, no.
   std::optional<DynamoBackend> backend = std::nullopt;
-  /// MODE, default: one of `kTorchDynamoModes`, or max-autotune-no-cudagraphs.
+  /// MODE, default: one of `kTorchDynamoModes`, or max-autotune-no-cudagraphs. Has no effect here.
   std::optional<std::string> mode = std::nullopt;
   /// USE_FULLGRAPH, false.
   std::optional<bool> fullgraph = std::nullopt;
@@ -53,7 +53,7 @@ struct ACCELERATE_API TorchDynamoPlugin {
   std::optional<bool> dynamic = std::nullopt;
   std::optional<Value> options = std::nullopt;
   bool disable = false;
-  /// USE_REGIONAL_COMPILATION, false. Not part of `to_kwargs`.
+  /// USE_REGIONAL_COMPILATION, false. Not part of `to_kwargs`. Has no effect, with a warning.
   std::optional<bool> use_regional_compilation = std::nullopt;
 
   bool operator==(const TorchDynamoPlugin&) const = default;
