@@ -6,11 +6,11 @@
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
 #   BENCH_THREADS      threads of each process, 1    BENCH_JSON    file for the figures; plots go beside it
-#   BENCH              which of: startup collectives ddp training activations sharding hosts data files models offload planner states guard monitor launches; by default all
+#   BENCH              which of: startup collectives ddp training activations sharding hosts data files models offload planner states guard quantization monitor launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp training activations sharding hosts data files models offload planner states guard monitor launches} "
+wanted=" ${BENCH:-startup collectives ddp training activations sharding hosts data files models offload planner states guard quantization monitor launches} "
 if [ -n "${BENCH_JSON:-}" ]; then
   BENCH_JSON=$(realpath "$BENCH_JSON")
   rm -f "$BENCH_JSON"
