@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "accelerate/detail/core/refuse_empty.h"
+#include "accelerate/detail/modeling/module_of.h"
 #include "accelerate/prepared_model.h"
 
 namespace accelerate {
@@ -120,6 +121,7 @@ std::shared_ptr<ModelCore> core_of(const Model& model) {
 /// Of a model that is not prepared.
 template <class Model>
 const auto& holder_of(const Model& model) {
+  static_assert(check_model<Model>());
   if constexpr (kIsDispatched<Model>) {
     return model.holder();
   } else {
