@@ -224,18 +224,104 @@ inline DecoderFolder read_decoder_folder(const std::filesystem::path& path) {
 
 using DispatchedDecoder = accelerate::Dispatched<std::shared_ptr<Decoder>>;
 
-/// Builds the model without memory, and loads its weights to where the options want them. What only
-/// the folder knows is set here: dtype, names, blocks. Throws as `load_checkpoint_and_dispatch`.
-inline DispatchedDecoder load_decoder(const DecoderFolder& folder,
-                                      accelerate::LoadDispatchOptions options) {
+/// Linear layers in "int8", "nf4" or "fp4"; all else in `dtype`.
+inline accelerate::BnbQuantizationConfig bits_of(const std::string& format,
+                                                 torch::ScalarType dtype) {
+  using accelerate::FloatType;
+  if (format != "int8" && format != "nf4" && format != "fp4") {
+    throw accelerate::ConfigError("--quantize is '" + format + "'. Choose one of: int8, nf4, fp4.");
+  }
+  const auto type = dtype == torch::kFloat  ? FloatType::kFp32
+                    : dtype == torch::kHalf ? FloatType::kFp16
+                                            : FloatType::kBf16;
+  accelerate::BnbQuantizationConfig config{.load_in_8bit = format == "int8"};
+  config.load_in_4bit = !config.load_in_8bit;
+  if (config.load_in_4bit) config.bnb_4bit_quant_type = format;
+  config.bnb_4bit_compute_dtype = type;
+  config.torch_dtype = type;
+  return config;
+}
+
+/// Builds the model without memory, and loads its weights to where the options want them, as they
+/// are or quantized. What only the folder knows is set here: dtype, names, blocks. Throws as
+/// `load_checkpoint_and_dispatch` and `load_and_quantize_model`.
+inline DispatchedDecoder load_decoder(
+    const DecoderFolder& folder, accelerate::LoadDispatchOptions options,
+    const std::optional<accelerate::BnbQuantizationConfig>& quantization = std::nullopt) {
   const auto decoder = accelerate::init_empty_weights(folder.make);
   decoder->eval();
+  if (quantization) {
+    return accelerate::load_and_quantize_model(decoder, *quantization,
+                                               {.weights_location = folder.path,
+                                                .device_map = options.device_map,
+                                                .no_split_module_classes = kDecoderBlocks,
+                                                .max_memory = options.max_memory,
+                                                .offload_folder = options.offload_folder,
+                                                .preload_module_classes = kDecoderBlocks,
+                                                .strict = true,
+                                                .key_mapping = folder.key_mapping,
+                                                .progress = options.progress});
+  }
   options.key_mapping = folder.key_mapping;
   options.dtype = folder.dtype;
   options.strict = true;
   options.no_split_module_classes = kDecoderBlocks;
   options.preload_module_classes = kDecoderBlocks;
   return accelerate::load_checkpoint_and_dispatch(decoder, folder.path, options);
+}
+
+/// The shape of a Llama: "1b", "7b", or "tiny" to try things out.
+inline DecoderFolder random_llama(const std::string& size) {
+  DecoderConfig config{.vocab_size = 128256,
+                       .max_position_embeddings = 4096,
+                       .hidden_size = 2048,
+                       .intermediate_size = 8192,
+                       .num_hidden_layers = 16,
+                       .num_attention_heads = 32,
+                       .num_key_value_heads = 8,
+                       .head_dim = 64,
+                       .norm_eps = 1e-5,
+                       .tie_word_embeddings = true};
+  if (size == "7b") {
+    config.vocab_size = 32000;
+    config.hidden_size = 4096;
+    config.intermediate_size = 11008;
+    config.num_hidden_layers = config.num_attention_heads = config.num_key_value_heads = 32;
+    config.head_dim = 128;
+    config.tie_word_embeddings = false;
+  } else if (size == "tiny") {
+    config.vocab_size = config.hidden_size = config.intermediate_size = 128;
+    config.num_hidden_layers = config.num_attention_heads = config.num_key_value_heads = 2;
+  } else if (size != "1b") {
+    throw accelerate::ConfigError("--random is '" + size + "'. Choose one of: tiny, 1b, 7b.");
+  }
+  return {.config = config,
+          .make = [config] { return std::make_shared<Llama>(config, 10000.0, std::nullopt); },
+          .dtype = torch::kBFloat16};
+}
+
+/// Weights drawn from a seed, on the first GPU if there is one. Quantized where they are.
+inline DispatchedDecoder fill_decoder(
+    const DecoderFolder& folder,
+    const std::optional<accelerate::BnbQuantizationConfig>& quantization = std::nullopt) {
+  const auto decoder = accelerate::init_empty_weights(folder.make);
+  decoder->eval();
+  const torch::NoGradGuard no_grad;
+  torch::manual_seed(1);
+  const torch::Device device =
+      torch::cuda::is_available() ? torch::Device(torch::kCUDA, 0) : torch::Device(torch::kCPU);
+  for (const auto& item : decoder->named_parameters()) {
+    const auto& shape = item.value().sizes();
+    const auto options = torch::TensorOptions(folder.dtype).device(device);
+    const bool is_norm = shape.size() == 1;
+    accelerate::set_module_tensor_to_device(
+        *decoder, item.key(), device,
+        {.value = is_norm ? torch::ones(shape, options) : torch::randn(shape, options) * 0.02,
+         .dtype = folder.dtype});
+  }
+  if (quantization) return accelerate::load_and_quantize_model(decoder, *quantization);
+  if (device.is_cpu()) return accelerate::dispatch_model(decoder, {{"", "cpu"}});
+  return accelerate::dispatch_model(decoder, {{"", 0}});
 }
 
 }  // namespace examples

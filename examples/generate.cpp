@@ -11,6 +11,10 @@
 //
 // Last line: "result: 8 tokens, N tokens per second, 0.0 MiB moved"
 //
+// --quantize int8, nf4 or fp4 keeps the linear layers in 8 or 4 bits, and --offload cpu or disk
+// brings all weights, as they are kept, when they are needed. --random tiny, 1b or 7b, in place of
+// --model, is a Llama of that size with random weights, to measure with.
+//
 // Layers that are too wide for one process are cut over several by --tp, a device for each:
 //
 //     accelerate launch --num_processes 2 build/dev/examples/generate --tp 2 --device_map cpu ...
@@ -22,6 +26,7 @@
 #include <cstdint>
 #include <iomanip>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,11 +39,14 @@ namespace {
 
 struct Options {
   std::string model;       // a folder
+  std::string random;      // or a size
   std::string prompt_ids;  // "1,2,3"
   std::string device_map = "auto";
   std::string max_memory;  // "0=20GiB,cpu=60GiB"
   std::string offload_folder;
-  std::int64_t tp = 1;  // processes
+  std::string quantize;  // int8, nf4 or fp4
+  std::string offload;   // cpu or disk
+  std::int64_t tp = 1;   // processes
   examples::DecodingOptions decoding;
 };
 
@@ -46,16 +54,27 @@ Options parse(int argc, char** argv) {
   Options options;
   examples::read_arguments(argc, argv,
                            {{"--model", options.model},
+                            {"--random", options.random},
                             {"--prompt_ids", options.prompt_ids},
                             {"--device_map", options.device_map},
                             {"--max_memory", options.max_memory},
                             {"--offload_folder", options.offload_folder},
+                            {"--quantize", options.quantize},
+                            {"--offload", options.offload},
                             {"--tp", options.tp},
                             {"--tokens", options.decoding.tokens},
                             {"--temperature", options.decoding.temperature, /*least=*/0},
                             {"--top_p", options.decoding.top_p, /*least=*/0},
                             {"--seed", options.decoding.seed, /*least=*/0}});
-  if (options.model.empty()) throw accelerate::ConfigError("--model needs the folder of a model.");
+  if (options.model.empty() == options.random.empty()) {
+    throw accelerate::ConfigError(
+        "--model needs the folder of a model; --random, in its place, the size of one.");
+  }
+  if (options.offload == "disk" ? options.offload_folder.empty()
+                                : !options.offload.empty() && options.offload != "cpu") {
+    throw accelerate::ConfigError("--offload is '" + options.offload +
+                                  "'. Give cpu, or disk with an --offload_folder.");
+  }
   if (const auto p = options.decoding.top_p; !(p > 0 && p <= 1)) {
     throw accelerate::ConfigError("--top_p is " + std::to_string(p) +
                                   ". It is a probability: give more than 0 and at most 1.");
@@ -115,6 +134,25 @@ accelerate::LoadDispatchOptions placement(const Options& options) {
   return placement;
 }
 
+examples::DispatchedDecoder load(const Options& options, const examples::DecoderFolder& folder) {
+  std::optional<accelerate::BnbQuantizationConfig> bits;
+  if (!options.quantize.empty()) bits = examples::bits_of(options.quantize, folder.dtype);
+  const auto model = options.random.empty()
+                         ? examples::load_decoder(folder, placement(options), bits)
+                         : examples::fill_decoder(folder, bits);
+  if (options.offload.empty()) return model;
+  const auto decoder = model.holder();
+  const auto device = model.main_device();
+  model.remove_hooks();
+  if (options.offload == "cpu") {
+    return accelerate::cpu_offload(
+        decoder, {.execution_device = device, .preload_module_classes = examples::kDecoderBlocks});
+  }
+  return accelerate::disk_offload(
+      decoder, options.offload_folder,
+      {.execution_device = device, .preload_module_classes = examples::kDecoderBlocks});
+}
+
 /// Heads of attention and the width between two layers are cut, the vocabulary if it can be
 /// divided.
 accelerate::TpPlan tp_plan(const examples::Decoder& decoder, std::int64_t tp) {
@@ -153,11 +191,12 @@ double in_mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20
 
 void run(const Options& options) {
   using Clock = std::chrono::steady_clock;
-  const auto folder = examples::read_decoder_folder(options.model);
+  const auto folder = options.random.empty() ? examples::read_decoder_folder(options.model)
+                                             : examples::random_llama(options.random);
   const auto prompt = read_ids(options.prompt_ids);
   // Loading may take a while: what is wrong is said before.
   examples::check_prompt(folder.config, prompt, options.decoding.tokens);
-  const auto model = examples::load_decoder(folder, placement(options));
+  const auto model = load(options, folder);
   if (options.tp > 1 && model.hf_device_map().size() > 1) {
     throw accelerate::ConfigError(
         "--tp cuts a model that is on one device. Use --device_map cpu, or more processes instead "

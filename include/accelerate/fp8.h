@@ -58,7 +58,8 @@ ACCELERATE_API void to_high_precision(torch::nn::Module& model);
 [[nodiscard]] ACCELERATE_API bool has_transformer_engine_layers(const torch::nn::Module& model);
 
 /// How many values each converted layer has clamped to the largest number of its format, since its
-/// conversion. Only delayed scales clamp, and only debug mode (ACCELERATE_DEBUG_MODE) counts.
+/// conversion. Only delayed scales clamp. On a GPU only debug mode (ACCELERATE_DEBUG_MODE) counts,
+/// since the host waits for the GPU then.
 [[nodiscard]] ACCELERATE_API std::vector<std::pair<std::string, std::int64_t>> clamped_fp8_values(
     const torch::nn::Module& model);
 

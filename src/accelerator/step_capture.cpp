@@ -21,6 +21,7 @@
 #include "core/exception_text.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "fp8/delayed_scaling.h"
 #include "state/accelerator_backend.h"
 #include "state/step_graph.h"
 #include "state/step_recording.h"
@@ -207,6 +208,13 @@ class StepCapture::Impl {
                             [](const auto& one) { return one->engine != nullptr; })) {
       return "gradients are reduced between processes, and recordings of that are not supported "
              "yet";
+    }
+    for (const auto& model : registry.models) {
+      const auto& scaling = model->delayed_scaling;
+      if (scaling == nullptr || *scaling->kwargs().interval == 1) continue;
+      return str("the fp8 recipe has an interval of ", *scaling->kwargs().interval,
+                 " steps between two computations of the scales, and a recording repeats one step. "
+                 "Set interval to 1");
     }
     for (const auto& optimizer : registry.optimizers) {
       if (const auto reason = make_capturable(*optimizer); !reason.empty()) return reason;

@@ -167,6 +167,10 @@ static void finish(BnbQuantizationConfig& options, const BnbQuantizationConfig&,
                           ". Set one of them to true."));
   }
   require_one_of({"fp4", "nf4"}, "bnb_4bit_quant_type", options.bnb_4bit_quant_type);
+  if (!(options.llm_int8_threshold >= 0)) {
+    throw ConfigError(str("llm_int8_threshold is ", options.llm_int8_threshold,
+                          ". Set it to 0, for no outliers, or to a magnitude."));
+  }
   if (options.load_in_4bit && options.llm_int8_threshold != 6.0) {
     warnings.emplace_back("llm_int8_threshold has no effect on a model in 4 bits.");
   }

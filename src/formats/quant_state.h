@@ -34,6 +34,9 @@ struct QuantStateText {
   bool operator==(const QuantStateText&) const = default;
 };
 
+/// Throws `FormatError`: the weight cannot be read, for `problem`.
+[[noreturn]] void refuse_weight(const std::string& weight, const std::string& problem);
+
 /// Throws `FormatError` with the name of the weight and the problem: not JSON, an unknown or
 /// missing member, a type, size or shape that no quantized weight has.
 [[nodiscard]] QuantStateText parse_quant_state(std::string_view text, const std::string& weight);
@@ -52,5 +55,11 @@ using QuantTensors = std::map<std::string, QuantTensorFacts>;
 /// Throws `FormatError` if a tensor is missing, unknown, or not of the size that `state` asks for.
 void check_quant_tensors(const QuantStateText& state, const QuantTensors& tensors,
                          const std::string& weight);
+
+/// The same for a weight in 8 bits: "fc.weight" of that shape, "fc.SCB" and "fc.weight_format",
+/// which are the names in `tensors`, with `weight_format` as its value.
+void check_int8_tensors(const std::vector<std::int64_t>& shape,
+                        std::optional<std::int64_t> weight_format, const QuantTensors& tensors,
+                        const std::string& weight);
 
 }  // namespace accelerate::detail::formats

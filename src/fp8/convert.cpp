@@ -12,6 +12,7 @@
 #include "core/text.h"
 #include "fp8/converted.h"
 #include "fp8/linear_rule.h"
+#include "modeling/stand_in.h"
 
 namespace accelerate {
 namespace detail::fp8 {
@@ -64,6 +65,14 @@ LinearSettings settings_for(const std::string& name) {
           .debug = PartialState::initialized() && PartialState().debug()};
 }
 
+/// Layers of `load_and_quantize_model`, whose weights have no bytes to cast.
+bool is_quantized(const LinearLayer& layer) {
+  const auto& weight = dynamic_cast<const LinearImpl&>(*layer.module).weight;
+  if (modeling::find_stand_in(weight) == nullptr) return false;
+  info(str("fp8: '", layer.name, "' stays as it is, since its weight is quantized."));
+  return true;
+}
+
 /// The layers that `selects` and that are not converted yet.
 std::vector<LinearLayer> selected_layers(const Module& model,
                                          const std::function<bool(const LinearLayer&)>& selects) {
@@ -73,7 +82,7 @@ std::vector<LinearLayer> selected_layers(const Module& model,
     return dynamic_cast<const LinearImpl&>(*layer.module).weight.unsafeGetTensorImpl();
   };
   std::erase_if(layers, [&](const LinearLayer& layer) {
-    const bool stays = !selects(layer);
+    const bool stays = is_quantized(layer) || !selects(layer);
     if (stays) others.insert(weight_of(layer));
     return stays;
   });

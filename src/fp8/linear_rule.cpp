@@ -7,7 +7,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -65,23 +68,23 @@ class Casts {
   [[nodiscard]] Scaled current(const at::Tensor& tensor, Role role, Side side, bool by_rows) const {
     const auto dtype = role == Role::kGradient && !by_rows_ ? kE5m2 : kE4m3;
     const auto amax = by_rows ? amax_of(tensor, side) : amax_of(tensor);
-    if (role == Role::kWeight) check_finite(amax);
+    check_finite(amax, role);
     return scaled(tensor, scale_for(amax, dtype, power_of_2_), dtype);
   }
   /// With a scale of earlier steps.
   [[nodiscard]] Scaled with(const at::Tensor& tensor, const at::Tensor& scale, Role role) const {
     const auto dtype = delayed_->scaling->dtype(role);
-    if (settings_.debug) {
+    if (is_watched(tensor)) {
       const auto beyond = (tensor.to(at::kFloat) * scale).abs() > largest(dtype);
-      static constexpr const char* kNames[] = {"input", "weight", "gradient"};
-      rule_.count_clamped(beyond.sum().item<std::int64_t>(), kNames[role]);
+      const auto count = beyond.sum().to(at::kCPU);
+      rule_.count_clamped(*count.const_data_ptr<std::int64_t>(), kNames[role]);
     }
     return scaled(tensor, scale, dtype);
   }
   /// Records the maximum of the tensor for later steps.
   void record(const at::Tensor& tensor, Role role) const {
     const auto amax = amax_of(tensor);
-    if (role == Role::kWeight) check_finite(amax);
+    if (role == Role::kWeight) check_finite(amax, role);
     delayed_->scaling->record(delayed_->layer, role, amax);
   }
   [[nodiscard]] at::Tensor scale_of(const at::Tensor& scales, Role role) const {
@@ -102,11 +105,21 @@ class Casts {
   }
 
  private:
-  void check_finite(const at::Tensor& amax) const {
-    if (!amax.is_cpu() && !settings_.debug) return;
-    if (amax.isfinite().all().item<bool>()) return;
+  static constexpr const char* kNames[] = {"input", "weight", "gradient"};
+
+  /// Whether its values are looked at, which makes the host wait for a GPU.
+  [[nodiscard]] bool is_watched(const at::Tensor& tensor) const {
+    return tensor.is_cpu() || settings_.debug;
+  }
+
+  /// Without `item()`, which no step can be recorded with.
+  void check_finite(const at::Tensor& amax, Role role) const {
+    if (!is_watched(amax)) return;
+    const auto values = amax.to(at::kCPU, at::kFloat).contiguous();
+    const std::span all(values.const_data_ptr<float>(), static_cast<std::size_t>(values.numel()));
+    if (std::ranges::all_of(all, [](float value) { return std::isfinite(value); })) return;
     throw StateError(
-        str("fp8: the weight of the layer '", settings_.name,
+        str("fp8: the ", kNames[role], " of the layer '", settings_.name,
             "' has NaN or infinite values, so that no scale fits it. Look for the step "
             "that made them: a learning rate that is too high, or a loss that is NaN."));
   }
@@ -323,6 +336,7 @@ bool LinearRule::run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
 void LinearRule::count_clamped(std::int64_t values, const char* of) const {
   if (values == 0) return;
   clamped_ += values;
+  if (!settings_.debug) return;  // a weight that grows is clamped now and then
   warn_once(str("fp8: values of the ", of, " of the layer '", settings_.name,
                 "' are beyond the largest number of their format and are clamped. A larger margin "
                 "or a longer amax_history_len leaves more room."));

@@ -29,7 +29,7 @@ struct LinearSettings {
   /// Scales of the current tensors, or delayed ones.
   std::variant<Float8LinearConfig, DelayedLayer> recipe = {};
   bool emulate = false;
-  /// Counts what is clamped, and looks for NaN on GPUs too. Makes the host wait for a GPU.
+  /// Counts what is clamped, and looks for NaN, on GPUs too. Makes the host wait for a GPU.
   bool debug = false;
 };
 
@@ -41,7 +41,7 @@ class LinearRule final : public lazy::OperatorRule,
   bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack, std::size_t argument) override;
 
   [[nodiscard]] const LinearSettings& settings() const { return settings_; }
-  /// How many values were beyond the largest number; counted in debug mode only.
+  /// How many values were beyond the largest number. On GPUs counted in debug mode only.
   [[nodiscard]] std::int64_t clamped() const { return clamped_; }
   void count_clamped(std::int64_t values, const char* of) const;
 

@@ -46,8 +46,33 @@ LoraLinearImpl::LoraLinearImpl(std::int64_t in_features, std::int64_t out_featur
 
 LoraLinearImpl::~LoraLinearImpl() = default;
 
+/// The clone of a module around this one puts other children here, past the members.
+void LoraLinearImpl::find_factors() {
+  const auto factors = children();
+  if (factors.front() == lora_A.ptr()) return;
+  lora_A = LoraFactor(std::dynamic_pointer_cast<LoraFactorImpl>(factors.front()));
+  lora_B = LoraFactor(std::dynamic_pointer_cast<LoraFactorImpl>(factors.back()));
+}
+
+std::shared_ptr<torch::nn::Module> LoraLinearImpl::clone(
+    const std::optional<c10::Device>& device) const {
+  const at::NoGradGuard no_grad;
+  auto copy =
+      std::make_shared<LoraLinearImpl>(options.in_features(), options.out_features(), lora_);
+  copy->train(is_training());
+  const auto parameters = copy->named_parameters();
+  for (const auto& item : named_parameters()) {
+    const auto& from = item.value();
+    auto to = parameters[item.key()];
+    to.set_data(device && from.device() != *device ? from.to(*device) : from.clone());
+    to.set_requires_grad(from.requires_grad());
+  }
+  return copy;
+}
+
 void LoraLinearImpl::reset_adapter() {
   const at::NoGradGuard no_grad;
+  find_factors();
   for (const auto& factor : {lora_A, lora_B}) {
     if (!factor->weight.is_meta()) continue;
     detail::modeling::replace_data(
@@ -59,6 +84,7 @@ void LoraLinearImpl::reset_adapter() {
 }
 
 at::Tensor LoraLinearImpl::forward(const at::Tensor& input) {
+  find_factors();
   const auto base = at::linear(input, weight, bias);
   auto x = input.to(lora_A->weight.scalar_type());
   if (lora_.lora_dropout > 0) x = at::dropout(x, lora_.lora_dropout, is_training());
@@ -70,7 +96,9 @@ at::Tensor LoraLinearImpl::forward(const at::Tensor& input) {
 std::vector<at::Tensor> mark_only_lora_as_trainable(torch::nn::Module& model) {
   for (const auto& module : model.modules()) {
     auto* const layer = dynamic_cast<LoraLinearImpl*>(module.get());
-    if (layer != nullptr && layer->lora_A->weight.is_meta()) layer->reset_adapter();
+    if (layer == nullptr) continue;
+    const auto factors = layer->named_parameters();
+    if (factors["lora_A.weight"].is_meta()) layer->reset_adapter();
   }
   std::vector<at::Tensor> trained;
   for (const auto& item : model.named_parameters()) {

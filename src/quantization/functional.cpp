@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -39,19 +38,6 @@ void check_floats(const at::Tensor& tensor, const char* what) {
                           "for them."));
 }
 
-void check_blocksize(std::int64_t blocksize, std::int64_t least, const char* what) {
-  if (blocksize >= least && blocksize <= 4096 &&
-      std::has_single_bit(static_cast<std::uint64_t>(blocksize))) {
-    return;
-  }
-  throw ArgumentError(
-      str(what, ": blocksize is ", blocksize, ". Choose a power of two from ", least, " to 4096."));
-}
-
-std::int64_t blocks_of(std::int64_t values, std::int64_t blocksize) {
-  return (values + blocksize - 1) / blocksize;
-}
-
 at::Tensor host_floats(const at::Tensor& tensor) {
   return tensor.detach().to(at::kCPU, at::kFloat).contiguous();
 }
@@ -71,6 +57,19 @@ at::Tensor table_tensor(FourBitType type) {
   auto code = at::empty({16}, at::kFloat);
   std::memcpy(code.data_ptr<float>(), table.data(), sizeof table);
   return code;
+}
+
+/// ATen adds up fewer values on one thread, and more in an order that depends on the threads.
+constexpr std::int64_t kMostInOrder = 32767;
+
+/// The mean for any number of threads.
+float mean_of(const at::Tensor& scales) {
+  const auto count = scales.numel();
+  if (count == 0) return 0;
+  if (count <= kMostInOrder) return scales.mean().item<float>();
+  double sum = 0;
+  for (const auto& part : scales.split(kMostInOrder)) sum += part.sum(at::kDouble).item<double>();
+  return static_cast<float>(sum / static_cast<double>(count));
 }
 
 /// The values of codes on an accelerator, by operators of ATen.
@@ -99,11 +98,6 @@ at::Tensor dequantize_4bit(const at::Tensor& packed, const QuantState& state,
   const auto type = four_bit_type(state.quant_type);
   const auto bytes = packed.view(at::kByte).flatten();
   const auto scales = block_scales(state);
-  if (bytes.numel() != (values + 1) / 2 || scales.numel() != blocks_of(values, state.blocksize)) {
-    throw ArgumentError(str("dequantize_4bit: ", bytes.numel(), " bytes and ", scales.numel(),
-                            " scales do not make a tensor of shape [", join(state.shape),
-                            "] in blocks of ", state.blocksize, "."));
-  }
   if (!packed.is_cpu()) {
     const auto codes = at::stack({bytes.bitwise_right_shift(4), bytes.bitwise_and(15)}, 1)
                            .flatten()
@@ -177,6 +171,60 @@ const at::Tensor& dynamic_map() {
   return map;
 }
 
+/// Throws for values that no kernel takes. The map of a type is fixed.
+void check_values(const QuantState& state, const std::string& name) {
+  const auto check = [&](const char* member, const at::Tensor& tensor) {
+    if (!tensor.is_floating_point() || tensor.isfinite().all().item<bool>()) return;
+    detail::formats::refuse_weight(
+        name, str("'", name, ".", member, "' has values that are infinite or NaN"));
+  };
+  check("absmax", state.absmax);
+  if (state.nested()) {
+    check("nested_absmax", state.state2->absmax);
+    check("nested_quant_map", state.state2->code);
+  }
+  if (state.code.cpu().allclose(table_tensor(four_bit_type(state.quant_type)), 1e-6, 1e-6)) return;
+  detail::formats::refuse_weight(
+      name, str("'", name, ".quant_map' has not the values of ", state.quant_type));
+}
+
+/// `bytes` are those of the codes, if they are at hand.
+QuantState read_state(const StateDict& members, std::optional<std::size_t> bytes,
+                      const std::string& name, c10::Device device) {
+  detail::formats::QuantTensors facts;
+  for (const auto& member : members) {
+    facts[member.key()] = {.dtype = detail::modeling::name_of(member.value().scalar_type()),
+                           .shape = member.value().sizes().vec()};
+  }
+  const auto json =
+      members[detail::formats::find_quant_state(facts, name)].cpu().contiguous().view(at::kByte);
+  const auto text = detail::formats::parse_quant_state(
+      {static_cast<const char*>(json.const_data_ptr()), static_cast<std::size_t>(json.numel())},
+      name);
+  // Other storage types are the same bytes.
+  const auto packed =
+      bytes ? static_cast<std::int64_t>(*bytes) : (c10::multiply_integers(text.shape) + 1) / 2;
+  facts[""] = {.dtype = "uint8", .shape = {packed}};
+  detail::formats::check_quant_tensors(text, facts, name);
+  const auto take = [&](const char* key) { return members[key].flatten().to(device); };
+  QuantState state{.absmax = take("absmax"),
+                   .shape = text.shape,
+                   .code = take("quant_map"),
+                   .dtype = *detail::modeling::dtype_of(text.dtype),
+                   .blocksize = text.blocksize,
+                   .quant_type = text.quant_type};
+  if (text.nested) {
+    state.offset = static_cast<float>(text.nested->offset);
+    state.state2 =
+        std::make_shared<const QuantState>(QuantState{.absmax = take("nested_absmax"),
+                                                      .code = take("nested_quant_map"),
+                                                      .dtype = at::kFloat,
+                                                      .blocksize = text.nested->blocksize});
+  }
+  check_values(state, name);
+  return state;
+}
+
 }  // namespace
 
 std::pair<at::Tensor, QuantState> quantize_4bit(const at::Tensor& tensor,
@@ -186,6 +234,11 @@ std::pair<at::Tensor, QuantState> quantize_4bit(const at::Tensor& tensor,
   const auto type = four_bit_type(options.quant_type);
   const auto values = host_floats(tensor);
   const auto count = values.numel();
+  if ((count + 1) / 2 % static_cast<std::int64_t>(c10::elementSize(options.quant_storage)) != 0) {
+    throw ArgumentError(str("quantize_4bit: ", (count + 1) / 2,
+                            " bytes of codes are no whole number of elements of quant_storage, ",
+                            at::toString(options.quant_storage), ". Choose Byte."));
+  }
   auto packed = at::empty({(count + 1) / 2, 1}, at::kByte);
   auto absmax = at::empty({blocks_of(count, options.blocksize)}, at::kFloat);
   const auto* const from = values.const_data_ptr<float>();
@@ -207,7 +260,7 @@ std::pair<at::Tensor, QuantState> quantize_4bit(const at::Tensor& tensor,
                    .blocksize = options.blocksize,
                    .quant_type = options.quant_type};
   if (options.compress_statistics) {
-    state.offset = absmax.mean().item<float>();
+    state.offset = mean_of(absmax);
     auto [codes, nested] = quantize_blockwise(absmax - *state.offset, {.blocksize = 256});
     nested.absmax = nested.absmax.to(device);
     nested.code = nested.code.to(device);
@@ -220,7 +273,8 @@ std::pair<at::Tensor, QuantState> quantize_4bit(const at::Tensor& tensor,
 }
 
 at::Tensor dequantize_4bit(const at::Tensor& packed, const QuantState& state) {
-  return detail::quantization::dequantize_4bit(packed, state, state.dtype);
+  const auto [bytes, fitting] = checked("dequantize_4bit", packed, state);
+  return detail::quantization::dequantize_4bit(bytes, fitting, state.dtype);
 }
 
 std::pair<at::Tensor, QuantState> quantize_blockwise(const at::Tensor& tensor,
@@ -255,7 +309,7 @@ std::pair<at::Tensor, QuantState> quantize_blockwise(const at::Tensor& tensor,
                    .dtype = tensor.scalar_type(),
                    .blocksize = options.blocksize};
   if (options.nested) {
-    state.offset = absmax.mean().item<float>();
+    state.offset = mean_of(absmax);
     auto [nested_codes, nested] =
         quantize_blockwise(absmax.sub_(*state.offset), {.blocksize = options.blocksize});
     state.state2 = std::make_shared<const QuantState>(std::move(nested));
@@ -265,16 +319,14 @@ std::pair<at::Tensor, QuantState> quantize_blockwise(const at::Tensor& tensor,
   return {codes.to(device), std::move(state)};
 }
 
-at::Tensor dequantize_blockwise(const at::Tensor& codes, const QuantState& state) {
-  const auto scales = block_scales(state);
+at::Tensor dequantize_blockwise(const at::Tensor& codes, const QuantState& given) {
   const auto count = codes.numel();
-  if (codes.scalar_type() != at::kByte || state.code.numel() != 256 ||
-      scales.numel() != blocks_of(count, state.blocksize)) {
-    throw ArgumentError(str("dequantize_blockwise: ", count, " codes of ",
-                            at::toString(codes.scalar_type()), ", a map of ", state.code.numel(),
-                            " values and ", scales.numel(), " scales of blocks of ",
-                            state.blocksize, " do not fit together."));
+  if (codes.scalar_type() != at::kByte) {
+    throw ArgumentError(str("dequantize_blockwise takes codes of Byte, and they are ",
+                            at::toString(codes.scalar_type()), "."));
   }
+  const auto state = checked_scales("dequantize_blockwise", given, count, 256, codes.device());
+  const auto scales = block_scales(state);
   if (!codes.is_cpu()) {
     return dequantize_by_operators(codes, state.code, scales, state.blocksize)
         .view(codes.sizes())
@@ -321,7 +373,7 @@ Int8Weight int8_vectorwise_quant(const at::Tensor& matrix, double threshold) {
 }
 
 at::Tensor int8_vectorwise_dequant(const Int8Weight& weight) {
-  return dequantize_int8(weight, at::kFloat);
+  return dequantize_int8(checked("int8_vectorwise_dequant", weight), at::kFloat);
 }
 
 StateDict as_dict(const QuantState& state) {
@@ -348,36 +400,25 @@ StateDict as_dict(const QuantState& state) {
 
 QuantState from_dict(const StateDict& members, const at::Tensor& packed, const std::string& name,
                      c10::Device device) {
-  detail::formats::QuantTensors facts;
-  const auto note = [&](const std::string& key, const at::Tensor& tensor) {
-    facts[key] = {.dtype = detail::modeling::name_of(tensor.scalar_type()),
-                  .shape = tensor.sizes().vec()};
-  };
-  for (const auto& member : members) note(member.key(), member.value());
-  // Other storage types are the same bytes.
-  facts[""] = {.dtype = "uint8", .shape = {static_cast<std::int64_t>(packed.nbytes())}};
-  const auto bytes =
-      members[detail::formats::find_quant_state(facts, name)].cpu().contiguous().view(at::kByte);
-  const auto text = detail::formats::parse_quant_state(
-      {static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(bytes.numel())},
-      name);
-  detail::formats::check_quant_tensors(text, facts, name);
-  const auto take = [&](const char* key) { return members[key].flatten().to(device); };
-  QuantState state{.absmax = take("absmax"),
-                   .shape = text.shape,
-                   .code = take("quant_map"),
-                   .dtype = *detail::modeling::dtype_of(text.dtype),
-                   .blocksize = text.blocksize,
-                   .quant_type = text.quant_type};
-  if (text.nested) {
-    state.offset = static_cast<float>(text.nested->offset);
-    state.state2 =
-        std::make_shared<const QuantState>(QuantState{.absmax = take("nested_absmax"),
-                                                      .code = take("nested_quant_map"),
-                                                      .dtype = at::kFloat,
-                                                      .blocksize = text.nested->blocksize});
+  return read_state(members, packed.nbytes(), name, device);
+}
+
+QuantState from_dict(const StateDict& members, c10::Device device) {
+  // bitsandbytes gives its modules names like these, too.
+  std::string prefix;
+  for (const auto& member : members) {
+    const auto at = member.key().find(detail::formats::kQuantStateName);
+    if (at != std::string::npos && at > 0 && member.key()[at - 1] == '.') {
+      prefix = member.key().substr(0, at);
+    }
   }
-  return state;
+  StateDict stripped("Tensor");
+  for (const auto& member : members) {
+    const auto& key = member.key();
+    stripped.insert(key.starts_with(prefix) ? key.substr(prefix.size()) : key, member.value());
+  }
+  const auto name = prefix.empty() ? "weight" : prefix.substr(0, prefix.size() - 1);
+  return read_state(stripped, std::nullopt, name, device);
 }
 
 }  // namespace quant

@@ -292,7 +292,11 @@ ACCELERATE_FOR_EACH_PROCESSOR
 float quantize_row(const float* values, std::int64_t count, std::int8_t* codes, bool& is_finite) {
   const float most = largest(values, count);
   is_finite = is_finite && std::isfinite(most);
-  const float scale = most == 0 || !std::isfinite(most) ? 0.0F : 127.0F / most;
+  if (most == 0 || !std::isfinite(most)) {
+    std::fill_n(codes, count, std::int8_t{0});
+    return most;
+  }
+  const float scale = 127.0F / most;
   // Adding and taking away 1.5 * 2^23 rounds to the nearest integer, half to even.
   constexpr float kRounder = 12582912.0F;
   for (std::int64_t i = 0; i < count; ++i) {

@@ -212,7 +212,9 @@ std::shared_ptr<offload::DispatchedCore> load_and_quantize_model(
         "init_empty_weights.");
     attach_all(LayerFinder(*model, skipped).layers, config);
     cast_others(*model, config);
-    return offload::dispatch_model(model, {{"", current_device()}}, {.lazy = options.lazy});
+    return offload::dispatch_model(
+        model, {{"", current_device()}},
+        {.preload_module_classes = options.preload_module_classes, .lazy = options.lazy});
   }
   if (!options.weights_location) {
     throw ArgumentError(
@@ -226,9 +228,14 @@ std::shared_ptr<offload::DispatchedCore> load_and_quantize_model(
                             .offload_folder = options.offload_folder,
                             .dtype = scalar_type(*config.torch_dtype),
                             .offload_state_dict = options.offload_state_dict,
-                            .keep_in_fp32_modules = *config.keep_in_fp32_modules});
+                            .keep_in_fp32_modules = *config.keep_in_fp32_modules,
+                            .strict = options.strict,
+                            .key_mapping = options.key_mapping,
+                            .progress = options.progress});
   return offload::dispatch_model(model, places,
-                                 {.offload_dir = options.offload_folder, .lazy = options.lazy});
+                                 {.offload_dir = options.offload_folder,
+                                  .preload_module_classes = options.preload_module_classes,
+                                  .lazy = options.lazy});
 }
 
 }  // namespace detail::quantization

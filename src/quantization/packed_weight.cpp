@@ -13,6 +13,7 @@
 #include "lazy/released_storage.h"
 #include "lazy/trigger.h"
 #include "modeling/tensors.h"
+#include "modeling/torch_dtype.h"
 
 namespace accelerate::detail::quantization {
 namespace {
@@ -346,34 +347,21 @@ void PackedWeight::load_4bit(const std::string& name, const StateDict& state) {
 }
 
 void PackedWeight::load_8bit(const std::string& name, const StateDict& state) {
-  const auto refuse = [&](const std::string& problem) {
-    throw FormatError(str("The quantized weight '", name, "' cannot be read: ", problem,
-                          ". Quantize the model again, or load its original weights."),
-                      name);
-  };
-  const auto* scales = state.find(beside(name, "SCB"));
-  if (scales == nullptr) {
-    refuse(str("its file has no '", beside(name, "SCB"), "'"));
-    return;
+  formats::QuantTensors facts;
+  for (const auto& part : state) {
+    facts[part.key()] = {.dtype = modeling::name_of(part.value().scalar_type()),
+                         .shape = part.value().sizes().vec()};
   }
-  if (const auto* format = state.find(beside(name, "weight_format"))) {
-    const auto number = format->numel() == 1 ? format->item<std::int64_t>() : -1;
-    if (number != 0) {
-      refuse(str("its weight_format is ", number,
-                 ", a layout of old GPU kernels; 0, rows one after the other, is expected"));
-    }
+  std::optional<std::int64_t> format;
+  if (const auto* tensor = state.find(beside(name, "weight_format"))) {
+    format = tensor->numel() == 1 ? tensor->item<std::int64_t>() : -1;
   }
-  const auto& codes = state[name];
-  if (codes.sizes() != at::IntArrayRef({outputs_, inputs_})) {
-    refuse(str("its shape is [", join(codes.sizes()), "], and [", outputs_, ", ", inputs_,
-               "] is expected"));
+  formats::check_int8_tensors({outputs_, inputs_}, format, facts, name);
+  const auto& scales = state[beside(name, "SCB")];
+  if (!scales.isfinite().all().item<bool>()) {
+    formats::refuse_weight(name, "its SCB has values that are infinite or NaN");
   }
-  if (scales->scalar_type() != at::kFloat || scales->numel() != outputs_) {
-    refuse(str("its SCB has ", scales->numel(), " elements of ",
-               at::toString(scales->scalar_type()), ", and ", outputs_,
-               " of float32 are expected"));
-  }
-  weight_ = Int8Weight{.CB = codes.contiguous(), .SCB = scales->flatten()};
+  weight_ = Int8Weight{.CB = state[name].contiguous(), .SCB = scales.flatten()};
 }
 
 void PackedWeight::load(const std::string& name, const StateDict& state) {

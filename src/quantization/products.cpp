@@ -21,6 +21,12 @@ using quant::QuantState;
 constexpr std::int64_t kMostDecodedRows = 16;
 constexpr std::int64_t kTileBytes = std::int64_t{4} << 20;
 
+/// Rows of a weight that are expanded at once. Layers may have no inputs, or no outputs.
+std::int64_t tile_rows(std::int64_t inputs, std::int64_t outputs) {
+  const auto fitting = kTileBytes / (4 * std::max<std::int64_t>(1, inputs));
+  return std::clamp<std::int64_t>(fitting, 1, std::max<std::int64_t>(1, outputs));
+}
+
 /// A 4-bit weight on the CPU, ready for kernels.
 struct HostWeight {
   HostWeight(const at::Tensor& packed, const QuantState& state)
@@ -37,8 +43,8 @@ struct HostWeight {
   template <class F>
   void for_tiles(const F& f) const {
     const auto inputs = matrix.inputs;
-    const auto size = std::clamp<std::int64_t>(kTileBytes / (4 * inputs), 1, outputs);
-    const auto grain = std::max<std::int64_t>(1, 32768 / inputs);
+    const auto size = tile_rows(inputs, outputs);
+    const auto grain = std::max<std::int64_t>(1, 32768 / std::max<std::int64_t>(1, inputs));
     const auto memory = at::empty({size, inputs}, at::kFloat);
     auto* const to = memory.mutable_data_ptr<float>();
     for (std::int64_t begin = 0; begin < outputs; begin += size) {
@@ -208,7 +214,7 @@ at::Tensor backward_int8(const at::Tensor& gradient, const Int8Weight& weight) {
   const auto from = gradient.to(at::kFloat);
   const auto inputs = weight.CB.size(1);
   auto result = at::zeros({gradient.size(0), inputs}, at::kFloat);
-  const auto size = std::clamp<std::int64_t>(kTileBytes / (4 * inputs), 1, weight.CB.size(0));
+  const auto size = tile_rows(inputs, weight.CB.size(0));
   for (std::int64_t begin = 0; begin < weight.CB.size(0); begin += size) {
     const auto count = std::min(size, weight.CB.size(0) - begin);
     const Int8Weight part{.CB = weight.CB.narrow(0, begin, count),
@@ -281,16 +287,25 @@ at::Tensor linear_4bit(const at::Tensor& x, const at::Tensor& packed, const Quan
                        const std::optional<at::Tensor>& bias,
                        std::optional<c10::ScalarType> compute_dtype) {
   if (state.shape.size() != 2) throw ArgumentError("linear_4bit: the packed tensor is no matrix.");
+  const auto [bytes, fitting] = checked("linear_4bit", packed, state);
+  check_product("linear_4bit", x, bias.value_or(at::Tensor()), state.shape[0], bytes.device());
   const auto dtype = compute_dtype.value_or(x.scalar_type());
   const auto added = bias && bias->defined() ? bias->to(dtype) : at::Tensor();
-  return differentiable_product(std::make_shared<FourBitProduct>(packed, state), x.to(dtype), added)
+  return differentiable_product(std::make_shared<FourBitProduct>(bytes, fitting), x.to(dtype),
+                                added)
       .to(x.scalar_type());
 }
 
 at::Tensor int8_linear(const at::Tensor& x, const Int8Weight& weight,
                        const std::optional<at::Tensor>& bias, double threshold) {
-  return differentiable_product(std::make_shared<Int8Product>(weight, threshold), x,
-                                bias.value_or(at::Tensor()));
+  const auto fitting = checked("int8_linear", weight);
+  if (!(threshold >= 0)) {
+    throw ArgumentError(
+        str("int8_linear: threshold is ", threshold, ", and 0 or more is expected."));
+  }
+  const auto added = bias.value_or(at::Tensor());
+  check_product("int8_linear", x, added, fitting.CB.size(0), fitting.CB.device());
+  return differentiable_product(std::make_shared<Int8Product>(fitting, threshold), x, added);
 }
 
 }  // namespace quant

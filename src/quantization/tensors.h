@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include "accelerate/quantization/functional.h"
 #include "quantization/kernels.h"
@@ -13,6 +14,26 @@
 namespace accelerate::detail::quantization {
 
 [[nodiscard]] FourBitType four_bit_type(std::string_view quant_type);
+[[nodiscard]] inline std::int64_t blocks_of(std::int64_t values, std::int64_t blocksize) {
+  return (values + blocksize - 1) / blocksize;
+}
+
+// What callers have put together, with contiguous tensors. `ArgumentError`, which begins with
+// `what`, if sizes, dtypes or devices do not fit together.
+
+void check_blocksize(std::int64_t blocksize, std::int64_t least, const char* what);
+/// The state of `values` values, with a map of `codes` codes.
+[[nodiscard]] quant::QuantState checked_scales(const char* what, quant::QuantState state,
+                                               std::int64_t values, std::int64_t codes,
+                                               c10::Device device);
+[[nodiscard]] std::pair<at::Tensor, quant::QuantState> checked(const char* what,
+                                                               const at::Tensor& packed,
+                                                               const quant::QuantState& state);
+[[nodiscard]] quant::Int8Weight checked(const char* what, const quant::Int8Weight& weight);
+/// The bias of a product is undefined, a number, or one number for each output.
+void check_product(const char* what, const at::Tensor& x, const at::Tensor& bias,
+                   std::int64_t outputs, c10::Device device);
+
 /// The scales of the blocks as float32.
 [[nodiscard]] at::Tensor block_scales(const quant::QuantState& state);
 /// The values as `dtype`.

@@ -162,6 +162,49 @@ TEST_F(CaptureTest, NewShapesAreRecordedAndOldOnesMakeRoom) {
   EXPECT_NE(log.messages()[0].find("more than max_graphs = 1 sets of shapes"), std::string::npos);
 }
 
+/// Trains a model whose layers multiply in 8 bits.
+RunResult train_in_8_bits(const KwargsHandler& recipe, bool captured) {
+  Accelerator accelerator(
+      anew({.mixed_precision = PrecisionType::kFp8, .kwargs_handlers = {recipe}}));
+  torch::manual_seed(7);
+  torch::nn::Sequential net(torch::nn::Linear(16, 32), torch::nn::Linear(32, 16),
+                            torch::nn::Linear(16, 16));
+  auto [model, optimizer] = accelerator.prepare(net, SGD(net->parameters(), {.lr = 0.05}));
+  FakeGraphs fake([&, &optimizer = optimizer] { return memory_of(net->parameters(), optimizer); });
+  const auto body = [&, &model = model, &optimizer = optimizer](torch::Tensor& x) {
+    const auto loss = (model(x) - x).pow(2).mean();
+    accelerator.backward(loss);
+    optimizer.step();
+    optimizer.zero_grad();
+    return loss;
+  };
+  auto step = accelerator.capture(body, {.warmup = 2});
+  RunResult result;
+  for (int i = 0; i < 5; ++i) {
+    torch::manual_seed(static_cast<std::uint64_t>(100 + i));
+    auto x = torch::randn({8, 16});
+    result.losses.push_back((captured ? step(x) : body(x)).item<float>());
+  }
+  result.parameters = net->parameters();
+  result.replays = fake.replays;
+  return result;
+}
+
+TEST_F(CaptureTest, StepsIn8BitsAreRecorded) {
+  const auto found = train_in_8_bits(AORecipeKwargs{}, true);
+  expect_same(found, train_in_8_bits(AORecipeKwargs{}, false));
+  EXPECT_EQ(found.replays, 3);
+  EXPECT_EQ(train_in_8_bits(TERecipeKwargs{}, true).replays, 3);
+}
+
+TEST_F(CaptureTest, RefusesScalesThatAreComputedEveryFewSteps) {
+  const auto message = message_of<UnsupportedError>(
+      [] { static_cast<void>(train_in_8_bits(TERecipeKwargs{.interval = 2}, true)); });
+  EXPECT_NE(message.find("the fp8 recipe has an interval of 2 steps"), std::string::npos)
+      << message;
+  EXPECT_NE(message.find("Set interval to 1"), std::string::npos) << message;
+}
+
 TEST_F(CaptureTest, ResultsOutliveTheNextReplayAndAreDetached) {
   Small small;
   FakeGraphs fake([&] { return small.memory(); });

@@ -104,6 +104,37 @@ TEST(Fp8OnProcesses, ScalesAndWeightsAreTheSameOnAllOfThem) {
   });
 }
 
+/// The model of Python's own tests, and a layer at its end that recipes of AO leave out.
+torch::nn::Sequential upstream_model() {
+  return torch::nn::Sequential(torch::nn::Linear(32, 32), torch::nn::Linear(32, 32),
+                               torch::nn::LayerNorm(torch::nn::LayerNormOptions({32})),
+                               torch::nn::Linear(32, 16));
+}
+
+TEST(Fp8OnProcesses, LayersAreConvertedAtEveryStageOfDeepSpeed) {
+  on_processes(2, [] {
+    const std::vector<KwargsHandler> two{AORecipeKwargs{}, TERecipeKwargs{}};
+    for (const std::int64_t stage : {1, 2, 3}) {
+      for (const auto& recipe : two) {
+        auto options = in_8_bits(recipe);
+        options.deepspeed_plugin = DeepSpeedPlugin{
+            .hf_ds_config = Value::Dict{{"train_micro_batch_size_per_gpu", 4},
+                                        {"zero_optimization", Value::Dict{{"stage", stage}}}}};
+        Accelerator accelerator(options);
+        auto net = upstream_model();
+        auto [model, optimizer] = accelerator.prepare(net, SGD(net->parameters(), {.lr = 0.05}));
+        EXPECT_TRUE(has_fp8_layers(*net));
+        EXPECT_EQ(has_ao_layers(*net), std::holds_alternative<AORecipeKwargs>(recipe));
+        EXPECT_EQ(accelerator.state().deepspeed_plugin()->zero_stage, stage);
+        const auto loss = model(torch::ones({4, 32})).square().mean();
+        accelerator.backward(loss);
+        optimizer.step();
+        EXPECT_TRUE(loss.isfinite().item<bool>());
+      }
+    }
+  });
+}
+
 TEST(Fp8OnProcesses, ShardedModelsTrainAsWholeOnes) {
   on_processes(2, [] {
     for (const auto& recipe : recipes()) {

@@ -316,6 +316,15 @@ TEST_F(Fp8Models, NanWeightsAreAnErrorThatNamesTheLayer) {
   }
 }
 
+TEST_F(Fp8Models, WhatDelayedScalesClampIsCounted) {
+  Training run(in_8_bits({TERecipeKwargs{.amax_history_len = 1}}));
+  run.model(input());
+  EXPECT_EQ(clamped_fp8_values(*run.net).front().second, 0);
+  run.model(input() * 100);  // the scale is that of the step before
+  EXPECT_GT(clamped_fp8_values(*run.net).front().second, 0);
+  EXPECT_EQ(clamped_fp8_values(*run.net).front().first, "first");
+}
+
 TEST_F(Fp8Models, DebugModeCountsWhatDelayedScalesClamp) {
   const auto patched = patch_environment({{"ACCELERATE_DEBUG_MODE", "1"}});
   PartialState::_reset_state();
@@ -328,6 +337,25 @@ TEST_F(Fp8Models, DebugModeCountsWhatDelayedScalesClamp) {
   EXPECT_EQ(clamped_fp8_values(*run.net).front().first, "first");
   EXPECT_TRUE(has(detail::join(log.messages(), "\n"),
                   "values of the input of the layer 'first' are beyond"));
+}
+
+TEST_F(Fp8Models, InputsWithoutAScaleAreAnErrorThatNamesTheLayer) {
+  for (const double value : {HUGE_VAL, std::nan("")}) {
+    for (const std::size_t i : {0, 1}) {
+      Training run(in_8_bits(each_recipe(i)));
+      auto x = input();
+      x[3][5] = value;
+      EXPECT_TRUE(has({message_of<StateError>([&] { run.model(x); })},
+                      "fp8: the input of the layer 'middle' has NaN or infinite values"));
+    }
+    // Delayed scales clamp what is infinite, and pass NaN on.
+    Training run(in_8_bits(each_recipe(2)));
+    auto x = input();
+    x[3][5] = value;
+    const auto y = run.model(x);
+    EXPECT_EQ(y.isfinite().all().item<bool>(), value == HUGE_VAL);
+    EXPECT_EQ(clamped_fp8_values(*run.net).front().second, value == HUGE_VAL ? 1 : 0);
+  }
 }
 
 /// The loss of a GPT after some steps on made text.

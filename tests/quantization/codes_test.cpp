@@ -287,6 +287,248 @@ TEST(QuantState, NamesWhatIsWrongWithTheTensorsOfAFile) {
                   "'fc.weight' is of shape [512] and dtype uint8, and 5120 elements of uint8"));
 }
 
+TEST(QuantState, IsReadWithoutTheCodesAndWithTheNameOfTheWeight) {
+  for (const bool twice : {false, true}) {
+    const auto [packed, state] = quant::quantize_4bit(
+        torch::randn({16, 65}), quant::Quant4Options{.compress_statistics = twice});
+    quant::TensorDict named;
+    for (const auto& part : quant::as_dict(state)) {
+      named.insert("fc.weight." + part.key(), part.value());
+    }
+    for (const auto& read :
+         {quant::from_dict(named, torch::kCPU), quant::from_dict(quant::as_dict(state))}) {
+      EXPECT_EQ(text_of(read), text_of(state));
+      EXPECT_TRUE(torch::equal(quant::dequantize_4bit(packed, read),
+                               quant::dequantize_4bit(packed, state)));
+    }
+    named.erase("fc.weight.absmax");
+    EXPECT_TRUE(has(
+        message_of<FormatError>([&] { static_cast<void>(quant::from_dict(named, torch::kCPU)); }),
+        "The quantized weight 'fc.weight' cannot be read: its file has no 'fc.weight.absmax'."));
+  }
+}
+
+TEST(QuantState, IsRefusedForValuesThatNoKernelTakes) {
+  const auto state = quant::quantize_4bit(torch::randn({256, 65}),
+                                          {.compress_statistics = true, .quant_type = "nf4"})
+                         .second;
+  const auto plain = quant::quantize_4bit(torch::randn({16, 64}), {.quant_type = "fp4"}).second;
+  const auto error = [](const quant::QuantState& from, const std::string& key, double value) {
+    auto members = quant::as_dict(from);
+    members[key] = members[key].clone().index_fill_(0, torch::zeros({1}, torch::kLong), value);
+    return message_of<FormatError>([&] { static_cast<void>(quant::from_dict(members)); });
+  };
+  EXPECT_TRUE(has(error(plain, "absmax", NAN), "'weight.absmax' has values that are infinite or"));
+  EXPECT_TRUE(has(error(state, "nested_absmax", INFINITY), "'weight.nested_absmax' has values"));
+  EXPECT_TRUE(has(error(state, "nested_quant_map", NAN), "'weight.nested_quant_map' has values"));
+  EXPECT_TRUE(has(error(state, "quant_map", 0.5), "'weight.quant_map' has not the values of nf4"));
+  EXPECT_TRUE(has(error(plain, "quant_map", NAN), "'weight.quant_map' has not the values of fp4"));
+}
+
+TEST(QuantState, ThatDoesNotFitItsCodesIsRefusedByEveryFunction) {
+  const auto [packed, state] = quant::quantize_4bit(torch::randn({8, 64}), {.quant_type = "nf4"});
+  const auto twice =
+      quant::quantize_4bit(torch::randn({8, 64}), {.compress_statistics = true}).second;
+  const auto x = torch::randn({2, 64});
+  const auto expect_refused = [&](const torch::Tensor& codes, const auto& like, const auto& spoil,
+                                  const std::string& text) {
+    auto spoilt = like;
+    spoil(spoilt);
+    EXPECT_TRUE(has(
+        message_of<ArgumentError>([&] { static_cast<void>(quant::linear_4bit(x, codes, spoilt)); }),
+        "linear_4bit: " + text));
+    EXPECT_TRUE(has(message_of<ArgumentError>(
+                        [&] { static_cast<void>(quant::dequantize_4bit(codes, spoilt)); }),
+                    "dequantize_4bit: " + text));
+  };
+  const auto nothing = [](auto&) {};
+  expect_refused(packed.slice(0, 1), state, nothing,
+                 "255 bytes of codes do not make a tensor of shape [8, 64].");
+  expect_refused(torch::Tensor(), state, nothing, "0 bytes of codes");
+  expect_refused(
+      packed, state, [](auto& s) { s.absmax = s.absmax.slice(0, 1); },
+      "absmax is Float of shape [7] on cpu, and 8 elements of Float on cpu are");
+  expect_refused(
+      packed, state, [](auto& s) { s.absmax = s.absmax.to(torch::kDouble); },
+      "absmax is Double of shape [8]");
+  expect_refused(packed, state, [](auto& s) { s.blocksize = 0; }, "blocksize is 0.");
+  expect_refused(packed, state, [](auto& s) { s.shape = {-8, -64}; }, "the shape of the state is");
+  expect_refused(
+      packed, state, [](auto& s) { s.code = torch::Tensor(); },
+      "the map of its codes is undefined");
+  expect_refused(packed, twice, [](auto& s) { s.offset = {}; }, "the state has a state2 and no");
+  expect_refused(
+      packed, twice, [](auto& s) { s.absmax = s.absmax.to(torch::kFloat); },
+      "absmax is Float of shape [8]");
+}
+
+TEST(Linear4bit, TakesTensorsInAnyLayout) {
+  const auto [packed, state] = quant::quantize_4bit(torch::randn({8, 64}), {.quant_type = "nf4"});
+  auto spread = state;
+  spread.absmax = torch::stack({state.absmax, torch::zeros({8})}, 1).select(1, 0);
+  const auto codes = torch::stack({packed, packed + 1}, 1).select(1, 0);
+  for (const std::int64_t rows : {2, 40}) {
+    const auto x = torch::randn({rows, 64});
+    EXPECT_TRUE(
+        torch::equal(quant::linear_4bit(x, codes, spread), quant::linear_4bit(x, packed, state)));
+  }
+  EXPECT_TRUE(
+      torch::equal(quant::dequantize_4bit(codes, spread), quant::dequantize_4bit(packed, state)));
+}
+
+TEST(Int8Linear, TakesTensorsInAnyLayoutAndRefusesThoseThatDoNotFit) {
+  const auto weight = quant::int8_vectorwise_quant(torch::randn({8, 64}));
+  const quant::Int8Weight columns{
+      .CB = weight.CB.t().contiguous().t(),
+      .SCB = torch::stack({weight.SCB, weight.SCB + 1}, 1).select(1, 0)};
+  const auto x = torch::randn({2, 64});
+  EXPECT_TRUE(torch::equal(quant::int8_linear(x, columns), quant::int8_linear(x, weight)));
+  const auto error = [&](const quant::Int8Weight& spoilt) {
+    EXPECT_THROW(static_cast<void>(quant::int8_vectorwise_dequant(spoilt)), ArgumentError);
+    return message_of<ArgumentError>([&] { static_cast<void>(quant::int8_linear(x, spoilt)); });
+  };
+  EXPECT_TRUE(has(error({}), "int8_linear: CB is undefined, and a matrix of Char is expected."));
+  EXPECT_TRUE(has(error({.CB = weight.CB.to(torch::kByte), .SCB = weight.SCB}), "CB is Byte"));
+  EXPECT_TRUE(has(error({.CB = weight.CB, .SCB = weight.SCB.slice(0, 1)}),
+                  "SCB is Float of shape [7] on cpu, and 8 elements of Float on cpu are expected"));
+  EXPECT_TRUE(has(
+      message_of<ArgumentError>([&] { static_cast<void>(quant::int8_linear(x, weight, {}, -1)); }),
+      "int8_linear: threshold is -1, and 0 or more is expected."));
+  EXPECT_THROW(static_cast<void>(quant::int8_linear(x, weight, {}, NAN)), ArgumentError);
+}
+
+TEST(Products, TakeABiasForEachOutput) {
+  const auto matrix = torch::randn({8, 64});
+  const auto [packed, state] = quant::quantize_4bit(matrix);
+  const auto weight = quant::int8_vectorwise_quant(matrix);
+  const auto x = torch::randn({2, 64});
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] {
+                    static_cast<void>(quant::linear_4bit(x, packed, state, torch::ones({1})));
+                  }),
+                  "linear_4bit: the bias has the shape [1], and the weight has 8 outputs."));
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] {
+                    static_cast<void>(quant::int8_linear(x, weight, torch::ones({2, 8})));
+                  }),
+                  "int8_linear: the bias has the shape [2, 8]"));
+}
+
+TEST(Products, WithoutInputsOrOutputsAreTheBiasOrEmpty) {
+  for (const auto& [outputs, inputs] : {std::pair{8, 0}, std::pair{0, 64}}) {
+    const auto matrix = torch::zeros({outputs, inputs});
+    const auto [packed, state] = quant::quantize_4bit(matrix, {.compress_statistics = true});
+    const auto weight = quant::int8_vectorwise_quant(matrix);
+    const auto bias = torch::randn({outputs});
+    for (const std::int64_t rows : {2, 40}) {
+      const auto expected = bias.expand({rows, outputs});
+      for (const int product : {4, 8}) {
+        const auto x = torch::randn({rows, inputs}, torch::requires_grad());
+        const auto y = product == 4 ? quant::linear_4bit(x, packed, state, bias)
+                                    : quant::int8_linear(x, weight, bias);
+        EXPECT_TRUE(torch::equal(y, expected));
+        y.sum().backward();
+        EXPECT_TRUE(torch::equal(x.grad(), torch::zeros({rows, inputs})));
+      }
+    }
+  }
+}
+
+TEST(Products, OfRowsThatAreNotFiniteAreNotFinite) {
+  const auto weight = quant::int8_vectorwise_quant(torch::randn({8, 64}));
+  auto x = torch::randn({2, 64});
+  x[1][5] = INFINITY;
+  const auto y = quant::int8_linear(x, weight);
+  EXPECT_TRUE(y[0].isfinite().all().item<bool>());
+  EXPECT_FALSE(y[1].isfinite().any().item<bool>());
+}
+
+/// Runs with that many threads, then with the number of before.
+template <class F>
+auto with_threads(int threads, const F& f) {
+  const auto before = torch::get_num_threads();
+  torch::set_num_threads(threads);
+  auto result = f();
+  torch::set_num_threads(before);
+  return result;
+}
+
+TEST(DoubleQuantization, DoesNotDependOnTheNumberOfThreads) {
+  torch::manual_seed(8);
+  // ATen adds up on several threads from 32768 scales on.
+  const auto weight = torch::randn({2048, 2048}).pow(3);
+  const auto four = [&] { return quant::quantize_4bit(weight, {.compress_statistics = true}); };
+  const auto eight = [&] {
+    return quant::quantize_blockwise(weight, {.blocksize = 64, .nested = true});
+  };
+  for (const auto& [one, two] : {std::pair{with_threads(1, four), with_threads(2, four)},
+                                 std::pair{with_threads(1, eight), with_threads(2, eight)}}) {
+    EXPECT_EQ(*one.second.offset, *two.second.offset);
+    EXPECT_TRUE(torch::equal(one.first, two.first));
+    EXPECT_TRUE(torch::equal(one.second.absmax, two.second.absmax));
+  }
+}
+
+/// The codes of nearest entries of a sorted map; random values have no midpoints.
+torch::Tensor nearest(const torch::Tensor& values, const torch::Tensor& map) {
+  return (values.unsqueeze(1) - map.unsqueeze(0)).abs().argmin(1);
+}
+
+TEST(DoubleQuantization, ScalesEach256ScalesByThemselves) {
+  torch::manual_seed(9);
+  const auto weight = torch::randn({300, 128}) * torch::linspace(0.1, 3, 300).unsqueeze(1);
+  const auto [packed, plain] = quant::quantize_4bit(weight, {.quant_type = "nf4"});
+  const auto [same, state] =
+      quant::quantize_4bit(weight, {.compress_statistics = true, .quant_type = "nf4"});
+  EXPECT_TRUE(torch::equal(same, packed));
+  const auto rest = plain.absmax - *state.offset;
+  ASSERT_EQ(rest.numel(), 600);
+  ASSERT_EQ(state.state2->absmax.numel(), 3);
+  for (std::int64_t block = 0; block < 3; ++block) {
+    const auto part = rest.slice(0, 256 * block, 256 * (block + 1));
+    const auto scale = part.abs().max();
+    EXPECT_EQ(state.state2->absmax[block].item<float>(), scale.item<float>());
+    const auto codes = nearest(part * scale.reciprocal(), quant::create_dynamic_map());
+    EXPECT_TRUE(torch::equal(state.absmax.slice(0, 256 * block, 256 * (block + 1)).to(torch::kLong),
+                             codes));
+  }
+  const auto x = torch::randn({3, 128});
+  EXPECT_TRUE(torch::allclose(quant::linear_4bit(x, packed, state),
+                              torch::linear(x, quant::dequantize_4bit(packed, state)), 1e-4, 1e-4));
+  const auto read = quant::from_dict(quant::as_dict(state), torch::kCPU);
+  EXPECT_TRUE(
+      torch::equal(quant::dequantize_4bit(packed, read), quant::dequantize_4bit(packed, state)));
+}
+
+TEST(FourBits, AreThoseOfTheirBlockForEverySize) {
+  torch::manual_seed(10);
+  const auto weight = torch::randn({16, 4096});
+  for (const std::int64_t size : {32, 128, 256, 512, 1024, 2048, 4096}) {
+    const auto [packed, state] =
+        quant::quantize_4bit(weight, {.blocksize = size, .quant_type = "nf4"});
+    const auto blocks = weight.view({-1, size});
+    const auto absmax = std::get<0>(blocks.abs().max(1));
+    EXPECT_TRUE(torch::equal(state.absmax, absmax)) << size;
+    const auto codes = nearest((blocks * absmax.reciprocal().unsqueeze(1)).flatten(), state.code);
+    const auto bytes = codes.view({-1, 2}).select(1, 0) * 16 + codes.view({-1, 2}).select(1, 1);
+    EXPECT_TRUE(torch::equal(packed.flatten().to(torch::kLong), bytes)) << size;
+    const auto values = quant::dequantize_4bit(packed, state);
+    for (const std::int64_t rows : {1, 20}) {
+      const auto x = torch::randn({rows, 4096});
+      EXPECT_TRUE(torch::allclose(quant::linear_4bit(x, packed, state), torch::linear(x, values),
+                                  1e-3, 1e-3))
+          << size;
+    }
+  }
+}
+
+TEST(FourBits, AreRefusedInADtypeThatDoesNotDivideTheirBytes) {
+  EXPECT_TRUE(has(message_of<ArgumentError>([] {
+                    static_cast<void>(quant::quantize_4bit(torch::zeros({6}),
+                                                           {.quant_storage = torch::kBFloat16}));
+                  }),
+                  "quantize_4bit: 3 bytes of codes are no whole number of elements of "
+                  "quant_storage, BFloat16. Choose Byte."));
+}
+
 TEST(Quantization, RefusesValuesWithoutACode) {
   auto values = torch::randn({2, 64});
   values[1][3] = NAN;

@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <concepts>
 #include <filesystem>
 #include <string>
 #include <vector>
 
+#include "core/captured_log.h"
 #include "support/command.h"
 #include "support/has.h"
 #include "support/message_of.h"
@@ -217,6 +220,29 @@ TEST(LoadAndQuantizeModel, NamesTheLayerWhoseWeightsAreNotFinite) {
           "that are infinite or NaN"));
 }
 
+TEST(LoadAndQuantizeModel, WarnsOfAModelWithoutLinearLayers) {
+  const test::CapturedLog log;
+  torch::nn::Sequential net(torch::nn::Conv1d(2, 3, 1), torch::nn::ReLU());
+  const auto x = torch::randn({1, 2, 5});
+  const auto expected = net->forward(x);
+  auto config = four_bits();
+  EXPECT_TRUE(torch::equal(load_and_quantize_model(net, config)->forward(x), expected));
+  EXPECT_FALSE(has_4bit_bnb_layers(*net));
+  EXPECT_TRUE(std::ranges::any_of(log.messages(), [](const std::string& message) {
+    return message.find("no linear modules were found in your model") != message.npos;
+  }));
+}
+
+TEST(LoadAndQuantizeModel, RefusesThresholdsThatAreNoMagnitude) {
+  for (const double threshold : {-1.0, std::nan("")}) {
+    auto config = eight_bits();
+    config.llm_int8_threshold = threshold;
+    EXPECT_TRUE(has(
+        message_of<ConfigError>([&] { static_cast<void>(load_and_quantize_model(Net(), config)); }),
+        "llm_int8_threshold is "));
+  }
+}
+
 TEST(LoadAndQuantizeModel, RefusesWhatContradictsItself) {
   EXPECT_TRUE(has(message_of<ConfigError>([] {
                     static_cast<void>(load_and_quantize_model(Net(), BnbQuantizationConfig{}));
@@ -320,6 +346,81 @@ TEST_F(Quantized, ModelOnTheMetaDeviceIsQuantizedWhileItIsLoaded) {
   }
 }
 
+TEST_F(Quantized, ModelOnTheMetaDeviceTakesOtherNames) {
+  StateDict renamed;
+  for (const auto& part : state_dict(*plain)) renamed.insert("model." + part.key(), part.value());
+  save_model(renamed, folder.path());
+  const auto expected = load_and_quantize_model(net, four_bits());
+  auto empty = init_empty_weights([] { return Net(); });
+  const auto load = [&](const KeyMapping& mapping) {
+    return load_and_quantize_model(
+        empty, four_bits(),
+        {.weights_location = folder.path(), .strict = true, .key_mapping = mapping});
+  };
+  EXPECT_THROW(static_cast<void>(load({})), StateDictMismatch);
+  empty = init_empty_weights([] { return Net(); });
+  EXPECT_TRUE(torch::equal(load(KeyMapping().strip_prefix("model."))(ids()), expected(ids())));
+}
+
+TEST_F(Quantized, LayerIsNamedWhoseWeightsInTheCheckpointAreNotFinite) {
+  {
+    const torch::NoGradGuard no_grad;
+    plain->second->weight[2][3] = NAN;
+  }
+  save_model(state_dict(*plain), folder.path());
+  auto empty = init_empty_weights([] { return Net(); });
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] {
+                    static_cast<void>(load_and_quantize_model(empty, four_bits(),
+                                                              {.weights_location = folder.path()}));
+                  }),
+                  "The layer 'second.weight' cannot be quantized."));
+}
+
+TEST_F(Quantized, FilesThatAreCutOffAreRefused) {
+  static_cast<void>(load_and_quantize_model(net, four_bits()));
+  save_model(state_dict(*net), folder.path());
+  const auto file = folder / "model.safetensors";
+  for (const auto size : {std::filesystem::file_size(file) - 1, std::uintmax_t{100}}) {
+    std::filesystem::resize_file(file, size);
+    auto empty = init_empty_weights([] { return Net(); });
+    EXPECT_TRUE(has(message_of<CheckpointError>([&] {
+                      static_cast<void>(load_and_quantize_model(
+                          empty, four_bits(), {.weights_location = folder.path()}));
+                    }),
+                    "model.safetensors"));
+  }
+}
+
+TEST_F(Quantized, StateOfARunIsSavedAndLoadedAgain) {
+  for (const auto& config : {four_bits(), eight_bits()}) {
+    const auto path = folder.path() / (config.load_in_4bit ? "four" : "eight");
+    const auto run = [&](int seed, const auto& use) {
+      torch::manual_seed(static_cast<std::uint64_t>(seed));
+      Net own;
+      Accelerator accelerator({.cpu = true});
+      auto [model, optimizer] =
+          accelerator.prepare(load_and_quantize_model(own, config),
+                              accelerate::AdamW(own->head->parameters(), {.lr = 0.1}));
+      use(accelerator, model);
+      auto y = model(ids()).detach();
+      AcceleratorState::_reset_state(true);
+      return y;
+    };
+    const auto expected = run(1, [&](auto& accelerator, auto& model) {
+      static_cast<void>(accelerator.save_state(path / "state"));
+      accelerator.save_model(model, path / "model");
+    });
+    EXPECT_FALSE(torch::equal(run(2, [](auto&, auto&) {}), expected));
+    EXPECT_TRUE(torch::equal(
+        run(3, [&](auto& accelerator, auto&) { accelerator.load_state(path / "state"); }),
+        expected));
+    auto empty = init_empty_weights([] { return Net(); });
+    EXPECT_TRUE(torch::equal(
+        load_and_quantize_model(empty, config, {.weights_location = path / "model"})(ids()),
+        expected));
+  }
+}
+
 TEST_F(Quantized, FilesThatDoNotFitAreRefusedByName) {
   const auto model = load_and_quantize_model(net, eight_bits());
   const auto error = [&](const std::function<void(StateDict&)>& spoil) {
@@ -336,6 +437,10 @@ TEST_F(Quantized, FilesThatDoNotFitAreRefusedByName) {
   EXPECT_TRUE(
       has(error([](auto& s) { s["first.weight"] = s["first.weight"].to(torch::kByte); }),
           "The weight 'first.weight' is Byte in the file, and the model keeps it in 8 bits"));
+  EXPECT_TRUE(has(error([](auto& s) { s["first.SCB"][3] = NAN; }),
+                  "its SCB has values that are infinite or NaN"));
+  EXPECT_TRUE(has(error([](auto& s) { s.insert("first.weight.absmax", torch::zeros({128})); }),
+                  "it is in 8 bits, and its file has the unknown member 'first.weight.absmax'"));
   EXPECT_TRUE(has(error([](auto& s) { s.erase("first.weight"); }), "Missing key(s)"));
 }
 
@@ -469,6 +574,31 @@ TEST(Lora, TrainsAdaptersOnFourBitWeightsAndSavesNothingElse) {
   AcceleratorState::_reset_state(true);
 }
 
+struct ClonedImpl : torch::nn::Cloneable<ClonedImpl> {
+  ClonedImpl() { ClonedImpl::reset(); }
+  void reset() override {
+    first = register_module("first", nn::LoraLinear(64, 128, nn::LoraOptions{.r = 4}));
+  }
+  nn::LoraLinear first{nullptr};
+};
+
+TEST(Lora, IsClonedWithTheModelAroundIt) {
+  const auto net = std::make_shared<ClonedImpl>();
+  nn::mark_only_lora_as_trainable(*net);
+  const torch::NoGradGuard no_grad;
+  net->named_parameters()["first.lora_B.weight"].normal_();
+  const auto x = torch::randn({2, 64});
+  const auto expected = net->first(x);
+  const auto copy = std::dynamic_pointer_cast<ClonedImpl>(net->clone());
+  EXPECT_TRUE(torch::equal(copy->first(x), expected));
+  auto trained = copy->named_parameters()["first.lora_B.weight"];
+  EXPECT_TRUE(trained.requires_grad());
+  EXPECT_FALSE(copy->first->weight.requires_grad());
+  trained.zero_();
+  EXPECT_FALSE(torch::equal(copy->first(x), expected));
+  EXPECT_TRUE(torch::equal(net->first(x), expected));
+}
+
 TEST(Lora, OfAModelOnTheMetaDeviceBeginsAsZero) {
   test::Folder folder;
   torch::manual_seed(7);
@@ -486,6 +616,57 @@ TEST(Lora, OfAModelOnTheMetaDeviceBeginsAsZero) {
   const auto expected = load_and_quantize_model(original, four_bits());
   const auto x = torch::randn({8, 64});
   EXPECT_TRUE(torch::equal(model(x), expected(x)));
+}
+
+TEST(Lora, TrainsUnderFp8WhichLeavesPackedWeightsAlone) {
+  const std::vector<KwargsHandler> recipes{
+      AORecipeKwargs{.module_filter_func = [](auto&&...) { return true; }}, TERecipeKwargs{}};
+  for (const auto& recipe : recipes) {
+    torch::manual_seed(6);
+    Adapted net;
+    const auto trained = nn::mark_only_lora_as_trainable(*net);
+    auto config = four_bits();
+    config.skip_modules.emplace();
+    config.skip_modules->push_back("head");
+    const auto dispatched = load_and_quantize_model(net, config);
+    Accelerator accelerator(
+        {.mixed_precision = PrecisionType::kFp8, .cpu = true, .kwargs_handlers = {recipe}});
+    auto [model, optimizer] = accelerator.prepare(net, accelerate::AdamW(trained, {.lr = 0.1}));
+    EXPECT_TRUE(has_4bit_bnb_layers(*net));
+    EXPECT_EQ(std::ranges::count(fp8_layers(*net), "first"), 0);
+    accelerator.backward(model(torch::randn({8, 64})).square().sum());
+    optimizer.step();
+    AcceleratorState::_reset_state(true);
+  }
+}
+
+TEST(Prepare, TakesWhatQuantizingHasReturned) {
+  test::Folder folder;
+  auto net = seeded_net();
+  const auto quantized = load_and_quantize_model(net, four_bits());
+  EXPECT_TRUE(has_4bit_bnb_layers(*quantized));
+  const auto expected = quantized(ids());
+  Accelerator accelerator({.cpu = true});
+  auto [model, optimizer] =
+      accelerator.prepare(quantized, accelerate::AdamW(net->head->parameters(), {.lr = 0.1}));
+  static_assert(std::same_as<decltype(model), PreparedModel<Net>>);
+  EXPECT_TRUE(torch::equal(model(ids()), expected));
+  accelerator.backward(model(ids()).sum());
+  optimizer.step();
+  EXPECT_FALSE(torch::equal(model(ids()), expected));
+  accelerator.save_model(quantized, folder.path());
+  EXPECT_EQ(load_state_dict(folder / "model.safetensors")["first.weight"].scalar_type(),
+            torch::kByte);
+  AcceleratorState::_reset_state(true);
+}
+
+TEST(Prepare, KeepsWeightsWhereAModelWasDispatched) {
+  auto net = seeded_net();
+  Accelerator accelerator({.cpu = true});
+  const auto model = accelerator.prepare(cpu_offload(net, {.lazy = {.manage_on_cpu = true}}));
+  EXPECT_TRUE(is_offloaded(net->first->weight));
+  EXPECT_EQ(model(ids()).sizes(), (std::vector<std::int64_t>{3, 4, 16}));
+  AcceleratorState::_reset_state(true);
 }
 
 TEST(Prepare, RefusesToTrainQuantizedWeightsOnDisk) {

@@ -16,9 +16,13 @@
 #include <vector>
 
 #include "accelerate/detail/core/refuse_empty.h"
+#include "accelerate/detail/modeling/module_of.h"
 #include "accelerate/prepared_model.h"
 
 namespace accelerate {
+
+template <detail::modeling::ModelHolder Holder>
+class Dispatched;
 
 /// What `accumulate`, `no_sync` and `trigger_sync_in_backward` return: until it ends, backward
 /// synchronizes the gradients of some models or not. Scopes nest, and restore what they found.
@@ -83,9 +87,15 @@ inline constexpr bool kIsPreparedModel = false;
 template <class Holder>
 inline constexpr bool kIsPreparedModel<PreparedModel<Holder>> = true;
 
-/// A prepared model, or a holder of one that is not prepared.
 template <class T>
-concept AnyModel = kIsPreparedModel<std::remove_cvref_t<T>> || ModelHolder<std::remove_cvref_t<T>>;
+inline constexpr bool kIsDispatched = false;
+template <class Holder>
+inline constexpr bool kIsDispatched<Dispatched<Holder>> = true;
+
+/// A prepared model, or one that is not prepared: a holder, or what dispatching has made of it.
+template <class T>
+concept AnyModel = kIsPreparedModel<std::remove_cvref_t<T>> ||
+                   kIsDispatched<std::remove_cvref_t<T>> || ModelHolder<std::remove_cvref_t<T>>;
 
 /// True; a compile error says what is taken instead of another type.
 template <class Model>
@@ -108,16 +118,30 @@ std::shared_ptr<ModelCore> core_of(const Model& model) {
   }
 }
 
+/// Of a model that is not prepared.
+template <class Model>
+const auto& holder_of(const Model& model) {
+  static_assert(check_model<Model>());
+  if constexpr (kIsDispatched<Model>) {
+    return model.holder();
+  } else {
+    return model;
+  }
+}
+
 /// A module in it has a device map with more than one entry.
 [[nodiscard]] ACCELERATE_API bool is_spread(const torch::nn::Module& module);
 
-/// Throws `StateError` for a prepared model that is empty, `ArgumentError` for an empty holder.
+/// Throws `StateError` for a prepared or dispatched model that is empty, `ArgumentError` for an
+/// empty holder.
 template <class Model>
 std::shared_ptr<torch::nn::Module> module_of(const Model& model) {
   static_assert(check_model<Model>());
   if constexpr (kIsPreparedModel<Model>) {
     if (!model) refuse_empty("model");
     return model._core()->module;
+  } else if constexpr (kIsDispatched<Model>) {
+    return module_of(model.holder());
   } else {
     std::shared_ptr<torch::nn::Module> module = ModuleOf<Model>::pointer(model);
     if (!module) refuse_empty_holder();

@@ -92,7 +92,8 @@ class Dispatched {
       return back_on(device, module().forward(std::forward<Args>(args)...));
     }
   }
-  [[nodiscard]] Module* operator->() const { return &module(); }
+  [[nodiscard]] Module* operator->() const { return &checked_module(); }
+  [[nodiscard]] Module& operator*() const { return checked_module(); }
   [[nodiscard]] const Holder& holder() const {
     checked();
     return *holder_;
@@ -122,11 +123,19 @@ class Dispatched {
   }
 
   explicit operator bool() const noexcept { return core_ != nullptr; }
+  /// For this library.
+  [[nodiscard]] const std::shared_ptr<detail::offload::DispatchedCore>& _core() const noexcept {
+    return core_;
+  }
 
  private:
   detail::offload::DispatchedCore& checked() const {
     if (!core_) detail::refuse_empty("model");
     return *core_;
+  }
+  [[nodiscard]] Module& checked_module() const {
+    checked();
+    return module();
   }
   [[nodiscard]] Module& module() const {
     return *detail::modeling::ModuleOf<Holder>::pointer(*holder_);

@@ -12,12 +12,14 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "accelerate/api.h"
@@ -59,11 +61,16 @@ class ACCELERATE_API LoraLinearImpl : public torch::nn::LinearImpl {
   [[nodiscard]] at::Tensor forward(const at::Tensor& input);
   /// The adapter becomes zero again: A random, B zero. On the CPU if it was on the meta device.
   void reset_adapter();
+  /// A weight in few bits becomes an ordinary one.
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<c10::Device>& device = std::nullopt) const override;
 
   LoraFactor lora_A{nullptr};
   LoraFactor lora_B{nullptr};
 
  private:
+  void find_factors();
+
   LoraOptions lora_;
 };
 TORCH_MODULE(LoraLinear);

@@ -5,7 +5,8 @@
 //
 // The bytes are those of bitsandbytes' CUDA kernels, on every device and for any number of threads.
 // docs/quantization.md has the formulas. All functions throw `ArgumentError` for tensors that are
-// not of the dtype or size that they take, and for values that are infinite or NaN.
+// not of the dtype or size that they take, for a state that does not fit its codes, and for values
+// that are infinite or NaN.
 //
 // Part of accelerate/quantization.h.
 #pragma once
@@ -56,6 +57,9 @@ struct Quantize4bitOptions {
   /// The dtype that the bytes are viewed as.
   c10::ScalarType quant_storage = c10::ScalarType::Byte;
 };
+using Quant4Options = Quantize4bitOptions;
+/// Tensors by name.
+using TensorDict = StateDict;
 /// The codes of a float16, bfloat16 or float32 tensor, two per byte, of shape [(n + 1) / 2, 1].
 [[nodiscard]] ACCELERATE_API std::pair<at::Tensor, QuantState> quantize_4bit(
     const at::Tensor& tensor, const Quantize4bitOptions& options = {});
@@ -110,6 +114,10 @@ struct Int8Weight {
 /// Throws `FormatError` for members that are missing, unknown or of the wrong size.
 [[nodiscard]] ACCELERATE_API QuantState from_dict(const StateDict& members,
                                                   const at::Tensor& packed, const std::string& name,
+                                                  c10::Device device = c10::kCPU);
+/// The same without the codes. The names of the members may begin with that of the weight:
+/// "fc.weight.absmax".
+[[nodiscard]] ACCELERATE_API QuantState from_dict(const StateDict& members,
                                                   c10::Device device = c10::kCPU);
 
 }  // namespace accelerate::quant

@@ -22,6 +22,7 @@
 
 #include "accelerate/api.h"
 #include "accelerate/big_modeling/dispatch.h"
+#include "accelerate/checkpoint/key_mapping.h"
 #include "accelerate/detail/modeling/module_of.h"
 #include "accelerate/kwargs/plugins.h"
 
@@ -42,6 +43,15 @@ struct LoadAndQuantizeOptions {
   std::optional<std::filesystem::path> offload_folder = std::nullopt;
   /// As in `LoadCheckpointOptions`; weights that are quantized stay in memory.
   bool offload_state_dict = false;
+  /// Ours: as in `LoadDispatchOptions`.
+  std::vector<std::string> preload_module_classes = {};
+  /// Ours, for a model on the meta device: throw `StateDictMismatch` for names of the checkpoint
+  /// that are missing or unexpected.
+  bool strict = false;
+  /// Ours, for a model on the meta device: from the names of the checkpoint to those of the model.
+  KeyMapping key_mapping = {};
+  /// Ours: a progress bar of the bytes that are loaded. Unset: ACCELERATE_PROGRESS, else none.
+  std::optional<bool> progress = std::nullopt;
   /// Ours: how offloaded weights come and go.
   LazyOptions lazy = {};
 };

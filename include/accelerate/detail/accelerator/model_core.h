@@ -71,6 +71,8 @@ struct CastSettings {
 
 /// What the copies of a prepared model and its accelerator share.
 struct ACCELERATE_API ModelCore : std::enable_shared_from_this<ModelCore> {
+  /// Of a dispatched model: its weights come and go as long as this lives. Goes after the module.
+  std::shared_ptr<const void> dispatched = nullptr;
   std::shared_ptr<torch::nn::Module> module;
   c10::Device device = c10::Device(c10::kCPU);
   std::optional<CastSettings> cast = std::nullopt;

@@ -112,14 +112,14 @@ std::shared_ptr<Stateful> stateful_of(Arg&& object) {
 template <class Model>
 auto prepare_model(const Preparer& preparer, const Model& model, std::optional<bool> placement,
                    bool evaluation_mode) {
-  static_assert(check_model<Model>());
   if constexpr (kIsPreparedModel<Model>) {
     if (!model) refuse_empty("model");
     preparer.add(model._core());
     return model;
   } else {
-    return PreparedModel<Model>(model,
-                                preparer.model(module_of(model), placement, evaluation_mode));
+    auto core = preparer.model(module_of(model), placement, evaluation_mode);
+    if constexpr (kIsDispatched<Model>) core->dispatched = model._core();
+    return PreparedModel(holder_of(model), std::move(core));
   }
 }
 
