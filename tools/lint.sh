@@ -127,9 +127,12 @@ GUIDES
   done
 }
 
-# The tables of docs/options.md are those of the headers.
+# The tables of docs/options.md and docs/headers.md are those of the headers.
 check_options() {
-  tools/options.sh --show | cmp -s - docs/options.md || complain "docs/options.md is not what the headers say: tools/options.sh mends it"
+  local name
+  for name in options headers; do
+    "tools/$name.sh" --show | cmp -s - "docs/$name.md" || complain "docs/$name.md is not what the headers say: tools/$name.sh mends it"
+  done
 }
 
 # docs/parity.md is what docs/parity.txt says, and names that are said to exist are in a header.
