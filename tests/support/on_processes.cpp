@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <stdexcept>
 #include <string_view>
@@ -187,6 +189,19 @@ std::string report(std::size_t rank, const RankOutcome& outcome) {
   return text;
 }
 
+/// They do not end by themselves, and nobody is left who could continue them.
+bool only_stopped_ones_run(const detail::ProcessSet& processes, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!processes.running(i)) continue;
+    std::ifstream file(str("/proc/", processes.pid(i), "/stat"));
+    std::string stat;
+    std::getline(file, stat);
+    const auto name_ends = stat.rfind(") ");
+    if (name_ends == std::string::npos || stat[name_ends + 2] != 'T') return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 namespace harness {
@@ -220,7 +235,8 @@ std::vector<RankOutcome> run_processes(int n, const OnProcessesOptions& options,
   }
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(test::patient(options.timeout));
-  if (!processes.wait_all(deadline)) {
+  while (!processes.wait_all(std::min(deadline, Clock::now() + std::chrono::milliseconds(250)))) {
+    if (Clock::now() < deadline && !only_stopped_ones_run(processes, outcomes.size())) continue;
     for (std::size_t i = 0; i < outcomes.size(); ++i) outcomes[i].timed_out = processes.running(i);
     processes.signal_all(SIGKILL);
     static_cast<void>(processes.wait_all(Clock::time_point::max()));

@@ -25,8 +25,8 @@
 namespace accelerate {
 
 struct OnProcessesOptions {
-  /// After this the processes are killed and the test fails. Longer on a busy machine and
-  /// under sanitizers: see `patient`.
+  /// After this the processes are killed and the test fails, or before it if those that are left
+  /// are all stopped (SIGSTOP). Longer on a busy machine and under sanitizers: see `patient`.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   /// Variables set, or with no value unset, in every rank; they win over those of the harness.
   std::vector<std::pair<std::string, std::optional<std::string>>> environment = {};
@@ -46,7 +46,7 @@ struct OnProcessesOptions {
 struct RankOutcome {
   int exit_code = 0;       ///< -1 when a signal ended it
   int signal = 0;          ///< 0 when it ended by itself
-  bool timed_out = false;  ///< killed by the harness at the time limit
+  bool timed_out = false;  ///< killed by the harness
   std::string output;      ///< stdout and stderr together
   double seconds = 0;
 
