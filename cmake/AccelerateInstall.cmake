@@ -22,12 +22,14 @@ endforeach()
 # A build of single targets has none.
 install(DIRECTORY ${PROJECT_BINARY_DIR}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 OPTIONAL)
 if(TARGET accelerate_cuda)
-  # Opened at run time from beside libaccelerate.so; nobody links it.
+  # Opened at run time from beside libaccelerate.so; no program links it.
   add_dependencies(accelerate_installed accelerate_cuda)
   install(TARGETS accelerate_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/accelerate ${PROJECT_BINARY_DIR}/include/accelerate
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/docs/headers.md
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/accelerate RENAME README.md)
 
 install(EXPORT accelerate_targets NAMESPACE accelerate:: DESTINATION ${package_dir})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/accelerateConfig.cmake.in

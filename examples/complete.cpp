@@ -1,5 +1,5 @@
 // Everything together: flags, mixed precision, accumulation, clipping, warm-up, a progress bar,
-// metrics that nobody waits for, and an end that all processes agree on.
+// metrics without a wait, and an end that all processes agree on.
 //
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/complete
 //     accelerate launch --cpu --num_processes 2 build/dev/examples/complete --mixed_precision bf16

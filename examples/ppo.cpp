@@ -5,7 +5,7 @@
 // Last line: "result: mean return 475..500 after 10..30 updates on all ranks"
 //
 // How long this takes depends on the data, so processes would leave the loop at different times and
-// wait for each other for ever. `agree_to_stop` makes it one decision.
+// wait for each other without end. `agree_to_stop` makes it one decision.
 #include <accelerate/accelerate.h>
 
 #include <algorithm>

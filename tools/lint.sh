@@ -59,6 +59,9 @@ check_headers() {
   done < <(sources | grep '^include/' | xargs wc -l)
   count=$(sources | grep -cE '^include/accelerate/[^/]*$' || true)
   [ "$count" -le 50 ] || complain "include/accelerate has $count headers at its top; 50 is the limit: parts belong into folders, internals into detail/"
+  # What is marked, programs link against: a struct without functions of its own needs no mark (see optim/options.h).
+  count=$(sources | grep '^include/' | xargs grep -ow ACCELERATE_API | wc -l)
+  [ "$count" -le 426 ] || complain "include/ has $count times ACCELERATE_API; 426 is the limit: export functions, not aggregates and internals"
 }
 
 # The first line of a header is its path, as it is included, and what it is for.
@@ -127,9 +130,12 @@ GUIDES
   done
 }
 
-# The tables of docs/options.md are those of the headers.
+# The tables of docs/options.md and docs/headers.md are those of the headers.
 check_options() {
-  tools/options.sh --show | cmp -s - docs/options.md || complain "docs/options.md is not what the headers say: tools/options.sh mends it"
+  local name
+  for name in options headers; do
+    "tools/$name.sh" --show | cmp -s - "docs/$name.md" || complain "docs/$name.md is not what the headers say: tools/$name.sh mends it"
+  done
 }
 
 # docs/parity.md is what docs/parity.txt says, and names that are said to exist are in a header.

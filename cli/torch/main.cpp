@@ -79,9 +79,9 @@ StoreFlags read_store_flags(const Arguments& arguments) {
   return flags;
 }
 
-[[noreturn]] void serve_store_for_ever(const Arguments& arguments) {
+[[noreturn]] void serve_store(const Arguments& arguments) {
   const StoreFlags flags = read_store_flags(arguments);
-  // Whoever started us shall not leave us behind.
+  // Ends with the process that started it.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // Ctrl-C and a closed terminal are for the workers, who may need the store to end in order.
   std::signal(SIGINT, SIG_IGN);
@@ -108,7 +108,7 @@ int run(const Arguments& arguments) {
     return 0;
   }
   if (command == "store") {
-    serve_store_for_ever(Arguments(arguments.begin() + 1, arguments.end()));
+    serve_store(Arguments(arguments.begin() + 1, arguments.end()));
   }
   if (command == "self-test") return self_test();
   if (command == "versions") {

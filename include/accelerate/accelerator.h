@@ -106,8 +106,8 @@ class ACCELERATE_API Accelerator : public CheckpointMembers,
     static_assert(sizeof...(Ts) > 0, "accelerate: prepare needs something to prepare.");
     return detail::accelerator::prepare_all(preparer(), nullptr, std::forward<Ts>(objects)...);
   }
-  /// The same with one flag per object: whether it is put on the device. Throws `ArgumentError` for
-  /// another number of flags.
+  /// `prepare` with one flag per object: whether it is put on the device. Throws `ArgumentError`
+  /// for another number of flags.
   template <class... Ts>
   [[nodiscard]] auto prepare(const DevicePlacement& device_placement, Ts&&... objects) {
     return detail::accelerator::prepare_all(preparer(), &device_placement,
@@ -204,7 +204,7 @@ class ACCELERATE_API Accelerator : public CheckpointMembers,
     count_batch();
     return {synchronizes_this_batch(), std::move(cores)};
   }
-  /// The same around a function.
+  /// Calls `f` in the scope of `accumulate(models...)`.
   template <class F, class... Models>
     requires(!detail::accelerator::AnyModel<F>)
   decltype(auto) accumulate(F&& f, const Models&... models) {

@@ -53,7 +53,7 @@ struct SplitStateDictOptions {
 /// bytes of a tensor are those of its whole storage; tensors that share one stay together.
 [[nodiscard]] ACCELERATE_API StateDictSplit split_torch_state_dict_into_shards(
     const StateDict& state, const SplitStateDictOptions& options = {});
-/// The same by its older name and arguments.
+/// `split_torch_state_dict_into_shards` by its older name and arguments.
 [[nodiscard]] ACCELERATE_API StateDictSplit
 shard_checkpoint(const StateDict& state, const ShardSize& max_shard_size = "10GB",
                  std::string_view weights_name = kWeightsName);

@@ -28,4 +28,13 @@ class GradientState;
 class PartialState;
 class Value;
 
+// As where they are defined: the first declaration says what templates of them are exported.
+#pragma GCC visibility push(default)
+struct DataLoaderConfiguration;
+struct GradientAccumulationPlugin;
+struct InitProcessGroupKwargs;
+struct TorchDynamoPlugin;
+struct TorchTensorParallelPlugin;
+#pragma GCC visibility pop
+
 }  // namespace accelerate

@@ -24,12 +24,15 @@
 #include "accelerate/kwargs/plugins.h"
 #include "accelerate/value.h"
 
+// Templates of the library take these structs: with GCC that needs visible arguments.
+#pragma GCC visibility push(default)
+
 namespace accelerate {
 
 class Profiler;
 
 /// How forward passes run in mixed precision.
-struct ACCELERATE_API AutocastKwargs {
+struct AutocastKwargs {
   static constexpr std::string_view kOptionsName = "AutocastKwargs";
 
   /// false makes an island of full precision.
@@ -41,7 +44,7 @@ struct ACCELERATE_API AutocastKwargs {
 };
 
 /// How gradients are reduced between processes.
-struct ACCELERATE_API DistributedDataParallelKwargs {
+struct DistributedDataParallelKwargs {
   static constexpr std::string_view kOptionsName = "DistributedDataParallelKwargs";
 
   std::int64_t dim = 0;
@@ -66,7 +69,7 @@ struct ACCELERATE_API DistributedDataParallelKwargs {
 };
 
 /// How the loss is scaled in float16.
-struct ACCELERATE_API GradScalerKwargs {
+struct GradScalerKwargs {
   static constexpr std::string_view kOptionsName = "GradScalerKwargs";
 
   double init_scale = 65536.0;
@@ -79,7 +82,7 @@ struct ACCELERATE_API GradScalerKwargs {
 };
 
 /// How the processes find each other.
-struct ACCELERATE_API InitProcessGroupKwargs {
+struct InitProcessGroupKwargs {
   static constexpr std::string_view kOptionsName = "InitProcessGroupKwargs";
 
   /// Unset, it counts as "nccl" for the timeout and forces nothing.
@@ -93,7 +96,7 @@ struct ACCELERATE_API InitProcessGroupKwargs {
 
 /// Which steps a profiler records: after `skip_first` steps, cycles of `wait` idle, `warmup`
 /// discarded and `active` recorded ones; `repeat` cycles, 0 for no end.
-struct ACCELERATE_API ProfileSchedule {
+struct ProfileSchedule {
   std::int64_t wait = 0;
   std::int64_t warmup = 0;
   std::int64_t active = 1;
@@ -104,7 +107,7 @@ struct ACCELERATE_API ProfileSchedule {
 };
 
 /// What a profiler records.
-struct ACCELERATE_API ProfileKwargs {
+struct ProfileKwargs {
   static constexpr std::string_view kOptionsName = "ProfileKwargs";
 
   /// Unset: all that this machine has.
@@ -123,7 +126,7 @@ struct ACCELERATE_API ProfileKwargs {
 };
 
 /// How data loaders cut batches and deal them out to processes.
-struct ACCELERATE_API DataLoaderConfiguration {
+struct DataLoaderConfiguration {
   static constexpr std::string_view kOptionsName = "DataLoaderConfiguration";
 
   /// Cut each batch into one part per process, instead of giving each process whole batches.
@@ -186,3 +189,5 @@ template <OptionsStruct T>
 }
 
 }  // namespace accelerate
+
+#pragma GCC visibility pop

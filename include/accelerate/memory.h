@@ -65,7 +65,7 @@ void release_memory(Ts&... objects) {
 /// The error says that memory ran out, on the CPU or an accelerator, or that cuDNN found no kernel
 /// for that size: a smaller batch may work.
 [[nodiscard]] ACCELERATE_API bool should_reduce_batch_size(const std::exception& error);
-/// The same for what was caught by `catch (...)`; false for what is not a std::exception.
+/// Checks what was caught by `catch (...)`; false for what is not a std::exception.
 [[nodiscard]] ACCELERATE_API bool should_reduce_batch_size(const std::exception_ptr& error);
 
 struct BatchSizeOptions {

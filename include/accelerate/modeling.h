@@ -77,7 +77,7 @@ namespace detail::modeling {
 /// or another container that keeps its entries to itself throws `UnsupportedError` naming it.
 [[nodiscard]] ACCELERATE_API std::shared_ptr<torch::nn::Module> extract_model_from_parallel(
     std::shared_ptr<torch::nn::Module> model, const ExtractModelOptions& options = {});
-/// The same as the class `M` that the model has inside; another class is an `ArgumentError`.
+/// Returns the class `M` that the model has inside; throws `ArgumentError` for another class.
 ///
 ///     auto net = extract_model_from_parallel<NetImpl>(wrapped);
 template <std::derived_from<torch::nn::Module> M>
@@ -115,7 +115,7 @@ template <class Contained>
 /// Every module below `model`, children before parents, in the order of registration, `model` last.
 [[nodiscard]] ACCELERATE_API std::vector<torch::nn::Module*> get_module_children_bottom_up(
     torch::nn::Module& model);
-/// The same with dotted names; that of `model` is "".
+/// These modules with their dotted names; that of `model` is "".
 ///
 ///     Net(enc(l1, l2), head)  ->  enc.l1, enc.l2, enc, head, ""
 [[nodiscard]] ACCELERATE_API std::vector<std::pair<std::string, torch::nn::Module*>>

@@ -62,7 +62,7 @@ class ACCELERATE_API File {
   /// `FormatError` if it breaks a rule of the format.
   [[nodiscard]] static File open(const std::filesystem::path& path,
                                  const OpenOptions& options = {});
-  /// The same for a file in memory. `name` stands for it in messages.
+  /// Reads and checks a file in memory. `name` stands for it in messages.
   [[nodiscard]] static File from_bytes(std::string bytes, const std::string& name = "<memory>");
 
   /// The names of all tensors, sorted; `offset_keys` has the order of their bytes.

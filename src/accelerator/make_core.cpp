@@ -194,8 +194,8 @@ void warn_of_next_checkpoint(const AcceleratorCore& core) {
            "set the iteration of the ProjectConfiguration: save_state does not overwrite it."));
 }
 
-/// The batches of a step that the variable or the options ask for; nothing where a plugin speaks,
-/// or nobody.
+/// The batches of a step that the variable or the options ask for; nullopt if a plugin sets them or
+/// nothing does.
 std::optional<std::int64_t> accumulation_steps(const AcceleratorOptions& options,
                                                const Environment& environment) {
   if (options.gradient_accumulation_plugin) return std::nullopt;

@@ -35,9 +35,9 @@ class RunState {
   void start(std::unique_ptr<checkpoint::SaveJob> job, const checkpoint::StoreExchange& where);
   /// Returns when no save is under way, and throws what it threw.
   void wait();
-  /// The same, with a warning instead of the exception.
+  /// As `wait`, with a warning instead of the exception.
   void wait_and_warn();
-  /// The same for the saves of all accelerators in this process.
+  /// `wait_and_warn` for the saves of all accelerators in this process.
   static void wait_and_warn_all();
 
  private:

@@ -38,7 +38,7 @@ void beat_until_stopped(const std::stop_token& stop, c10d::Store& store, const s
       store.add(key, 1);
       stopped.wait_for(lock, stop, kBeat, [] { return false; });
     }
-  } catch (const c10::Error&) {  // whoever waits for an answer meets the same error
+  } catch (const c10::Error&) {  // the thread that waits for an answer meets the same error
   }
 }
 

@@ -6,15 +6,8 @@
 #include <functional>
 #include <type_traits>
 
-// The loops are compiled for several generations of processors, and the first call picks one.
-// Sanitizers are not set up yet when that happens.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
-#define ACCELERATE_FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
-#else
-#define ACCELERATE_FOR_EACH_PROCESSOR
-#endif
-// Only what is inlined into such a function is compiled for its processor.
+#include "core/for_each_processor.h"
+
 #define ACCELERATE_INLINE __attribute__((always_inline)) inline
 
 namespace accelerate::detail::comm {

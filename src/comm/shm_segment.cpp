@@ -401,12 +401,12 @@ ShmOutcome ShmSegment::wait_for_all(const WaitBudget& patience, const CallGuard*
 bool ShmSegment::sleep_until(Clock::time_point end) noexcept {
   header_->sleepers.fetch_add(1, std::memory_order_seq_cst);
   const auto epoch = header_->epoch.load(std::memory_order_seq_cst);
-  bool nobody = false;
+  bool timed_out = false;
   if (static_cast<std::int32_t>(epoch - static_cast<std::uint32_t>(step_)) < 0 && !closed()) {
-    nobody = sleep_while(header_->epoch, epoch, end);
+    timed_out = sleep_while(header_->epoch, epoch, end);
   }
   header_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
-  return nobody;
+  return timed_out;
 }
 
 // The checks that need no system call.

@@ -60,15 +60,12 @@ void finish_te(T& options, const Environment& environment) {
 
 }  // namespace
 
-static auto value_fields(std::type_identity<Float8LinearConfig>) {
-  return ACCELERATE_FIELDS(Float8LinearConfig, recipe, enable_fsdp_float8_all_gather, pad_inner_dim,
-                           emulate, force_recompute_fp8_weight_in_bwd, round_scales_to_power_of_2);
-}
+static ACCELERATE_VALUE_FIELDS(Float8LinearConfig, recipe, enable_fsdp_float8_all_gather,
+                               pad_inner_dim, emulate, force_recompute_fp8_weight_in_bwd,
+                               round_scales_to_power_of_2);
 
-static auto value_fields(std::type_identity<AORecipeKwargs>) {
-  return ACCELERATE_FIELDS(AORecipeKwargs, config, module_filter_func, pad_inner_dim,
-                           enable_fsdp_float8_all_gather);
-}
+static ACCELERATE_VALUE_FIELDS(AORecipeKwargs, config, module_filter_func, pad_inner_dim,
+                               enable_fsdp_float8_all_gather);
 static void finish(AORecipeKwargs& options, const AORecipeKwargs&, const Environment& environment,
                    Warnings& warnings) {
   if (options.config) {

@@ -171,18 +171,12 @@ void finish_precision(Fsdp& plugin) {
 
 }  // namespace
 
-static auto value_fields(std::type_identity<MixedPrecisionPolicy>) {
-  return ACCELERATE_FIELDS(MixedPrecisionPolicy, param_dtype, reduce_dtype, buffer_dtype,
-                           output_dtype);
-}
+static ACCELERATE_VALUE_FIELDS(MixedPrecisionPolicy, param_dtype, reduce_dtype, buffer_dtype,
+                               output_dtype);
 
-static auto value_fields(std::type_identity<CPUOffload>) {
-  return ACCELERATE_FIELDS(CPUOffload, offload_params, pin_memory);
-}
+static ACCELERATE_VALUE_FIELDS(CPUOffload, offload_params, pin_memory);
 
-static auto value_fields(std::type_identity<StateDictConfig>) {
-  return ACCELERATE_FIELDS(StateDictConfig, offload_to_cpu, rank0_only);
-}
+static ACCELERATE_VALUE_FIELDS(StateDictConfig, offload_to_cpu, rank0_only);
 
 static auto value_fields(std::type_identity<Fsdp>) {
   return std::tuple_cat(

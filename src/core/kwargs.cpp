@@ -10,9 +10,7 @@ namespace accelerate {
 using namespace detail;
 using namespace std::chrono_literals;
 
-static auto value_fields(std::type_identity<AutocastKwargs>) {
-  return ACCELERATE_FIELDS(AutocastKwargs, enabled, cache_enabled);
-}
+static ACCELERATE_VALUE_FIELDS(AutocastKwargs, enabled, cache_enabled);
 
 static auto value_fields(std::type_identity<DistributedDataParallelKwargs>) {
   using T = DistributedDataParallelKwargs;
@@ -43,10 +41,8 @@ static void finish(DistributedDataParallelKwargs& options, const DistributedData
   }
 }
 
-static auto value_fields(std::type_identity<GradScalerKwargs>) {
-  return ACCELERATE_FIELDS(GradScalerKwargs, init_scale, growth_factor, backoff_factor,
-                           growth_interval, enabled);
-}
+static ACCELERATE_VALUE_FIELDS(GradScalerKwargs, init_scale, growth_factor, backoff_factor,
+                               growth_interval, enabled);
 static void finish(GradScalerKwargs& options, const GradScalerKwargs&, const Environment&,
                    Warnings&) {
   if (!options.enabled) return;
@@ -59,9 +55,7 @@ static void finish(GradScalerKwargs& options, const GradScalerKwargs&, const Env
   }
 }
 
-static auto value_fields(std::type_identity<InitProcessGroupKwargs>) {
-  return ACCELERATE_FIELDS(InitProcessGroupKwargs, backend, init_method, timeout);
-}
+static ACCELERATE_VALUE_FIELDS(InitProcessGroupKwargs, backend, init_method, timeout);
 static void finish(InitProcessGroupKwargs& options, const InitProcessGroupKwargs&,
                    const Environment&, Warnings&) {
   if (!options.backend) options.backend = "nccl";
@@ -72,15 +66,11 @@ static void finish(InitProcessGroupKwargs& options, const InitProcessGroupKwargs
   }
 }
 
-static auto value_fields(std::type_identity<ProfileSchedule>) {
-  return ACCELERATE_FIELDS(ProfileSchedule, wait, warmup, active, repeat, skip_first);
-}
+static ACCELERATE_VALUE_FIELDS(ProfileSchedule, wait, warmup, active, repeat, skip_first);
 
-static auto value_fields(std::type_identity<ProfileKwargs>) {
-  return ACCELERATE_FIELDS(ProfileKwargs, activities, schedule_option, on_trace_ready,
-                           record_shapes, profile_memory, with_stack, with_flops, with_modules,
-                           output_trace_dir);
-}
+static ACCELERATE_VALUE_FIELDS(ProfileKwargs, activities, schedule_option, on_trace_ready,
+                               record_shapes, profile_memory, with_stack, with_flops, with_modules,
+                               output_trace_dir);
 static void finish(ProfileKwargs& options, const ProfileKwargs&, const Environment&,
                    Warnings& warnings) {
   if (!options.schedule_option) return;
@@ -97,17 +87,13 @@ static void finish(ProfileKwargs& options, const ProfileKwargs&, const Environme
   }
 }
 
-static auto value_fields(std::type_identity<DataLoaderConfiguration>) {
-  return ACCELERATE_FIELDS(DataLoaderConfiguration, split_batches, dispatch_batches, even_batches,
-                           use_seedable_sampler, data_seed, non_blocking, use_stateful_dataloader,
-                           already_sharded);
-}
+static ACCELERATE_VALUE_FIELDS(DataLoaderConfiguration, split_batches, dispatch_batches,
+                               even_batches, use_seedable_sampler, data_seed, non_blocking,
+                               use_stateful_dataloader, already_sharded);
 
-static auto value_fields(std::type_identity<ProjectConfiguration>) {
-  return ACCELERATE_FIELDS(ProjectConfiguration, project_dir, logging_dir,
-                           automatic_checkpoint_naming, total_limit, iteration, save_on_each_node,
-                           save_on_preemption, monitor);
-}
+static ACCELERATE_VALUE_FIELDS(ProjectConfiguration, project_dir, logging_dir,
+                               automatic_checkpoint_naming, total_limit, iteration,
+                               save_on_each_node, save_on_preemption, monitor);
 static void finish(ProjectConfiguration& options, const ProjectConfiguration&,
                    const Environment& environment, Warnings&) {
   options.monitor = environment.flag("ACCELERATE_MONITOR", options.monitor);
@@ -116,10 +102,8 @@ static void finish(ProjectConfiguration& options, const ProjectConfiguration&,
   require_at_least(0, "iteration", options.iteration);
 }
 
-static auto value_fields(std::type_identity<GradientAccumulationPlugin>) {
-  return ACCELERATE_FIELDS(GradientAccumulationPlugin, num_steps, adjust_scheduler,
-                           sync_with_dataloader, sync_each_batch);
-}
+static ACCELERATE_VALUE_FIELDS(GradientAccumulationPlugin, num_steps, adjust_scheduler,
+                               sync_with_dataloader, sync_each_batch);
 static GradientAccumulationPlugin option_defaults(std::type_identity<GradientAccumulationPlugin>) {
   // Parity: Python's default is true, but it never reaches the scheduler.
   return {.adjust_scheduler = false};
@@ -155,11 +139,10 @@ static void finish(TorchDynamoPlugin& options, const TorchDynamoPlugin&, const E
   require_one_of(modes, "mode", *options.mode);
 }
 
-static auto value_fields(std::type_identity<BnbQuantizationConfig>) {
-  return ACCELERATE_FIELDS(BnbQuantizationConfig, load_in_8bit, llm_int8_threshold, load_in_4bit,
-                           bnb_4bit_quant_type, bnb_4bit_use_double_quant, bnb_4bit_compute_dtype,
-                           torch_dtype, skip_modules, keep_in_fp32_modules);
-}
+static ACCELERATE_VALUE_FIELDS(BnbQuantizationConfig, load_in_8bit, llm_int8_threshold,
+                               load_in_4bit, bnb_4bit_quant_type, bnb_4bit_use_double_quant,
+                               bnb_4bit_compute_dtype, torch_dtype, skip_modules,
+                               keep_in_fp32_modules);
 static void finish(BnbQuantizationConfig& options, const BnbQuantizationConfig&, const Environment&,
                    Warnings& warnings) {
   if (options.load_in_4bit == options.load_in_8bit) {

@@ -35,7 +35,7 @@ constexpr auto kLevelNames = std::to_array<LevelName>({{"NOTSET", LogLevel::kNot
                                                        {"FATAL", LogLevel::kCritical}});
 
 // The variable counts for the library's own messages before any logger is made. A wrong value is
-// reported by `get_logger`, where somebody can catch it.
+// reported by `get_logger`, where a caller can catch it.
 LogLevel level_of_root() {
   const char* text = std::getenv("ACCELERATE_LOG_LEVEL");
   if (text == nullptr || *text == '\0') return LogLevel::kWarning;

@@ -39,7 +39,7 @@ class OutputFile {
   void reserve(std::int64_t bytes);
   /// Flushes the file to disk and closes it. Nothing may be written afterwards.
   void finish();
-  /// The same; meanwhile reads the file back, and returns its XXH3-64 and size.
+  /// As `finish`; meanwhile reads the file back, and returns its XXH3-64 and size.
   struct Sum {
     std::uint64_t xxh3 = 0;
     std::int64_t size = 0;
@@ -47,7 +47,7 @@ class OutputFile {
   [[nodiscard]] Sum finish_and_sum();
   /// Gives the file its name, finished if it is not yet, and flushes the name.
   void publish();
-  /// The same without the flush, for several files in a folder: `flush_path` of it follows.
+  /// As `publish`, without the flush, for several files in a folder: `flush_path` of it follows.
   void publish_unflushed();
 
   /// The path that was passed in.

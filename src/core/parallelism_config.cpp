@@ -78,9 +78,7 @@ void resolve_handler(std::optional<Handler>& handler, std::int64_t size,
 
 }  // namespace
 
-static auto value_fields(std::type_identity<TorchTensorParallelPlugin>) {
-  return ACCELERATE_FIELDS(TorchTensorParallelPlugin, tp_size, torch_device_mesh);
-}
+static ACCELERATE_VALUE_FIELDS(TorchTensorParallelPlugin, tp_size, torch_device_mesh);
 static void finish(TorchTensorParallelPlugin& plugin, const TorchTensorParallelPlugin&,
                    const Environment&, Warnings& warnings) {
   require_at_least(1, "tp_size", plugin.tp_size);
@@ -88,9 +86,7 @@ static void finish(TorchTensorParallelPlugin& plugin, const TorchTensorParallelP
       "TorchTensorParallelPlugin is deprecated. Use ParallelismConfig with tp_size instead.");
 }
 
-static auto value_fields(std::type_identity<TorchTensorParallelConfig>) {
-  return ACCELERATE_FIELDS(TorchTensorParallelConfig, enable_async_tp);
-}
+static ACCELERATE_VALUE_FIELDS(TorchTensorParallelConfig, enable_async_tp);
 static void finish(TorchTensorParallelConfig& config, const TorchTensorParallelConfig&,
                    const Environment&, Warnings& warnings) {
   if (config.enable_async_tp) {

@@ -6,8 +6,8 @@
 
 namespace accelerate::detail::inline core {
 
-/// Sets a variable of this process, or removes it when there is no value. Waits for whoever else in
-/// this library reads or edits the environment: `setenv` itself knows no locks.
+/// Sets a variable of this process, or removes it when there is no value. Waits for
+/// other threads of this library that read or edit the environment: `setenv` itself knows no locks.
 void set_process_variable(const std::string& name, const std::optional<std::string>& value);
 
 }  // namespace accelerate::detail::inline core

@@ -60,7 +60,7 @@ bool throws(void* address) {
          symbol == "_ZSt17rethrow_exceptionNSt15__exception_ptr13exception_ptrE";
 }
 
-/// From the function that threw outwards: nothing has been unwound when nobody catches.
+/// From the function that threw outwards: nothing has been unwound if no handler catches.
 std::string stack_text(const Colours& colour) {
   std::array<void*, kMostFrames> frames{};
   const auto end = frames.begin() + ::backtrace(frames.data(), kMostFrames);

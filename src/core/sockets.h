@@ -56,7 +56,7 @@ class LineChannel {
 /// A listening TCP socket; port 0 takes a free one. `loopback_only`: not reachable from elsewhere.
 /// `error` says why there is none.
 [[nodiscard]] std::optional<Descriptor> listen_on(int port, bool loopback_only, std::string& error);
-/// The same at one address of this machine, or at the address of a name.
+/// A listening TCP socket at one address of this machine, or at the address of a name.
 [[nodiscard]] std::optional<Descriptor> listen_at(const std::string& host, int port,
                                                   std::string& error);
 [[nodiscard]] int port_of(const Descriptor& socket);

@@ -407,7 +407,7 @@ std::size_t ProcessSet::start(const SpawnOptions& options, const std::function<i
   }
   if (pid < 0) throw Error(str("No child process could be started: ", errno_text(errno), "."));
 
-  // Both sides set the group, so that it exists whoever runs first.
+  // Both sides set the group, so that it exists whichever runs first.
   if (!options.new_session) ::setpgid(pid, pid);
   throw_if_not_started(prepared, pid);
 

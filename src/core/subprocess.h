@@ -44,9 +44,7 @@ struct ExitStatus {
   bool operator==(const ExitStatus&) const = default;
 };
 /// The keys of its dictionary form.
-constexpr auto value_fields(std::type_identity<ExitStatus>) {
-  return ACCELERATE_FIELDS(ExitStatus, code, signal);
-}
+ACCELERATE_VALUE_FIELDS(ExitStatus, code, signal);
 
 /// "SIGKILL" for 9; "signal 99" for what has no name.
 [[nodiscard]] std::string signal_name(int signal);
@@ -79,8 +77,8 @@ struct SpawnOptions {
   bool new_session = false;
   /// Descriptors that stay open in the child, under the same number.
   std::vector<int> inherit = {};
-  /// Gets "+<pid>\n" from the child before it executes the program, so that whoever reads there
-  /// knows the process group before anything can be started in it. -1: nothing is written.
+  /// Gets "+<pid>\n" from the child before it executes the program, so that the
+  /// reader knows the process group before anything can be started in it. -1: nothing is written.
   int announce_fd = -1;
 };
 

@@ -28,7 +28,7 @@ void validate_numbers(const DataLoaderOptions& options) {
   }
   if (options.timeout.count() < 0) {
     throw ArgumentError(str("timeout is ", options.timeout.count(),
-                            " ms, but must not be negative; 0 waits for ever."));
+                            " ms, but must not be negative; 0 sets no limit."));
   }
   if (options.prefetch_factor && *options.prefetch_factor < 1) {
     throw ArgumentError(str("prefetch_factor is ", *options.prefetch_factor,

@@ -57,7 +57,7 @@ struct MappedTensors {
   KeyMappingReport report;
 };
 
-/// What rules may cost, whoever wrote them.
+/// What rules of unknown origin may cost.
 struct KeyMappingLimits {
   /// Of the matcher; these take about half a minute.
   std::uint64_t steps = 4'000'000'000;

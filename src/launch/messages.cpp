@@ -10,24 +10,14 @@
 namespace accelerate::detail::launch {
 
 // The keys of the messages.
-static constexpr auto value_fields(std::type_identity<Member>) {
-  return ACCELERATE_FIELDS(Member, machine_rank, nproc, host, address, terms);
-}
-static constexpr auto value_fields(std::type_identity<WorkerFailure>) {
-  return ACCELERATE_FIELDS(WorkerFailure, rank, local_rank, host, pid, status, time_us, error_file,
-                           message, last_lines, terminated_by_launcher);
-}
-static constexpr auto value_fields(std::type_identity<LaunchRound>) {
-  return ACCELERATE_FIELDS(LaunchRound, number, restart_count, node_rank, nodes, first_rank,
-                           world_size);
-}
-static constexpr auto value_fields(std::type_identity<Verdict>) {
-  return ACCELERATE_FIELDS(Verdict, exit_code, reason, failures);
-}
-static constexpr auto value_fields(std::type_identity<AgentMessage>) {
-  return ACCELERATE_FIELDS(AgentMessage, member, failures, all_ended, signal, round, master_port,
-                           agent_store, verdict, text);
-}
+static ACCELERATE_VALUE_FIELDS(Member, machine_rank, nproc, host, address, terms);
+static ACCELERATE_VALUE_FIELDS(WorkerFailure, rank, local_rank, host, pid, status, time_us,
+                               error_file, message, last_lines, terminated_by_launcher);
+static ACCELERATE_VALUE_FIELDS(LaunchRound, number, restart_count, node_rank, nodes, first_rank,
+                               world_size);
+static ACCELERATE_VALUE_FIELDS(Verdict, exit_code, reason, failures);
+static ACCELERATE_VALUE_FIELDS(AgentMessage, member, failures, all_ended, signal, round,
+                               master_port, agent_store, verdict, text);
 
 namespace {
 

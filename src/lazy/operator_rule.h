@@ -29,7 +29,7 @@ class OperatorRule {
   ///
   /// Autograd and autocast are below: what `run` computes is recorded and cast. Operators that it
   /// calls do not come here again, those of their backward do; so tensors that it saves for
-  /// backward should be unmarked aliases (see `unmarked`).
+  /// backward should be aliases without the mark.
   virtual bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
                    std::size_t argument) = 0;
 };
@@ -39,8 +39,5 @@ class OperatorRule {
 ACCELERATE_API void set_rule(const at::Tensor& parameter, std::shared_ptr<OperatorRule> rule);
 /// Null if there is none.
 [[nodiscard]] ACCELERATE_API std::shared_ptr<OperatorRule> find_rule(const at::Tensor& tensor);
-
-/// The same bytes without the mark and without history: for use within a rule.
-[[nodiscard]] ACCELERATE_API at::Tensor unmarked(const at::Tensor& tensor);
 
 }  // namespace accelerate::detail::lazy

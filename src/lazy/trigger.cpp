@@ -430,13 +430,6 @@ std::shared_ptr<OperatorRule> find_rule(const at::Tensor& tensor) {
   return nullptr;
 }
 
-at::Tensor unmarked(const at::Tensor& tensor) {
-  const c10::impl::ExcludeDispatchKeyGuard no_trigger(kLazyKey);
-  auto alias = tensor.detach();
-  unmark(*alias.unsafeGetTensorImpl());
-  return alias;
-}
-
 OneDevicePerOperator::OneDevicePerOperator()
     : before_(std::exchange(thread_state.one_device_per_operator, true)) {
   update_mode();

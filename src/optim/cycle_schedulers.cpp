@@ -15,9 +15,7 @@ namespace accelerate {
 namespace detail::optim {
 
 /// The entries of a phase in the state.
-constexpr auto value_fields(std::type_identity<OneCyclePhase>) {
-  return ACCELERATE_FIELDS(OneCyclePhase, end_step, start_lr, end_lr, start_momentum, end_momentum);
-}
+ACCELERATE_VALUE_FIELDS(OneCyclePhase, end_step, start_lr, end_lr, start_momentum, end_momentum);
 
 }  // namespace detail::optim
 

@@ -91,7 +91,7 @@ struct GradScaling {
 /// A new state tensor: numbers on `number_device`, others like `parameter`.
 [[nodiscard]] at::Tensor empty_state_tensor(std::string_view name, const at::Tensor& parameter,
                                             c10::Device number_device);
-/// The same, filled with `value`.
+/// A new state tensor that is filled with `value`.
 [[nodiscard]] at::Tensor new_state_tensor(std::string_view name, const at::Tensor& parameter,
                                           c10::Device number_device, double value = 0);
 

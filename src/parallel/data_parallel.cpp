@@ -246,7 +246,7 @@ void DataParallel::State::check_reach(const ReachedLeaves& leaves) const {
   throw ArgumentError(str(
       "backward: the loss does not depend on ", count, " of the ", parameters.size(),
       " parameters of the model: ", shown(std::move(missed)),
-      ". The processes would wait for their gradients for ever. Add what uses them to the loss, "
+      ". The processes would wait for their gradients without end. Add what uses them to the loss, "
       "freeze them (requires_grad_(false) before prepare), or set find_unused_parameters of "
       "DistributedDataParallelKwargs."));
 }

@@ -110,6 +110,9 @@ class Engine {
     static_cast<void>(parameter);
     return true;
   }
+  /// Returns true if `attach` gave each process parts of the parameters, so that it keeps a part of
+  /// the optimizer states only.
+  [[nodiscard]] virtual bool divides_states() const { return false; }
   /// Collective if it replaced parameters. The state of parameters of an optimizer is that of the
   /// tensors which `attach` gave this process; it becomes that of whole parameters on the first
   /// process of each host, in host memory, and nothing on the others.

@@ -54,6 +54,7 @@ class ACCELERATE_API WrappedEngine : public Engine {
   [[nodiscard]] bool holds(const at::Tensor& parameter) const override {
     return inner_->holds(parameter);
   }
+  [[nodiscard]] bool divides_states() const override { return inner_->divides_states(); }
   void gather_states(std::span<ParameterState> states) override { inner_->gather_states(states); }
   void cut_state(ParameterState& state) override { inner_->cut_state(state); }
   void before_step() override { inner_->before_step(); }

@@ -16,7 +16,6 @@
 #include "modeling/tensors.h"
 #include "optim/clip_grad.h"
 #include "optim/optimizer_state.h"
-#include "parallel/data_parallel.h"
 #include "parallel/same_model.h"
 
 namespace accelerate::detail::pipeline {
@@ -144,14 +143,9 @@ void PipelineEngine::make_parts(const MakeDataEngine& make_data_engine) {
   runner_->set_engines(std::move(engines));
 }
 
-/// Whether each data parallel copy keeps a part of the optimizer states only.
-bool PipelineEngine::divides_states(const Part& part) {
-  return dynamic_cast<const parallel::DataParallel*>(part.engine.get()) == nullptr;
-}
-
 /// Gradients of tied parameters are added up whole.
 void PipelineEngine::refuse_tied_shards(const Part& part) const {
-  if (!divides_states(part)) return;
+  if (!part.engine->divides_states()) return;
   for (const auto& entry : part.module->named_parameters()) {
     if (!entry.value().requires_grad() || plan().holders(entry.value()).size() < 2) continue;
     throw UnsupportedError(
@@ -325,7 +319,7 @@ void PipelineEngine::load_state_dict(torch::nn::Module& module, const StateDict&
 
 void PipelineEngine::gather_states(std::span<parallel::ParameterState> states) {
   for (const auto& part : parts_) {
-    if (is_cut() && divides_states(part)) {
+    if (is_cut() && part.engine->divides_states()) {
       throw UnsupportedError(
           "use_distributed_optimizer divides the states of optimizers over the copies of each "
           "stage, and this version cannot collect them from several stages. Save the weights with "

@@ -77,7 +77,6 @@ class ACCELERATE_API PipelineEngine final : public parallel::Engine {
   void check_same() const;
   void place_tensors();
   void make_parts(const MakeDataEngine& make_data_engine);
-  [[nodiscard]] static bool divides_states(const Part& part);
   void refuse_tied_shards(const Part& part) const;
   [[nodiscard]] bool counts(const at::Tensor& parameter) const;
 

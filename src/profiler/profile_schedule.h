@@ -17,7 +17,7 @@ enum class Transition : std::uint8_t { kPrepare, kStart, kStop, kTraceReady, kWa
 
 /// What is to be done, in this order, between two steps.
 [[nodiscard]] std::span<const Transition> transitions(Action from, Action to);
-/// The same after the last step.
+/// What is to be done after the last step.
 [[nodiscard]] std::span<const Transition> last_transitions(Action from);
 
 }  // namespace accelerate::detail::profiler

@@ -105,7 +105,7 @@ class Profiler::Impl {
       step_range_.reset();
       if (recording_) static_cast<void>(kineto::disableProfiler());
       if (recording_) detail::comm::count_collectives(false);
-    } catch (...) {  // NOLINT(bugprone-empty-catch): a destructor has nobody to tell
+    } catch (...) {  // NOLINT(bugprone-empty-catch): a destructor cannot report it
     }
   }
   Impl(const Impl&) = delete;

@@ -9,14 +9,7 @@
 #include <immintrin.h>
 #endif
 
-// The loops are compiled for two generations of processors, and the first call picks one.
-// Sanitizers are not set up yet when that happens.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
-#define ACCELERATE_FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
-#else
-#define ACCELERATE_FOR_EACH_PROCESSOR
-#endif
+#include "core/for_each_processor.h"
 
 namespace accelerate::detail::quantization {
 namespace {

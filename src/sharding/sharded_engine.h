@@ -57,6 +57,7 @@ class ACCELERATE_API ShardedEngine final : public parallel::Engine,
   void after_zero_grad(const torch::optim::Optimizer& optimizer) override;
   void before_step() override;
   void after_step(torch::optim::Optimizer& optimizer) override;
+  [[nodiscard]] bool divides_states() const override { return true; }
   void gather_states(std::span<parallel::ParameterState> states) override;
   void cut_state(parallel::ParameterState& state) override;
   [[nodiscard]] at::Tensor found_inf_over_processes(const at::Tensor& found_inf) override;

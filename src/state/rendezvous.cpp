@@ -87,12 +87,12 @@ class Spokesman {
 /// stderr for each try; most workers are there a few milliseconds before their rank 0.
 void wait_for_server(const std::string& host, int port, Countdown countdown) {
   std::optional<Spokesman> spokesman;
-  std::string why_not = "no answer";
+  std::string why_not = "no reply";
   for (auto pause = milliseconds(2);; pause = std::min(pause * 2, milliseconds(200))) {
     if (connect_to(host, port, std::clamp(countdown.left(), pause, kOneTry), why_not)) return;
     if (countdown.left() <= pause) {
       throw CommError(
-          str("nobody answers at ", host, ":", port, ", where the processes of this job meet (",
+          str("no answer from ", host, ":", port, ", where the processes of this job meet (",
               why_not, "; tried for ", in_words(countdown.timeout()),
               "). Check that MASTER_ADDR and MASTER_PORT name the host of process 0, that process "
               "0 has started, and that no firewall is between."),
@@ -101,8 +101,8 @@ void wait_for_server(const std::string& host, int port, Countdown countdown) {
     if (countdown.notice_is_due()) {
       if (!spokesman) spokesman.emplace(str(host, ":", port));
       if (spokesman->speaks()) {
-        warn(str("nobody answers yet at ", host, ":", port, ", where rank 0 is waited for (",
-                 why_not, "); ", countdown.text()));
+        warn(str("no answer yet from ", host, ":", port, ", where rank 0 is expected (", why_not,
+                 "); ", countdown.text()));
       }
     }
     std::this_thread::sleep_for(pause);

@@ -135,7 +135,7 @@ void say_host(const DefaultGroup& group) {
   roster_of(group).publish(str("host/", group.world.rank), host_and_boot());
 }
 
-// Fills in the place on the host that nobody told, by comparing hosts.
+// Fills in a place on the host that no variable gives, by comparing hosts.
 void find_locality(DefaultGroup& group) {
   World& world = group.world;
   say_host(group);
@@ -217,7 +217,7 @@ std::string own_address(const DefaultGroup& group) {
   if (world.local_size == world.size || is_loopback(world.master_addr)) return "127.0.0.1";
   if (!world.master_addr.empty()) {
     if (auto own = address_towards(world.master_addr); !own.empty()) return own;
-    // On the host of rank 0 its name may lead to 127.0.1.1, by which nobody else finds us.
+    // On the host of rank 0 its name may lead to 127.0.1.1, by which other hosts do not find it.
     const auto addresses = interface_addresses();
     return addresses.empty() ? "" : addresses.front();
   }
@@ -288,7 +288,7 @@ DefaultGroup adopt(const PartialStateOptions& options, const World& world) {
   return adopted;
 }
 
-// Python programs and our own children that look for these names find them whoever started us.
+// For Python programs and our own children, which look for these names, with every launcher.
 void export_world(const World& world) {
   set_process_variable("RANK", str(world.rank));
   set_process_variable("WORLD_SIZE", str(world.size));

@@ -17,7 +17,8 @@ namespace {
 constexpr std::size_t kMostItems = 1000;
 constexpr std::size_t kMostBytes = 900'000;
 
-/// Without a lock: whoever takes messages may be slow, or log a value. What it throws is its own.
+/// Called without the lock: the sink of messages may be slow, or log a value. What it throws is
+/// ignored.
 void report(const std::string& warning, const std::string& news = {}) noexcept {
   try {
     if (!warning.empty()) warn(warning);

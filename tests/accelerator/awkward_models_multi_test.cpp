@@ -1,5 +1,5 @@
 // Models and losses that do not fit the plain loop: each is trained right or refused with a reason,
-// and never waits for ever.
+// and never hangs.
 #include <accelerate/accelerate.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -11,6 +11,7 @@
 #include "accelerator/nets.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
+#include "support/patience.h"
 #include "support/recomputed.h"
 
 namespace accelerate {
@@ -586,12 +587,6 @@ TEST(AwkwardModels, GradientsThatAreViewsOfBuckets) {
 
 // ---- what cannot go well ------------------------------------------------------------------------
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kPatience = 5;
-#else
-constexpr double kPatience = 1;
-#endif
-
 /// All ranks that do not end well end soon, and one of them at least says `text`.
 void expect_told(const std::vector<RankOutcome>& outcomes, const std::string& text) {
   bool told = false;
@@ -599,7 +594,7 @@ void expect_told(const std::vector<RankOutcome>& outcomes, const std::string& te
   std::string all;
   for (const auto& outcome : outcomes) {
     EXPECT_FALSE(outcome.timed_out);
-    EXPECT_LT(outcome.seconds, 10 * kPatience);
+    EXPECT_LT(outcome.seconds, test::patient(test::Seconds(10)).count());
     told |= outcome.output_contains(text);
     failed |= !outcome.ok();
     all += outcome.output + "----\n";

@@ -8,13 +8,16 @@
 #include <string>
 #include <thread>
 
+#include "accelerate/checkpoint.h"
 #include "accelerate/errors.h"
+#include "accelerate/safetensors.h"
 #include "checkpoint/models.h"
 #include "checkpoint/sharded_models.h"
 #include "checkpoint/stored_state.h"
 #include "support/has.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
+#include "support/reference_path.h"
 #include "support/shared_folder.h"
 
 namespace accelerate::detail::checkpoint {
@@ -228,6 +231,20 @@ TEST(ShardedFiles, OfAnEarlierSaveAreReplacedWithTheirFolder) {
     const auto model = std::make_shared<FlatModel>(-1);
     load(model, folder.path());
     EXPECT_TRUE(model->has_values(4));
+  });
+}
+
+TEST(MergeFsdpWeights, GivesAllProcessesTheFileOrTheErrorOfTheFirst) {
+  const SharedFolder folder;
+  on_processes(2, folder.options(), [&](PartialState&) {
+    const auto path =
+        merge_fsdp_weights(test::reference_path("dcp/model"), folder.path() / "merged");
+    EXPECT_EQ(path, folder.path() / "merged" / "model.safetensors");
+    const auto merged = safetensors::load_file(path);
+    EXPECT_EQ(merged.size(), 9U);
+    EXPECT_TRUE(merged["rows"].flatten().equal(torch::arange(15, torch::kFloat)));
+    const auto text = message_of<Error>([&] { (void)merge_fsdp_weights(folder.path(), path); });
+    EXPECT_TRUE(test::has(text, "couldn't find a valid metadata file")) << text;
   });
 }
 

@@ -9,6 +9,7 @@
 #include "accelerate/operations.h"
 #include "accelerate/state.h"
 #include "comm/samples.h"
+#include "support/line_up.h"
 #include "support/on_processes.h"
 
 namespace accelerate {
@@ -179,6 +180,7 @@ TEST(DebugMode, NestsTheErrorOfTheSizeExchangeInThatOfPadding) {
 
 TEST(DebugMode, NamesTheProcessesThatDoNotCome) {
   on_processes(3, kDebug, [] {
+    test::line_up(std::string(std::getenv("ACCELERATE_DEBUG_RDV_FILE")) + "_line", 3);
     PartialState state(PartialStateOptions{.cpu = true, .timeout = std::chrono::seconds(2)});
     (void)gather(torch::ones(1));
     if (state.process_index() > 0) return;

@@ -22,6 +22,7 @@
 #include "comm/rank_groups.h"
 #include "core/subprocess.h"
 #include "support/on_processes.h"
+#include "support/patience.h"
 
 namespace accelerate {
 namespace {
@@ -88,12 +89,6 @@ std::vector<RankOutcome> ranks(const Setting& setting,
   });
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kPatience = 5;  // processes start that much slower
-#else
-constexpr double kPatience = 1;
-#endif
-
 // Survivors end with the code for it, and all say `text`, a second after the fault at most.
 void expect_all_say(const std::vector<RankOutcome>& outcomes, const std::string& text,
                     int except = -1, double seconds = 1) {
@@ -104,8 +99,9 @@ void expect_all_say(const std::vector<RankOutcome>& outcomes, const std::string&
     const auto& outcome = outcomes[rank];
     EXPECT_TRUE(outcome.output_contains(text)) << "rank " << rank << " wrote:\n" << outcome.output;
     EXPECT_EQ(outcome.exit_code, kRanksDisagree) << "rank " << rank << "\n" << outcome.output;
-    EXPECT_LT(when(outcome, "found") - fault, seconds * kPatience) << "rank " << rank << "\n"
-                                                                   << outcome.output;
+    EXPECT_LT(when(outcome, "found") - fault, test::patient(test::Seconds(seconds)).count())
+        << "rank " << rank << "\n"
+        << outcome.output;
     EXPECT_GT(when(outcome, "found"), 0) << "rank " << rank << "\n" << outcome.output;
   }
 }

@@ -279,7 +279,7 @@ void all_is_well(int ranks, const char* backend, std::chrono::milliseconds timeo
   const OnProcessesOptions options{.timeout = timeout,
                                    .environment = {{"ACCELERATE_HOST_BACKEND", backend}}};
   const auto outcomes = run_processes(ranks, options, [=](PartialState& state) { main(state); });
-  harness::expect_success(outcomes, options);
+  harness::expect_success(outcomes);
   for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "") << backend;
 }
 

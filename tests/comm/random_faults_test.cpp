@@ -30,6 +30,7 @@
 #include "core/subprocess.h"
 #include "core/text.h"
 #include "support/on_processes.h"
+#include "support/patience.h"
 #include "support/random_faults.h"
 
 namespace accelerate {
@@ -46,12 +47,6 @@ using test::pick;
 using test::Random;
 using test::random_of;
 using test::uncaught;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kPatience = 5;
-#else
-constexpr double kPatience = 1;
-#endif
 
 // -- What happens in a run ----------------------------------------------------------------------
 
@@ -363,7 +358,7 @@ std::set<std::string> shared_memory() {
 }
 
 struct Limits {
-  double seconds;  ///< from the fault until all know it
+  test::Seconds of_finding;  ///< from the fault until all know it
   std::chrono::milliseconds of_run;
 };
 
@@ -381,7 +376,8 @@ void run_at_random(std::uint64_t runs, bool stops, const Limits& limits) {
     if (in_child_process()) continue;
     double delay = 0;
     auto wrong = complaint(plan, outcomes, delay);
-    if (wrong.empty() && delay > limits.seconds * kPatience) wrong = str("it took ", delay, " s");
+    const auto limit = test::patient(limits.of_finding).count();
+    if (wrong.empty() && delay > limit) wrong = str("it took ", delay, " s");
     slowest = std::max(slowest, delay);
     if (wrong.empty()) continue;
     std::string written;
@@ -403,12 +399,12 @@ void run_at_random(std::uint64_t runs, bool stops, const Limits& limits) {
 // The slowest of some hundred took a quarter of a second, with three times as many busy threads as
 // cores.
 TEST(RandomFaults, AreNamedByAllOtherRanks) {
-  run_at_random(number_from(kRuns, 20), false, {.seconds = 1, .of_run = 30s});
+  run_at_random(number_from(kRuns, 20), false, {.of_finding = 1s, .of_run = 30s});
 }
 
 // Each takes the ten seconds after which silence is a fault.
 TEST(RandomStops, AreNamedByAllOtherRanks) {
-  run_at_random(number_from(kRuns, 1'000) / 25, true, {.seconds = 13, .of_run = 40s});
+  run_at_random(number_from(kRuns, 1'000) / 25, true, {.of_finding = 13s, .of_run = 40s});
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "accelerate/operations.h"
 #include "accelerate/state.h"
 #include "support/on_processes.h"
+#include "support/patience.h"
 
 namespace accelerate {
 namespace {
@@ -118,7 +119,7 @@ class ReducerFaults : public testing::TestWithParam<Setting> {
             try {
               program(state, state.process_index() == 1);
             } catch (const CommError&) {
-              EXPECT_LT(std::chrono::steady_clock::now() - start, 1500ms);
+              EXPECT_LT(std::chrono::steady_clock::now() - start, test::patient(1500ms));
               throw;
             }
           });

@@ -15,6 +15,7 @@
 #include "comm/samples.h"
 #include "comm/shm_ranks.h"
 #include "support/on_processes.h"
+#include "support/patience.h"
 
 namespace accelerate {
 namespace {
@@ -29,6 +30,8 @@ double seconds_of(const std::function<void()>& f) {
   f();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
+
+double patience(double seconds) { return test::patient(test::Seconds(seconds)).count(); }
 
 TEST(ShmWork, ManyAreUnderWayAtOnceAndEndInAnyOrder) {
   on_processes(3, [](ShmRank& self) {
@@ -365,7 +368,7 @@ TEST(ShmFailures, AKilledRankIsNamedWithinASecond) {
     EXPECT_LT(seconds_of([&] {
                 message = message_of<CommError>([&] { backend->allreduce(tensors, {})->wait(); });
               }),
-              1.0);
+              patience(1));
     EXPECT_TRUE(message.starts_with("all_reduce: rank 1 (process ")) << message;
     EXPECT_TRUE(message.ends_with(") has ended.")) << message;
     // And so for every later call.
@@ -390,7 +393,7 @@ TEST(ShmFailures, ASenderThatDiesIsNamed) {
     EXPECT_LT(seconds_of([&] {
                 text = message_of<CommError>([&] { backend->recv(message, 1, 0)->wait(); });
               }),
-              1.0);
+              patience(1));
     EXPECT_TRUE(text.starts_with("recv float32[1] from rank 1: rank 1 (process ")) << text;
     EXPECT_TRUE(text.ends_with(") has ended.")) << text;
   });
@@ -403,11 +406,12 @@ TEST(ShmFailures, ARankThatLeavesIsNamedAndNobodyWaitsForTheDestructor) {
     Tensors tensors{torch::ones({300'000})};
     if (self.rank == 2) {
       const auto never = backend->allreduce(tensors, {});
-      EXPECT_LT(seconds_of([&] { backend.reset(); }), 0.5);
+      EXPECT_LT(seconds_of([&] { backend.reset(); }), patience(0.5));
+      self.meet("left");
       EXPECT_EQ(message_of<CommError>([&] { never->wait(); }),
                 "all_reduce: rank 2 closed the group while the call was under way.");
     } else {
-      std::this_thread::sleep_for(50ms);
+      self.meet("left");
       for (int i = 0; i < 2; ++i) {
         const auto text = message_of<CommError>([&] { backend->allreduce(tensors, {})->wait(); });
         EXPECT_TRUE(text.find("rank 2 (process ") != std::string::npos) << text;
@@ -430,7 +434,7 @@ TEST(ShmFailures, ARankInAnotherCallIsNamedBeforeDataMoves) {
                     self.rank == 1 ? wrong(*backend, tensors) : right(*backend, tensors);
                   });
                 }),
-                0.5)
+                patience(0.5))
           << name;
       EXPECT_TRUE(text.find("rank 1 (process ") != std::string::npos) << name << text;
       EXPECT_TRUE(text.find(" is in another call than ") != std::string::npos) << name << text;
@@ -466,7 +470,7 @@ TEST(ShmFailures, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
       const auto seconds = seconds_of(
           [&] { text = message_of<CommError>([&] { backend->barrier(options)->wait(); }); });
       EXPECT_GT(seconds, 0.25);
-      EXPECT_LT(seconds, 1.5);
+      EXPECT_LT(seconds, patience(1.5));
       EXPECT_TRUE(text.ends_with(") did not come in time.")) << text;
     }
     self.meet("end");

@@ -14,6 +14,7 @@
 #include "core/subprocess.h"
 #include "core/text.h"
 #include "core/world.h"
+#include "support/patience.h"
 
 namespace accelerate::detail::comm {
 namespace {
@@ -22,11 +23,11 @@ namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// A folder in the place of a store.
+// A folder in the place of a store, in memory: other tests flush files at the same time.
 class Board {
  public:
   Board() {
-    std::string pattern = (fs::temp_directory_path() / "watch_test_XXXXXX").string();
+    std::string pattern = "/dev/shm/watch_test_XXXXXX";
     folder_ = ::mkdtemp(pattern.data());
   }
   ~Board() { fs::remove_all(folder_); }
@@ -173,7 +174,7 @@ TEST(SideChannel, NamesTheRankWithAnotherShapeOnAllRanks) {
     EXPECT_TRUE(contains(text, "gather float32[5] at train.cpp:10")) << text;
     EXPECT_EQ(text, ranks.finding.at(0));
   }
-  EXPECT_LT(ranks.time, 1s);
+  EXPECT_LT(ranks.time, test::patient(1s));
 }
 
 TEST(SideChannel, NamesTheRankThatIsKilledWithItsLastCall) {
@@ -189,7 +190,7 @@ TEST(SideChannel, NamesTheRankThatIsKilledWithItsLastCall) {
         contains(ranks.finding.at(survivor), "died after gather float32[4] at train.cpp:10"))
         << ranks.finding.at(survivor);
   }
-  EXPECT_LT(ranks.time, 1s);
+  EXPECT_LT(ranks.time, test::patient(1s));
 }
 
 TEST(SideChannel, NamesRank0ThatIsKilledToo) {
@@ -236,7 +237,7 @@ TEST(SideChannel, NamesAStoppedRank) {
         if (rank.rank == 0) ::kill(std::stoi(rank.board.get("stopped")), SIGKILL);
         return well;
       },
-      1s);
+      3s);
   for (const int survivor : {0, 2}) {
     EXPECT_TRUE(contains(ranks.finding.at(survivor), "no sign of life"))
         << ranks.finding.at(survivor);
@@ -286,7 +287,7 @@ TEST(SideChannel, ShowsTheExceptionOfOneRankOnAll) {
   for (const int survivor : {0, 2}) {
     EXPECT_TRUE(contains(ranks.finding.at(survivor), "disk full")) << ranks.finding.at(survivor);
   }
-  EXPECT_LT(ranks.time, 1s);
+  EXPECT_LT(ranks.time, test::patient(1s));
 }
 
 TEST(SideChannel, NamesALateRankWithoutBlame) {

@@ -46,6 +46,14 @@ if [ "${1:-}" != --with-torch ]; then
   fi
 fi
 
+# Beside the headers lies a list of the entry points.
+for header in "$work"/prefix/include/accelerate/*.h; do
+  grep -q "^| \`accelerate/${header##*/}\` |" "$work/prefix/include/accelerate/README.md" || {
+    echo "README.md beside the installed headers does not list ${header##*/}"
+    exit 1
+  }
+done
+
 # The installed library alone must be enough: no package but LibTorch, nothing of CUDA linked.
 needed=$(readelf -d "$work"/prefix/lib/libaccelerate.so | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p')
 for library in $needed; do

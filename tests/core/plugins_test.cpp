@@ -10,6 +10,7 @@
 #include "core/resolve.h"
 #include "core/supported.h"
 #include "records_support.h"
+#include "support/command.h"
 
 namespace accelerate {
 namespace {
@@ -295,7 +296,8 @@ TEST(DeepSpeedPlugin, ReadsJsonTextAndBase64) {
 }
 
 TEST(DeepSpeedPlugin, ReadsAFile) {
-  const auto path = std::filesystem::temp_directory_path() / "accelerate_deepspeed_test.json";
+  const test::Folder folder;
+  const auto path = folder.path() / "deepspeed.json";
   std::ofstream(path) << R"({"zero_optimization": {"stage": 1, "reduce_bucket_size": 2e8}})";
   const auto plugin = resolved(DeepSpeedPlugin{.hf_ds_config = path}, kEmpty);
   EXPECT_EQ(plugin.zero_stage, 1);
@@ -304,7 +306,6 @@ TEST(DeepSpeedPlugin, ReadsAFile) {
   std::ofstream(path) << "{\"zero_optimization\": ";
   EXPECT_NE(message_of([&] { HfDeepSpeedConfig broken(path); }).find(path.string()),
             std::string::npos);
-  std::filesystem::remove(path);
 }
 
 TEST(DeepSpeedPlugin, ResolvingTwiceChangesNothing) {

@@ -250,7 +250,7 @@ TEST(ProcessSet, ItsChildrenDieWithTheirParent) {
   const pid_t between = ::fork();
   if (between == 0) {
     ProcessSet processes;
-    processes.spawn(shell("sleep 600"));
+    processes.spawn(shell("exec sleep 600"));  // the shell's own child would live on
     const std::string text = std::to_string(processes.pid(0)) + "\n";
     write_fully(pipe.write_end(), text);
     for (;;) ::pause();

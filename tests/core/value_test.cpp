@@ -22,9 +22,7 @@ struct Score {
 
   bool operator==(const Score&) const = default;
 };
-constexpr auto value_fields(std::type_identity<Score>) {
-  return ACCELERATE_FIELDS(Score, loss, step, precision, pause);
-}
+ACCELERATE_VALUE_FIELDS(Score, loss, step, precision, pause);
 
 }  // namespace user
 

@@ -262,7 +262,7 @@ TEST(DataLoader, RefusesOptionsThatContradict) {
   expect_refused({.num_workers = -1},
                  "num_workers is -1, but must not be negative; 0 loads in the calling thread.");
   expect_refused({.num_workers = 1, .timeout = milliseconds(-5)},
-                 "timeout is -5 ms, but must not be negative; 0 waits for ever.");
+                 "timeout is -5 ms, but must not be negative; 0 sets no limit.");
   expect_refused({.num_workers = 1, .prefetch_factor = 0},
                  "prefetch_factor is 0, but a worker needs at least one batch to load.");
   expect_refused({.prefetch_factor = 2},

@@ -106,7 +106,7 @@ class Rank {
         {.batch_size = plan_.batch_size,
          .shuffle = plan_.shuffle,
          .num_workers = plan_.workers,
-         .timeout = plan_.fault == Fault::kStuck && plan_.workers > 0 ? 500ms : 0ms},
+         .timeout = plan_.fault == Fault::kStuck && plan_.workers > 0 ? 3000ms : 0ms},
         [this, count = std::make_shared<std::atomic<std::int64_t>>()](std::int64_t) {
           if (is_culprit_ && (*count)++ == plan_.at) in_dataset();
         }));
@@ -184,7 +184,7 @@ std::string complaint(const Plan& plan, const std::vector<RankOutcome>& outcomes
     }
     if (outcome.exit_code == 0) return ended;
     const auto* const reason =
-        plan.fault == Fault::kThrows ? "the sample is torn" : "did not come within 500 ms";
+        plan.fault == Fault::kThrows ? "the sample is torn" : "did not come within 3000 ms";
     if (!outcome.output_contains(reason)) return str("rank ", rank, " does not say '", reason, "'");
   }
   return "";

@@ -284,7 +284,7 @@ TEST(Pipeline, NamesTheWorkerThatKeepsAPassFromBeginning) {
   auto released = std::make_shared<std::atomic<bool>>(false);
   auto stuck = std::make_shared<std::atomic<bool>>(false);
   const auto loader = make_data_loader(
-      Epochs{released, stuck}, {.batch_size = 2, .num_workers = 1, .timeout = milliseconds(100)});
+      Epochs{released, stuck}, {.batch_size = 2, .num_workers = 1, .timeout = milliseconds(1000)});
   for ([[maybe_unused]] auto& batch : loader) {
     while (!*stuck) std::this_thread::sleep_for(milliseconds(1));
     break;
@@ -292,7 +292,7 @@ TEST(Pipeline, NamesTheWorkerThatKeepsAPassFromBeginning) {
   const auto text = message_of<DataLoaderTimeout>([&] { (void)loader.begin(); });
   EXPECT_TRUE(
       text.starts_with("A pass of the data loader cannot begin: worker 0 did not leave the "
-                       "pass before within 100 ms, loading batch 1 (samples 2, 3) of "))
+                       "pass before within 1000 ms, loading batch 1 (samples 2, 3) of "))
       << text;
   *released = true;
 }
@@ -323,7 +323,7 @@ TEST(Pipeline, NamesTheBatchThatDoesNotCome) {
   std::atomic<bool> released = false;
   {
     const auto loader = number_loader(
-        8, {.batch_size = 2, .num_workers = 2, .timeout = milliseconds(50)}, [&](std::int64_t i) {
+        8, {.batch_size = 2, .num_workers = 2, .timeout = milliseconds(1000)}, [&](std::int64_t i) {
           while (i == 4 && !released) std::this_thread::sleep_for(milliseconds(1));
         });
     Numbers seen;
@@ -331,7 +331,7 @@ TEST(Pipeline, NamesTheBatchThatDoesNotCome) {
       for (auto& batch : loader) seen.push_back(numbers(batch)[0]);
     };
     EXPECT_EQ(message_of<DataLoaderTimeout>(loop),
-              "Batch 2 of the data loader did not come within 50 ms. Raise "
+              "Batch 2 of the data loader did not come within 1000 ms. Raise "
               "DataLoaderOptions::timeout, load with more workers, or find out what the dataset is "
               "waiting for.");
     EXPECT_EQ(seen, (Numbers{0, 2}));

@@ -56,9 +56,7 @@ struct Expected {
     return torch::stack(rows);
   }
 };
-constexpr auto value_fields(std::type_identity<Expected>) {
-  return ACCELERATE_FIELDS(Expected, model, prompt, logits, tokens);
-}
+ACCELERATE_VALUE_FIELDS(Expected, model, prompt, logits, tokens);
 
 std::vector<Expected> expected() {
   const auto file = accelerate::read_json_file(reference_path("decoders/expected.json"));

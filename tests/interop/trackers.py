@@ -101,7 +101,7 @@ def mlflow_server(folder):
                                    "--host", "127.0.0.1", "--port", uri.rsplit(":", 1)[1]], stdout=log, stderr=log,
                                   env={**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true"})
     try:
-        for _ in range(300):
+        for _ in range(1500):
             try:
                 urllib.request.urlopen(f"{uri}/health", timeout=5)
                 break

@@ -141,6 +141,8 @@ void trap(int code) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) ::signal(signal, caught);
 }
 
+void heard(int) { static_cast<void>(!::write(STDOUT_FILENO, "heard it\n", 9)); }
+
 // Somebody who holds neither our pipes nor our name, only our group (or not even that).
 void start_grandchild(bool escapes) {
   const pid_t pid = ::fork();
@@ -206,6 +208,7 @@ std::map<std::string, Action> actions_for(const std::vector<std::string>& argume
       {"wait", [](const std::string&) { wait_forever(); }},
       {"trap", [](const std::string& code) { trap(std::stoi(code)); }},
       {"ignore", [](const std::string& name) { ::signal(signal_from(name), SIG_IGN); }},
+      {"hear", [](const std::string& name) { ::signal(signal_from(name), heard); }},
       {"grandchild", [](const std::string&) { start_grandchild(false); }},
       {"escaped_grandchild", [](const std::string&) { start_grandchild(true); }},
       {"flaky",

@@ -7,7 +7,7 @@
 //
 // Without Torch: json, env=A,B, say=, err=, part=, terminal, descriptors, signals, folder,
 // chatter=N, write=FILE:TEXT, ready=FILE, until=FILE, sleep=SECONDS, wait, trap=CODE,
-// ignore=SIGNAL, grandchild, escaped_grandchild, flaky=K, signal=NAME, exit=CODE.
+// ignore=SIGNAL, hear=SIGNAL, grandchild, escaped_grandchild, flaky=K, signal=NAME, exit=CODE.
 #pragma once
 
 #include <functional>

@@ -307,6 +307,14 @@ TEST(LaunchFailure, PassesTheCodeOfTheFailedRankOnAndEndsTheOthers) {
   EXPECT_EQ(count_of(outcome.output, "caught SIGTERM"), 2) << outcome.text();
 }
 
+TEST(LaunchFailure, WithTheCodeOfWrongInputHasAReport) {
+  const auto outcome = run(launch(2, {}, probe({"1:exit=2", "wait"})));
+  expect_clean_end(outcome, 2);
+  EXPECT_TRUE(contains(outcome.error, "launch_probe FAILED")) << outcome.text();
+  EXPECT_TRUE(contains(outcome.error, "rank      : 1 (local_rank: 1)")) << outcome.text();
+  EXPECT_TRUE(contains(outcome.error, "exitcode  : 2 (pid: ")) << outcome.text();
+}
+
 TEST(LaunchFailure, NamesTheScriptAndNotItsInterpreter) {
   Folder folder;
   const auto path =

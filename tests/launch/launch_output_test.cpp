@@ -160,8 +160,9 @@ TEST(LaunchOutput, HoldsUpNobodyWhoPressesCtrlCTwice) {
   ASSERT_TRUE(eventually([&] { return fs::exists(folder / "ready.1"); }));
   ::usleep(500'000);
   const pid_t launcher = std::stoi(contents(folder / "pid"));
+  const pid_t last = std::stoi(contents(folder / "ready.1"));
   ::kill(launcher, SIGINT);
-  ::usleep(100'000);
+  ASSERT_TRUE(eventually([&] { return !is_alive(last); })) << "the first one ends the workers";
   ::kill(launcher, SIGINT);
   EXPECT_TRUE(eventually([&] { return fs::exists(folder / "code"); }, Seconds(3)));
   command.kill_all();

@@ -18,6 +18,7 @@
 #include "core/captured_log.h"
 #include "profiler/event_tree.h"
 #include "profiler/profile_schedule.h"
+#include "support/command.h"
 #include "support/message_of.h"
 #include "support/reference_path.h"
 
@@ -45,13 +46,6 @@ AcceleratorOptions on_cpu(std::vector<KwargsHandler> handlers = {}) {
   options.cpu = true;
   options.kwargs_handlers = std::move(handlers);
   return options;
-}
-
-/// An empty folder for one test.
-std::filesystem::path scratch(const std::string& name) {
-  auto folder = std::filesystem::temp_directory_path() / ("accelerate_profiler_" + name);
-  std::filesystem::remove_all(folder);
-  return folder;
 }
 
 /// What tests/reference/profiler/write_profiler.py runs.
@@ -120,8 +114,8 @@ TEST_F(ProfilerTest, CountsTheMemoryThatPythonCounts) {
 TEST_F(ProfilerTest, WritesTheTraceThatPythonWrites) {
   const Work work;
   auto profile = profile_of(work);
-  const auto folder = scratch("trace");
-  std::filesystem::create_directories(folder);
+  const test::Folder scratch;
+  const auto& folder = scratch.path();
   profile.add_metadata_json("later", "{}");  // for the next recording
   profile.export_chrome_trace(folder / "one.json");
   profile.export_chrome_trace(folder / "two.json");  // LibTorch itself can write once
@@ -188,14 +182,16 @@ TEST_F(ProfilerTest, NamesTheStepsOfASchedule) {
 }
 
 TEST_F(ProfilerTest, WritesOneFilePerProcess) {
-  const auto folder = scratch("files") / "below";
+  const test::Folder scratch;
+  const auto folder = scratch.path() / "below";
   Accelerator accelerator(on_cpu({ProfileKwargs{.output_trace_dir = folder}}));
   accelerator.profile([] { (void)torch::ones(1); });
   EXPECT_TRUE(read_json(folder / "profile_0.json")["traceEvents"].is_array());
 }
 
 TEST_F(ProfilerTest, KeepsTheTraceOfWhatThrew) {
-  const auto folder = scratch("throws");
+  const test::Folder scratch;
+  const auto& folder = scratch.path();
   Accelerator accelerator(on_cpu());
   EXPECT_THROW(accelerator.profile({.output_trace_dir = folder},
                                    [] {

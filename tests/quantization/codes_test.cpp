@@ -5,7 +5,9 @@
 #include <torch/torch.h>
 
 #include <fstream>
+#include <iomanip>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -30,7 +32,8 @@ const Json& codes() {
 torch::Tensor random_case(std::int64_t i) {
   const std::vector<torch::Dtype> dtypes{torch::kFloat, torch::kHalf, torch::kBFloat16};
   torch::manual_seed(static_cast<std::uint64_t>(i));
-  return torch::randn({1 + i % 7, 16 + 37 * i % 300}).to(dtypes[static_cast<std::size_t>(i % 3)]);
+  return torch::randn({1 + i % 7, 16 + 37 * i % 300}, torch::kDouble)
+      .to(dtypes[static_cast<std::size_t>(i % 3)]);
 }
 
 std::vector<std::uint8_t> bytes_of(const torch::Tensor& tensor) {
@@ -48,7 +51,25 @@ std::uint32_t crc(const std::vector<std::uint8_t>& bytes) {
   }
   return ~rest;
 }
-std::uint32_t crc(const torch::Tensor& tensor) { return crc(bytes_of(tensor)); }
+
+std::vector<std::uint8_t> bytes_of(const std::vector<std::uint8_t>& bytes) { return bytes; }
+
+/// Bytes of tensor `i` in a format, of which the reference has the CRC.
+template <class Bytes>
+testing::AssertionResult are_stored(const Bytes& came, const std::string& format, std::int64_t i,
+                                    const std::string& key) {
+  const auto expected = codes().at(format).at(static_cast<std::size_t>(i)).at(key);
+  const auto bytes = bytes_of(came);
+  if (crc(bytes) == expected) return testing::AssertionSuccess();
+  std::ostringstream text;
+  text << std::hex << std::setfill('0');
+  for (const auto byte : bytes) text << std::setw(2) << int{byte};
+  return testing::AssertionFailure()
+         << key << ": " << text.str() << "\n  came; expected are bytes with the CRC-32 " << expected
+         << ", which this command shows:\n"
+         << "    python tests/reference/quantization/write_reference.py --show " << format << " "
+         << i;
+}
 
 /// With the codes that bitsandbytes' CPU build chooses in places where it differs from its CUDA
 /// kernels.
@@ -72,22 +93,24 @@ void expect_like_bitsandbytes(const std::string& name, const std::string& type, 
   std::int64_t i = 0;
   for (const auto& expected : codes().at(name)) {
     SCOPED_TRACE(i);
-    const auto tensor = random_case(i++);
+    const auto tensor = random_case(i);
     auto [packed, state] =
         quant::quantize_4bit(tensor, {.compress_statistics = twice, .quant_type = type});
     const auto theirs = patched(packed, expected.at("differences"));
-    EXPECT_EQ(crc(theirs), expected.at("packed"));
+    EXPECT_TRUE(are_stored(theirs, name, i, "packed"));
     const auto scales =
         twice ? patched(state.absmax, expected.at("scale_differences")) : bytes_of(state.absmax);
-    EXPECT_EQ(crc(scales), expected.at("scales"));
+    EXPECT_TRUE(are_stored(scales, name, i, "scales"));
     if (twice) {
-      EXPECT_EQ(crc(state.state2->absmax), expected.at("nested_absmax"));
+      EXPECT_TRUE(are_stored(state.state2->absmax, name, i, "nested_absmax"));
     }
     if (expected.contains("text")) {
       EXPECT_EQ(text_of(state), expected.at("text"));
     }
     if (twice) state.absmax = tensor_of(scales, state.absmax);
-    EXPECT_EQ(crc(quant::dequantize_4bit(tensor_of(theirs, packed), state)), expected.at("values"));
+    const auto values = quant::dequantize_4bit(tensor_of(theirs, packed), state);
+    EXPECT_TRUE(are_stored(values, name, i, "values"));
+    ++i;
   }
   EXPECT_EQ(i, 200);
 }
@@ -104,13 +127,16 @@ TEST(FourBits, WithDoubleQuantizationAreThoseOfBitsandbytes) {
 }
 
 TEST(EightBits, InBlocksAreThoseOfBitsandbytes) {
-  EXPECT_EQ(crc(quant::create_dynamic_map()), codes().at("dynamic_map"));
+  EXPECT_EQ(crc(bytes_of(quant::create_dynamic_map())), codes().at("dynamic_map"))
+      << quant::create_dynamic_map();
   std::int64_t i = 0;
   for (const auto& expected : codes().at("blockwise")) {
     SCOPED_TRACE(i);
-    const auto [packed, state] = quant::quantize_blockwise(random_case(i++), {.blocksize = 256});
-    EXPECT_EQ(crc(patched(packed, expected.at("differences"))), expected.at("codes"));
-    EXPECT_EQ(crc(state.absmax), expected.at("scales"));
+    const auto [packed, state] = quant::quantize_blockwise(random_case(i), {.blocksize = 256});
+    const auto theirs = patched(packed, expected.at("differences"));
+    EXPECT_TRUE(are_stored(theirs, "blockwise", i, "codes"));
+    EXPECT_TRUE(are_stored(state.absmax, "blockwise", i, "scales"));
+    ++i;
   }
   EXPECT_EQ(i, 200);
 }
@@ -120,15 +146,16 @@ TEST(EightBits, InRowsAreThoseOfBitsandbytes) {
   for (const auto& expected : codes().at("int8")) {
     SCOPED_TRACE(i);
     const auto weight = quant::int8_vectorwise_quant(random_case(i), i % 2 == 0 ? 0.0 : 2.0);
-    ++i;
-    EXPECT_EQ(crc(patched(weight.CB, expected.at("differences"))), expected.at("codes"));
-    EXPECT_EQ(crc(weight.SCB), expected.at("scales"));
+    const auto theirs = patched(weight.CB, expected.at("differences"));
+    EXPECT_TRUE(are_stored(theirs, "int8", i, "codes"));
+    EXPECT_TRUE(are_stored(weight.SCB, "int8", i, "scales"));
     if (expected.at("outliers").is_null()) {
       EXPECT_FALSE(weight.outlier_columns.defined());
     } else {
       const auto columns = expected.at("outliers").get<std::vector<std::int64_t>>();
       EXPECT_TRUE(torch::equal(weight.outlier_columns, torch::tensor(columns, torch::kLong)));
     }
+    ++i;
   }
   EXPECT_EQ(i, 200);
 }
@@ -173,6 +200,8 @@ TEST(Int8Linear, TakesColumnsWithOutliersInTheDtypeOfTheInput) {
   const auto weight =
       quant::int8_vectorwise_quant(torch::tensor({{0.5, -1.0, 0.25, 2.0}}, torch::kFloat));
   EXPECT_EQ(bytes_of(weight.CB), (std::vector<std::uint8_t>{32, 192, 16, 127}));
+  EXPECT_TRUE(torch::allclose(quant::int8_vectorwise_dequant(weight),
+                              torch::tensor({{64.0F, -128.0F, 32.0F, 254.0F}}) / 127, 1e-6));
   const auto a = quant::int8_vectorwise_quant(x, 6);
   EXPECT_TRUE(torch::equal(a.outlier_columns, torch::tensor({3}, torch::kLong)));
   EXPECT_TRUE(torch::equal(a.SCB, torch::tensor({2.0F, 4.0F})));

@@ -1,6 +1,7 @@
 // Every system call of a save fails once, in every way that it may: see saving_program.cpp.
 //
-// ACCELERATE_FAULT_STRIDE says how many calls are passed over between two faults (29).
+// ACCELERATE_FAULT_STRIDE says how many calls are passed over between two faults (29),
+// ACCELERATE_FAULT_FIRST where the first one is (each run draws its own and names it).
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -35,7 +36,8 @@ void expect_faults_do_no_harm(int processes, const Words& settings) {
   SCOPED_TRACE(std::to_string(processes) + " processes, " + testing::PrintToString(settings));
   const FolderInMemory folder;
   const auto stride = std::to_string(number_from_variable("ACCELERATE_FAULT_STRIDE", 29));
-  const auto first = std::to_string(std::random_device{}() % 1000);
+  const auto first = std::to_string(number_from_variable(
+      "ACCELERATE_FAULT_FIRST", static_cast<int>(std::random_device{}() % 1000)));
   auto options = launch(processes, {},
                         Words{built("tests/saving_program"), "folder=" + folder.path().string(),
                               "faults=1", "stride=" + stride, "first=" + first} +

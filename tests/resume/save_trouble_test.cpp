@@ -363,7 +363,7 @@ std::string output_of_survivor(int dies, const SharedFolder& folder,
       if (program.accelerator.process_index() == dies) ::raise(SIGKILL);
       end(program.accelerator);
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(40));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, test::patient(std::chrono::seconds(40)));
   });
   const auto& survivor = outcomes[static_cast<std::size_t>(1 - dies)];
   EXPECT_TRUE(survivor.ok()) << survivor.output;

@@ -3,6 +3,7 @@
 #include "accelerate/mpi.h"
 
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -10,6 +11,7 @@
 #include <iostream>
 #include <string>
 
+#include "accelerate/environment.h"
 #include "accelerate/state.h"
 
 namespace {
@@ -53,17 +55,17 @@ int main(int argc, char** argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   ::setenv("OMP_NUM_THREADS", "1", 1);
   // No address is set, and none is needed.
-  const char* port = std::getenv("MASTER_PORT");
-  const std::string test_port = port == nullptr ? "29500" : port;
-  ::unsetenv("MASTER_PORT");
   meet_and_add(MPI_COMM_WORLD);
   // The same processes counted from the other end.
   MPI_Comm reversed = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, 0, -rank, &reversed);
   meet_and_add(reversed);
   MPI_Comm_free(&reversed);
-  // And without MPI's help: by the variables of mpirun.
-  ::setenv("MASTER_PORT", test_port.c_str(), 1);
+  // And without MPI's help: by the variables of mpirun, at a port that no other test has.
+  int port = 12000 + ::getpid() % 16000;
+  while (accelerate::is_port_in_use(port)) ++port;
+  MPI_Bcast(&port, 1, MPI_INT, 0, MPI_COMM_WORLD);
+  ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
   {
     accelerate::PartialState state({.cpu = true});
     expect(state.process_index() == rank, "the variables of mpirun were not understood");

@@ -124,6 +124,13 @@ TEST_F(PartialStateTest, TakesTheDeviceOfTheVariableAsItIs) {
   EXPECT_EQ(PartialState().device(), torch::Device("cuda:64"));
 }
 
+TEST_F(PartialStateTest, KnowsTheDeviceThatItWouldTakeUntold) {
+  auto patched = patch_environment({{"ACCELERATE_TORCH_DEVICE", "meta"}});
+  const PartialState state;
+  EXPECT_EQ(state.device(), torch::Device("meta"));
+  EXPECT_EQ(state.default_device(), torch::Device(torch::cuda::is_available() ? "cuda" : "cpu"));
+}
+
 TEST_F(PartialStateTest, RefusesADeviceThatDoesNotExistAndStaysUnmade) {
   auto patched = patch_environment({{"ACCELERATE_TORCH_DEVICE", "gpu0"}});
   EXPECT_EQ(message_of<ConfigError>([] { PartialState state; }),

@@ -37,12 +37,6 @@ constexpr const char* kMark = "ACCELERATE_TEST_MARK";
 // time of a few scheduling rounds on a machine with two busy cores.
 constexpr Seconds kAftermath{2.0};
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kPatience = 5;
-#else
-constexpr double kPatience = 1;
-#endif
-
 // What launchers and users leave in the environment, and what a test must not inherit.
 bool belongs_to_a_launcher(const std::string& name) {
   static const std::set<std::string> names = {
@@ -151,14 +145,6 @@ std::string next_mark() {
 }
 
 }  // namespace
-
-Seconds patient(Seconds limit) {
-  // More processes that want to run than there are cores: each gets a part of the time.
-  double load = 0;
-  if (::getloadavg(&load, 1) != 1) load = 0;
-  const double share = load / std::max(1U, std::thread::hardware_concurrency());
-  return limit * kPatience * std::clamp(share, 1.0, 10.0);
-}
 
 Folder::Folder() {
   std::string pattern = (fs::temp_directory_path() / "accelerate-test-XXXXXX").string();

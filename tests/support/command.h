@@ -23,14 +23,12 @@
 #include <utility>
 #include <vector>
 
+#include "support/patience.h"
+
 namespace accelerate::test {
 
-using Seconds = std::chrono::duration<double>;
 /// Set, or with no value unset.
 using Variables = std::vector<std::pair<std::string, std::optional<std::string>>>;
-
-/// Time limits are for a machine that does nothing else: longer under sanitizers and beside others.
-[[nodiscard]] Seconds patient(Seconds limit);
 
 /// A folder that is removed at the end.
 class Folder {

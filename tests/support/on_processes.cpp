@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <stdexcept>
 #include <string_view>
@@ -15,6 +17,7 @@
 #include "core/exception_text.h"
 #include "core/subprocess.h"
 #include "core/text.h"
+#include "support/patience.h"
 
 namespace accelerate {
 namespace {
@@ -27,12 +30,6 @@ constexpr const char* kMarker = "ACCELERATE_TEST_RANK_OF_CALL";
 constexpr int kNeverReached = 86;
 // gtest_main says it whatever the flags are.
 constexpr std::string_view kGreetingOfGtest = "Running main() from ";
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kPatience = 5;
-#else
-constexpr int kPatience = 1;
-#endif
 
 struct Assignment {
   int rank = 0;
@@ -177,12 +174,11 @@ std::vector<std::string> command_for_ranks() {
           "--gtest_catch_exceptions=1"};
 }
 
-std::string report(std::size_t rank, const RankOutcome& outcome,
-                   const OnProcessesOptions& options) {
+std::string report(std::size_t rank, const RankOutcome& outcome) {
   const detail::ExitStatus status{outcome.exit_code, outcome.signal};
   std::string how = str("ended with ", status.text());
   if (outcome.timed_out) {
-    how = str("was killed at the time limit of ", (options.timeout * kPatience).count(), " ms");
+    how = "was killed at the time limit";
   }
   std::string text = str("rank ", rank, " ", how, " after ", outcome.seconds, " s");
   if (outcome.output.empty()) return text + "; it wrote nothing.";
@@ -191,6 +187,19 @@ std::string report(std::size_t rank, const RankOutcome& outcome,
     if (!line.empty()) text += str("  [rank ", rank, "] ", line, "\n");
   }
   return text;
+}
+
+/// They do not end by themselves, and nobody is left who could continue them.
+bool only_stopped_ones_run(const detail::ProcessSet& processes, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!processes.running(i)) continue;
+    std::ifstream file(str("/proc/", processes.pid(i), "/stat"));
+    std::string stat;
+    std::getline(file, stat);
+    const auto name_ends = stat.rfind(") ");
+    if (name_ends == std::string::npos || stat[name_ends + 2] != 'T') return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -224,8 +233,10 @@ std::vector<RankOutcome> run_processes(int n, const OnProcessesOptions& options,
                      .error = detail::StreamTarget::kWithOutput,
                      .inherit = std::move(inherit)});
   }
-  const auto deadline = Clock::now() + options.timeout * kPatience;
-  if (!processes.wait_all(deadline)) {
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(test::patient(options.timeout));
+  while (!processes.wait_all(std::min(deadline, Clock::now() + std::chrono::milliseconds(250)))) {
+    if (Clock::now() < deadline && !only_stopped_ones_run(processes, outcomes.size())) continue;
     for (std::size_t i = 0; i < outcomes.size(); ++i) outcomes[i].timed_out = processes.running(i);
     processes.signal_all(SIGKILL);
     static_cast<void>(processes.wait_all(Clock::time_point::max()));
@@ -238,9 +249,9 @@ std::vector<RankOutcome> run_processes(int n, const OnProcessesOptions& options,
   return outcomes;
 }
 
-void expect_success(const std::vector<RankOutcome>& outcomes, const OnProcessesOptions& options) {
+void expect_success(const std::vector<RankOutcome>& outcomes) {
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
-    if (!outcomes[rank].ok()) ADD_FAILURE() << report(rank, outcomes[rank], options);
+    if (!outcomes[rank].ok()) ADD_FAILURE() << report(rank, outcomes[rank]);
   }
 }
 

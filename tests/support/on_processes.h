@@ -25,7 +25,8 @@
 namespace accelerate {
 
 struct OnProcessesOptions {
-  /// After this the processes are killed and the test fails. Five times as long under sanitizers.
+  /// After this the processes are killed and the test fails, or before it if those that are left
+  /// are all stopped (SIGSTOP). Longer on a busy machine and under sanitizers: see `patient`.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   /// Variables set, or with no value unset, in every rank; they win over those of the harness.
   std::vector<std::pair<std::string, std::optional<std::string>>> environment = {};
@@ -45,7 +46,7 @@ struct OnProcessesOptions {
 struct RankOutcome {
   int exit_code = 0;       ///< -1 when a signal ended it
   int signal = 0;          ///< 0 when it ended by itself
-  bool timed_out = false;  ///< killed by the harness at the time limit
+  bool timed_out = false;  ///< killed by the harness
   std::string output;      ///< stdout and stderr together
   double seconds = 0;
 
@@ -59,7 +60,7 @@ namespace harness {
 
 [[nodiscard]] std::vector<RankOutcome> run_processes(int n, const OnProcessesOptions& options,
                                                      const std::function<void()>& f);
-void expect_success(const std::vector<RankOutcome>& outcomes, const OnProcessesOptions& options);
+void expect_success(const std::vector<RankOutcome>& outcomes);
 
 // The parameter of a function that takes one thing, e.g. `PartialState&`.
 template <class T>
@@ -101,8 +102,7 @@ template <class F>
 /// Runs `f` in `n` processes; every rank must succeed.
 template <class F>
 void on_processes(int n, const OnProcessesOptions& options, F f) {
-  harness::expect_success(harness::run_processes(n, options, harness::bind_state(std::move(f))),
-                          options);
+  harness::expect_success(harness::run_processes(n, options, harness::bind_state(std::move(f))));
 }
 
 template <class F>

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "accelerate/state.h"
+#include "support/patience.h"
 
 namespace accelerate {
 namespace {
@@ -106,6 +107,16 @@ TEST(OnProcesses, KillsARankThatHangsAtTheTimeLimit) {
   EXPECT_TRUE(outcomes[1].timed_out);
   EXPECT_EQ(outcomes[1].signal, SIGKILL);
   EXPECT_EQ(outcomes[1].output, "about to wait\n");
+}
+
+TEST(OnProcesses, KillsAStoppedRankWhenTheOthersHaveEnded) {
+  const auto outcomes = run_processes(2, {.timeout = 60s}, [] {
+    if (rank() == 1) ::raise(SIGSTOP);
+  });
+  EXPECT_TRUE(outcomes[0].ok()) << outcomes[0].output;
+  EXPECT_TRUE(outcomes[1].timed_out);
+  EXPECT_EQ(outcomes[1].signal, SIGKILL);
+  EXPECT_LT(outcomes[1].seconds, test::patient(20s).count());
 }
 
 TEST(OnProcesses, SaysThatARankWasKilledAtTheTimeLimit) {

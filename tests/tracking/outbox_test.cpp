@@ -102,7 +102,7 @@ TEST(OutboxTest, FinishesInTimeWithoutAServer) {
   Outbox outbox(options, [](auto) -> std::size_t { throw ConfigError("nobody is there."); });
   outbox.post({.target = "", .bytes = "a"});
   outbox.finish();
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
+  EXPECT_LT(Clock::now() - start, test::patient(std::chrono::seconds(2)));
   ASSERT_EQ(log.messages().size(), 2U);
   EXPECT_EQ(log.messages()[1], "The tracker test could not write 1 entry, which is lost.");
 }
@@ -126,13 +126,14 @@ TEST(OutboxTest, SurvivesWhoeverTakesItsMessages) {
 
 TEST(OutboxTest, DoesNotWaitForAServer) {
   Receiver receiver;
+  std::atomic<bool> all_posted = false;
   Outbox outbox(quick(true), [&](auto items) {
-    std::this_thread::sleep_for(milliseconds(30));
+    all_posted.wait(false);
     return receiver(items);
   });
-  const auto start = Clock::now();
   for (int i = 0; i < 20; ++i) outbox.post({.target = "", .bytes = "a"});
-  EXPECT_LT(Clock::now() - start, milliseconds(300));
+  all_posted = true;
+  all_posted.notify_all();
   outbox.finish();
   EXPECT_EQ(receiver.received.size(), 20U);
 }

@@ -30,7 +30,7 @@ NAVIGATION = {
                "docs/commands.md", "docs/profiling.md", "docs/capture.md",
                "docs/performance.md", "docs/threads.md"],
     "Trouble": ["docs/troubleshooting.md", "docs/faults.md"],
-    "Reference": ["docs/options.md", "docs/parity.md", "docs/abi.md"],
+    "Reference": ["docs/headers.md", "docs/options.md", "docs/parity.md", "docs/abi.md"],
     "Project": ["docs/architecture.md", "src/README.md", "docs/testing.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"],
 }
 

@@ -35,7 +35,7 @@ class ACCELERATE_API StepMembers {
                    std::source_location where = std::source_location::current()) const {
     return profiled(&options, function_of(f), where);
   }
-  /// The same with the `ProfileKwargs` of `kwargs_handlers`, or the defaults.
+  /// Profiles with the `ProfileKwargs` of `kwargs_handlers`, or the defaults.
   template <class F>
     requires std::invocable<F&, Profiler&> || std::invocable<F&>
   Profiler profile(F&& f, std::source_location where = std::source_location::current()) const {

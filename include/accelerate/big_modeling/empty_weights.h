@@ -72,7 +72,7 @@ template <std::invocable Make>
   detail::offload::finish_init(*module, device, options);
   return model;
 }
-/// The same without memory for parameters.
+/// `init_on_device` for the meta device: without memory for parameters.
 template <std::invocable Make>
 [[nodiscard]] auto init_empty_weights(Make&& make, const InitOptions& options = {}) {
   return init_on_device(c10::kMeta, std::forward<Make>(make), options);

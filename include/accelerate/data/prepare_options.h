@@ -12,11 +12,10 @@
 
 #include "accelerate/api.h"
 #include "accelerate/enums.h"
+#include "accelerate/fwd.h"
 #include "accelerate/parallelism_config.h"
 
 namespace accelerate {
-
-struct DataLoaderConfiguration;
 
 /// The arguments of Python's `prepare_data_loader`. The function that cuts dispatched batches is an
 /// argument of ours, since its type depends on that of a batch.

@@ -16,10 +16,13 @@
 #include "accelerate/fwd.h"
 #include "accelerate/kwargs/options.h"
 
+// Templates of the library take these structs: with GCC that needs visible arguments.
+#pragma GCC visibility push(default)
+
 namespace accelerate {
 
 /// The configuration of one 8-bit linear layer, after torchao's class of this name.
-struct ACCELERATE_API Float8LinearConfig {
+struct Float8LinearConfig {
   /// tensorwise, rowwise or rowwise_with_gw_hp.
   std::string recipe = "tensorwise";
   bool enable_fsdp_float8_all_gather = false;
@@ -34,7 +37,7 @@ struct ACCELERATE_API Float8LinearConfig {
 };
 
 /// 8-bit training with scales computed from the current tensor.
-struct ACCELERATE_API AORecipeKwargs {
+struct AORecipeKwargs {
   static constexpr std::string_view kOptionsName = "AORecipeKwargs";
 
   /// Unset: made of the last two fields.
@@ -51,7 +54,7 @@ struct ACCELERATE_API AORecipeKwargs {
 };
 
 /// 8-bit training with scales from a history of maxima.
-struct ACCELERATE_API TERecipeKwargs {
+struct TERecipeKwargs {
   static constexpr std::string_view kOptionsName = "TERecipeKwargs";
 
   /// USE_AUTOCAST_DURING_EVAL, false.
@@ -75,7 +78,7 @@ struct ACCELERATE_API TERecipeKwargs {
 };
 
 /// 8-bit training with MS-AMP.
-struct ACCELERATE_API MSAMPRecipeKwargs {
+struct MSAMPRecipeKwargs {
   static constexpr std::string_view kOptionsName = "MSAMPRecipeKwargs";
 
   /// OPT_LEVEL, O2.
@@ -85,7 +88,7 @@ struct ACCELERATE_API MSAMPRecipeKwargs {
 };
 
 /// Deprecated: use `TERecipeKwargs` or `MSAMPRecipeKwargs`. Only the fields of the backend count.
-struct ACCELERATE_API FP8RecipeKwargs {
+struct FP8RecipeKwargs {
   static constexpr std::string_view kOptionsName = "FP8RecipeKwargs";
 
   std::optional<OptLevel> opt_level = std::nullopt;
@@ -108,3 +111,5 @@ struct ACCELERATE_API FP8RecipeKwargs {
     const FP8RecipeKwargs& kwargs, const Environment& environment = Environment::process());
 
 }  // namespace accelerate
+
+#pragma GCC visibility pop

@@ -10,15 +10,17 @@
 #include <string>
 #include <string_view>
 
-#include "accelerate/api.h"
 #include "accelerate/kwargs/options.h"
+
+// Templates of the library take these structs: with GCC that needs visible arguments.
+#pragma GCC visibility push(default)
 
 namespace accelerate {
 
 class DeviceMesh;
 
 /// Deprecated: use `ParallelismConfig{.tp_size = ...}`, which this becomes.
-struct ACCELERATE_API TorchTensorParallelPlugin {
+struct TorchTensorParallelPlugin {
   static constexpr std::string_view kOptionsName = "TorchTensorParallelPlugin";
 
   std::int64_t tp_size = 1;
@@ -27,7 +29,7 @@ struct ACCELERATE_API TorchTensorParallelPlugin {
   bool operator==(const TorchTensorParallelPlugin&) const = default;
 };
 
-struct ACCELERATE_API TorchTensorParallelConfig {
+struct TorchTensorParallelConfig {
   static constexpr std::string_view kOptionsName = "TorchTensorParallelConfig";
 
   /// Accepted for Python's sake; has no effect, which is said once.
@@ -36,7 +38,7 @@ struct ACCELERATE_API TorchTensorParallelConfig {
   bool operator==(const TorchTensorParallelConfig&) const = default;
 };
 
-struct ACCELERATE_API TorchContextParallelConfig {
+struct TorchContextParallelConfig {
   static constexpr std::string_view kOptionsName = "TorchContextParallelConfig";
 
   /// CP_COMM_STRATEGY, allgather. allgather or alltoall: how keys and values travel.
@@ -45,7 +47,7 @@ struct ACCELERATE_API TorchContextParallelConfig {
   bool operator==(const TorchContextParallelConfig&) const = default;
 };
 
-struct ACCELERATE_API DeepSpeedSequenceParallelConfig {
+struct DeepSpeedSequenceParallelConfig {
   static constexpr std::string_view kOptionsName = "DeepSpeedSequenceParallelConfig";
 
   /// SP_SEQ_LENGTH; needed when the length is not variable.
@@ -60,3 +62,5 @@ struct ACCELERATE_API DeepSpeedSequenceParallelConfig {
 };
 
 }  // namespace accelerate
+
+#pragma GCC visibility pop

@@ -22,10 +22,13 @@
 #include "accelerate/kwargs/parallelism_handlers.h"
 #include "accelerate/value.h"
 
+// Templates of the library take these structs: with GCC that needs visible arguments.
+#pragma GCC visibility push(default)
+
 namespace accelerate {
 
 /// How many backward passes share one optimizer step.
-struct ACCELERATE_API GradientAccumulationPlugin {
+struct GradientAccumulationPlugin {
   static constexpr std::string_view kOptionsName = "GradientAccumulationPlugin";
 
   std::optional<std::int64_t> num_steps = std::nullopt;
@@ -40,7 +43,7 @@ struct ACCELERATE_API GradientAccumulationPlugin {
 };
 
 /// How a model is compiled. Variables begin with ACCELERATE_DYNAMO_.
-struct ACCELERATE_API TorchDynamoPlugin {
+struct TorchDynamoPlugin {
   static constexpr std::string_view kOptionsName = "TorchDynamoPlugin";
 
   /// BACKEND, no.
@@ -60,7 +63,7 @@ struct ACCELERATE_API TorchDynamoPlugin {
 };
 
 /// Weights in 8 or 4 bits.
-struct ACCELERATE_API BnbQuantizationConfig {
+struct BnbQuantizationConfig {
   static constexpr std::string_view kOptionsName = "BnbQuantizationConfig";
 
   bool load_in_8bit = false;
@@ -97,7 +100,7 @@ struct ACCELERATE_API MixedPrecisionPolicy {
 };
 
 /// Whether parameters wait in host memory. `true` and `false` convert to it.
-struct ACCELERATE_API CPUOffload {
+struct CPUOffload {
   CPUOffload(bool offload = false, bool pin = true)  // NOLINT(google-explicit-constructor)
       : offload_params(offload), pin_memory(pin) {}
 
@@ -108,7 +111,7 @@ struct ACCELERATE_API CPUOffload {
 };
 
 /// Where a state dictionary of a sharded model lies.
-struct ACCELERATE_API StateDictConfig {
+struct StateDictConfig {
   bool offload_to_cpu = true;
   bool rank0_only = false;
 
@@ -184,3 +187,5 @@ ACCELERATE_API void enable_fsdp_ram_efficient_loading();
 ACCELERATE_API void disable_fsdp_ram_efficient_loading();
 
 }  // namespace accelerate
+
+#pragma GCC visibility pop

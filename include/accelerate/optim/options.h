@@ -122,44 +122,23 @@ struct AdafactorOptions {
 };
 
 // The fields in Python's order: `to_value` and `from_value` convert these structs.
-constexpr auto value_fields(std::type_identity<AdamOptions>) {
-  return ACCELERATE_FIELDS(AdamOptions, lr, betas, eps, weight_decay, amsgrad, maximize, capturable,
-                           decoupled_weight_decay);
-}
-constexpr auto value_fields(std::type_identity<AdamWOptions>) {
-  return ACCELERATE_FIELDS(AdamWOptions, lr, betas, eps, weight_decay, amsgrad, maximize,
-                           capturable);
-}
-constexpr auto value_fields(std::type_identity<SGDOptions>) {
-  return ACCELERATE_FIELDS(SGDOptions, lr, momentum, dampening, weight_decay, nesterov, maximize,
-                           capturable);
-}
-constexpr auto value_fields(std::type_identity<AdagradOptions>) {
-  return ACCELERATE_FIELDS(AdagradOptions, lr, lr_decay, weight_decay, initial_accumulator_value,
-                           eps, maximize, capturable);
-}
-constexpr auto value_fields(std::type_identity<RMSpropOptions>) {
-  return ACCELERATE_FIELDS(RMSpropOptions, lr, alpha, eps, weight_decay, momentum, centered,
-                           capturable, maximize);
-}
-constexpr auto value_fields(std::type_identity<NAdamOptions>) {
-  return ACCELERATE_FIELDS(NAdamOptions, lr, betas, eps, weight_decay, momentum_decay,
-                           decoupled_weight_decay, maximize, capturable);
-}
-constexpr auto value_fields(std::type_identity<RAdamOptions>) {
-  return ACCELERATE_FIELDS(RAdamOptions, lr, betas, eps, weight_decay, decoupled_weight_decay,
-                           maximize, capturable);
-}
-constexpr auto value_fields(std::type_identity<AdamaxOptions>) {
-  return ACCELERATE_FIELDS(AdamaxOptions, lr, betas, eps, weight_decay, maximize, capturable);
-}
-constexpr auto value_fields(std::type_identity<LionOptions>) {
-  return ACCELERATE_FIELDS(LionOptions, lr, betas, weight_decay, maximize, capturable);
-}
-constexpr auto value_fields(std::type_identity<AdafactorOptions>) {
-  return ACCELERATE_FIELDS(AdafactorOptions, lr, beta2_decay, eps, d, weight_decay, maximize,
-                           capturable);
-}
+ACCELERATE_VALUE_FIELDS(AdamOptions, lr, betas, eps, weight_decay, amsgrad, maximize, capturable,
+                        decoupled_weight_decay);
+ACCELERATE_VALUE_FIELDS(AdamWOptions, lr, betas, eps, weight_decay, amsgrad, maximize, capturable);
+ACCELERATE_VALUE_FIELDS(SGDOptions, lr, momentum, dampening, weight_decay, nesterov, maximize,
+                        capturable);
+ACCELERATE_VALUE_FIELDS(AdagradOptions, lr, lr_decay, weight_decay, initial_accumulator_value, eps,
+                        maximize, capturable);
+ACCELERATE_VALUE_FIELDS(RMSpropOptions, lr, alpha, eps, weight_decay, momentum, centered,
+                        capturable, maximize);
+ACCELERATE_VALUE_FIELDS(NAdamOptions, lr, betas, eps, weight_decay, momentum_decay,
+                        decoupled_weight_decay, maximize, capturable);
+ACCELERATE_VALUE_FIELDS(RAdamOptions, lr, betas, eps, weight_decay, decoupled_weight_decay,
+                        maximize, capturable);
+ACCELERATE_VALUE_FIELDS(AdamaxOptions, lr, betas, eps, weight_decay, maximize, capturable);
+ACCELERATE_VALUE_FIELDS(LionOptions, lr, betas, weight_decay, maximize, capturable);
+ACCELERATE_VALUE_FIELDS(AdafactorOptions, lr, beta2_decay, eps, d, weight_decay, maximize,
+                        capturable);
 
 }  // namespace accelerate
 

@@ -104,7 +104,7 @@ struct ACCELERATE_API PipelineTimeline {
 ///     rank 0 | F0 F1 F2 .  .  B0 == B1 == B2 ==
 ///     rank 1 | .  F0 B0 == F1 B1 == F2 B2 == .
 [[nodiscard]] ACCELERATE_API std::string to_picture(const PipelineTimeline& timeline);
-/// The same as a drawing for web pages.
+/// The timeline as a drawing for web pages.
 [[nodiscard]] ACCELERATE_API std::string to_svg(const PipelineTimeline& timeline);
 
 }  // namespace accelerate

@@ -74,27 +74,17 @@ struct OneCycleOptions {
   std::int64_t last_epoch = -1;
 };
 
-constexpr auto value_fields(std::type_identity<WarmupLROptions>) {
-  return ACCELERATE_FIELDS(WarmupLROptions, warmup_min_lr, warmup_max_lr, warmup_num_steps,
-                           warmup_type);
-}
-constexpr auto value_fields(std::type_identity<WarmupDecayLROptions>) {
-  return ACCELERATE_FIELDS(WarmupDecayLROptions, total_num_steps, warmup_min_lr, warmup_max_lr,
-                           warmup_num_steps, warmup_type);
-}
-constexpr auto value_fields(std::type_identity<WarmupCosineLROptions>) {
-  return ACCELERATE_FIELDS(WarmupCosineLROptions, total_num_steps, warmup_min_ratio,
-                           warmup_num_steps, cos_min_ratio, warmup_type);
-}
-constexpr auto value_fields(std::type_identity<LRRangeTestOptions>) {
-  return ACCELERATE_FIELDS(LRRangeTestOptions, lr_range_test_min_lr, lr_range_test_step_size,
-                           lr_range_test_step_rate, lr_range_test_staircase);
-}
-constexpr auto value_fields(std::type_identity<OneCycleOptions>) {
-  return ACCELERATE_FIELDS(OneCycleOptions, cycle_min_lr, cycle_max_lr, decay_lr_rate,
-                           cycle_first_step_size, cycle_second_step_size, decay_step_size,
-                           cycle_momentum, cycle_min_mom, cycle_max_mom, decay_mom_rate);
-}
+ACCELERATE_VALUE_FIELDS(WarmupLROptions, warmup_min_lr, warmup_max_lr, warmup_num_steps,
+                        warmup_type);
+ACCELERATE_VALUE_FIELDS(WarmupDecayLROptions, total_num_steps, warmup_min_lr, warmup_max_lr,
+                        warmup_num_steps, warmup_type);
+ACCELERATE_VALUE_FIELDS(WarmupCosineLROptions, total_num_steps, warmup_min_ratio, warmup_num_steps,
+                        cos_min_ratio, warmup_type);
+ACCELERATE_VALUE_FIELDS(LRRangeTestOptions, lr_range_test_min_lr, lr_range_test_step_size,
+                        lr_range_test_step_rate, lr_range_test_staircase);
+ACCELERATE_VALUE_FIELDS(OneCycleOptions, cycle_min_lr, cycle_max_lr, decay_lr_rate,
+                        cycle_first_step_size, cycle_second_step_size, decay_step_size,
+                        cycle_momentum, cycle_min_mom, cycle_max_mom, decay_mom_rate);
 
 #pragma GCC visibility pop
 

@@ -13,6 +13,7 @@
 
 #include "accelerate/api.h"
 #include "accelerate/enums.h"
+#include "accelerate/fwd.h"
 #include "accelerate/state/partial_state.h"
 
 namespace accelerate {
@@ -22,8 +23,6 @@ struct DeepSpeedPlugin;
 struct FullyShardedDataParallelPlugin;
 struct MegatronLMPlugin;
 struct ParallelismConfig;
-struct TorchDynamoPlugin;
-struct TorchTensorParallelPlugin;
 
 /// What `Accelerator` passes on to the first `AcceleratorState`.
 struct AcceleratorStateOptions {

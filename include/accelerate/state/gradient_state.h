@@ -12,10 +12,9 @@
 #include <vector>
 
 #include "accelerate/api.h"
+#include "accelerate/fwd.h"
 
 namespace accelerate {
-
-struct GradientAccumulationPlugin;
 
 /// What a data loader tells the gradient state while it is iterated.
 class ACCELERATE_API DataLoaderStateMixin {
@@ -38,7 +37,7 @@ class ACCELERATE_API GradientState {
  public:
   /// Makes the state with one step, or attaches to it.
   GradientState();
-  /// The same, and takes the plugin's values: also into a state that exists.
+  /// Makes it or attaches to it, and takes the plugin's values: also into a state that exists.
   explicit GradientState(const GradientAccumulationPlugin& plugin);
 
   [[nodiscard]] static bool initialized() noexcept;
@@ -76,7 +75,7 @@ class ACCELERATE_API GradientState {
   void _add_dataloader(std::weak_ptr<DataLoaderStateMixin> loader);
   /// Nothing happens where the loader, or the state, is not there.
   void _remove_dataloader(const std::shared_ptr<DataLoaderStateMixin>& loader) noexcept;
-  /// The same by address, for a destructor: the last reference is gone by then.
+  /// Removes a loader by its address, for a destructor: the last reference is gone by then.
   void _remove_dataloader(const DataLoaderStateMixin* loader) noexcept;
 };
 

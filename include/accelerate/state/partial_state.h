@@ -108,7 +108,7 @@ class ACCELERATE_API PartialState {
                                                        SplitOptions options = {}) const {
     return detail::state::split(std::vector<T>(inputs), share(options));
   }
-  /// The same, handing the part to `f` and returning what `f` returns.
+  /// Hands the part of this process to `f` and returns what `f` returns.
   template <class Inputs, class F>
   decltype(auto) split_between_processes(Inputs&& inputs, SplitOptions options, F&& f) const {
     return std::forward<F>(f)(detail::state::split(std::forward<Inputs>(inputs), share(options)));

@@ -17,8 +17,6 @@
 
 namespace accelerate {
 
-struct InitProcessGroupKwargs;
-
 /// A c10d object that the host program lends us. Converts from `c10::intrusive_ptr<T>`; needs T's
 /// header only where it is made.
 template <class T>

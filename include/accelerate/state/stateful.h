@@ -81,7 +81,7 @@ template <HasStateDict T>
 [[nodiscard]] std::shared_ptr<Stateful> make_stateful(std::shared_ptr<T> object) {
   return std::make_shared<StatefulObject<T>>(std::move(object));
 }
-/// The same for an object that the caller keeps alive.
+/// `object` as a `Stateful`, which the caller keeps alive.
 template <HasStateDict T>
 [[nodiscard]] std::shared_ptr<Stateful> make_stateful(T& object) {
   return make_stateful(std::shared_ptr<T>(std::shared_ptr<void>(), &object));

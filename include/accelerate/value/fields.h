@@ -1,18 +1,18 @@
 // accelerate/value/fields.h - structs with named fields.
 //
-// One function beside a struct lists its members under their names:
+// One line beside a struct lists its members under their names:
 //
 //     struct Score { double loss = 0; std::int64_t step = 0; };
-//     constexpr auto value_fields(std::type_identity<Score>) {
-//       return ACCELERATE_FIELDS(Score, loss, step);
-//     }
+//     ACCELERATE_VALUE_FIELDS(Score, loss, step);
 //
-// `value_fields` makes `to_value` and `from_value` work (accelerate/value/to_value.h);
-// `tensor_tree_fields` makes the struct a tensor tree as well (accelerate/tree.h).
+// It is a function, `value_fields(std::type_identity<Score>)`, and makes `to_value` and
+// `from_value` work (accelerate/value/to_value.h); `tensor_tree_fields` makes the struct a tensor
+// tree as well (accelerate/tree.h).
 #pragma once
 
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 
 namespace accelerate {
 
@@ -41,6 +41,13 @@ constexpr void for_each_field(Object&& object, const std::tuple<Fields...>& fiel
 /// ACCELERATE_FIELDS(Score, loss) is std::tuple{accelerate::field("loss", &Score::loss)}.
 #define ACCELERATE_FIELDS(Type, ...) \
   std::tuple { ACCELERATE_SCAN_64(ACCELERATE_EACH_FIELD(Type, __VA_ARGS__)) }
+
+/// The function `value_fields` of `Type` with these members.
+#define ACCELERATE_VALUE_FIELDS(Type, ...)                \
+  constexpr auto value_fields(std::type_identity<Type>) { \
+    return ACCELERATE_FIELDS(Type, __VA_ARGS__);          \
+  }                                                       \
+  static_assert(true)
 
 // The preprocessor does not expand a macro inside of itself: each scan expands one more field.
 #define ACCELERATE_EACH_FIELD(Type, name, ...) \

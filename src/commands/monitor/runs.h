@@ -116,7 +116,7 @@ struct Run {
   [[nodiscard]] RunState state(double now) const;
   /// By the last half minute of the run.
   [[nodiscard]] std::optional<Straggler> straggler() const;
-  /// The same in words; "" if no rank is waited for.
+  /// The straggler in words; "" if no rank is waited for.
   [[nodiscard]] std::string straggler_text() const;
 
   /// A line of the file of a rank, in the form of tracking/recorder.h or of the tracker jsonl. One
