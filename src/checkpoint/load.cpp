@@ -161,15 +161,6 @@ bool keeps_fp32(const std::string& name, const std::vector<std::string>& modules
   });
 }
 
-c10::Device torch_device(const MapDevice& device) {
-  try {
-    return c10::Device(device.is_gpu() ? str("cuda:", device) : device.to_string());
-  } catch (const c10::Error&) {
-    throw ArgumentError(str("The device map has '", device,
-                            "', which is no device. Use 'cpu', 'cuda:0' or the number of a GPU."));
-  }
-}
-
 /// Decides for each tensor of a model.
 class Placements {
  public:
@@ -178,7 +169,7 @@ class Placements {
     for (const auto& name : model.named_buffers().keys()) buffers_.insert(name);
     for (const auto& [name, device] : options.device_map) {
       if (device.is_cpu() || device.is_disk()) continue;
-      main_device_ = torch_device(device);
+      main_device_ = detail::modeling::torch_device(device);
       break;
     }
   }
@@ -201,7 +192,7 @@ class Placements {
     if (device == nullptr) throw ArgumentError(str(name, " doesn't have any device set."));
     Placement place{.device = main_device_, .dtype = tensor.scalar_type()};
     if (!device->is_disk()) {
-      place.device = torch_device(*device);
+      place.device = detail::modeling::torch_device(*device);
       if (device->is_cpu() && options_.offload_state_dict) place.store = Placement::Store::kSpilled;
     } else if (options_.offload_buffers || !buffers_.contains(name)) {
       place.store = Placement::Store::kOffloaded;
@@ -439,7 +430,8 @@ StateDict load_state_dict(const fs::path& checkpoint_file, const DeviceMap& devi
   for (const auto& name : file.names()) {
     const auto* const device = find_in_device_map(device_map, name);
     const bool on_cpu = device == nullptr || device->is_disk();
-    state.insert(name, file.get(name, on_cpu ? c10::Device(c10::kCPU) : torch_device(*device)));
+    state.insert(name, file.get(name, on_cpu ? c10::Device(c10::kCPU)
+                                             : detail::modeling::torch_device(*device)));
   }
   return state;
 }

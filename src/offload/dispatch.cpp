@@ -18,6 +18,7 @@
 #include "core/text.h"
 #include "lazy/trigger.h"
 #include "modeling/outline.h"
+#include "modeling/tensors.h"
 #include "offload/file_ranges.h"
 #include "offload/lazy_params.h"
 #include "offload/placement.h"
@@ -30,11 +31,6 @@ using torch::nn::Module;
 
 constexpr std::array<std::string_view, 4> kComputedMaps{"auto", "balanced", "balanced_low_0",
                                                         "sequential"};
-
-c10::Device torch_device(const MapDevice& device) {
-  return device.is_gpu() ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device.index()))
-                         : c10::Device(device.to_string());
-}
 
 void check_model(const ModulePtr& model) {
   if (model == nullptr) throw ArgumentError("There is no model to dispatch: the holder is empty.");
@@ -127,7 +123,7 @@ Place place_in(const DeviceMap& map, const std::string& name, c10::Device main_d
   if (device->is_cpu() && (!main_device.is_cpu() || manage_on_cpu)) {
     return {Keep::kInHostMemory, main_device};
   }
-  return {Keep::kResident, torch_device(*device)};
+  return {Keep::kResident, modeling::torch_device(*device)};
 }
 
 CorePtr make_core(const ModulePtr& model, const DeviceMap& map, c10::Device main_device,
@@ -278,14 +274,16 @@ CorePtr dispatch_model(const ModulePtr& model, const DeviceMap& device_map,
   auto main_device = options.main_device;
   for (const auto& [name, device] : device_map) {
     devices.insert(device);
-    if (!main_device && !device.is_cpu() && !device.is_disk()) main_device = torch_device(device);
+    if (device.is_disk()) continue;
+    const auto here = modeling::torch_device(device);  // nothing has changed if there is none
+    if (!main_device && !device.is_cpu()) main_device = here;
   }
   const auto computes_on = with_index(main_device.value_or(c10::Device(c10::kCPU)));
   const auto& only = *devices.begin();
   if (devices.size() == 1 && !only.is_disk() && !options.force_hooks &&
       !options.lazy.manage_on_cpu) {
     // No part of it is offloaded: it only has to move.
-    return make_core(model, device_map, torch_device(only), options);
+    return make_core(model, device_map, modeling::torch_device(only), options);
   }
   return make_core(model, device_map, computes_on, options);
 }

@@ -14,6 +14,7 @@
 
 #include "offload/managed_model.h"
 #include "support/command.h"
+#include "support/fake_gpu.h"
 #include "support/has.h"
 #include "support/message_of.h"
 
@@ -243,6 +244,25 @@ TEST_F(Offload, MapsThatDoNotFitAreRefused) {
                   }),
                   "auto, balanced, balanced_low_0, sequential"));
   EXPECT_THROW((void)cpu_offload(ThreeLayers(nullptr)), ArgumentError);
+}
+
+TEST_F(Offload, DevicesThatAreNotThereAreRefusedByNameBeforeAnythingMoves) {
+  const auto refuse = [&](const MapDevice& device) {
+    (void)dispatch_model(
+        net, {{"first", "disk"}, {"second", "cpu"}, {"third", device}},
+        {.main_device = torch::kCPU, .offload_dir = folder.path() / "spill", .lazy = managed()});
+  };
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] { refuse("moon"); }),
+                  "The device map has 'moon', which is no device."));
+  EXPECT_TRUE(has(message_of<UnsupportedError>([&] { refuse("xpu:1"); }),
+                  "The device map has 'xpu:1'; weights can be on CPUs and NVIDIA GPUs only."));
+  {
+    const test::FakeGpu gpu({.major = 9, .minor = 0});
+    EXPECT_EQ(message_of<ArgumentError>([&] { refuse(7); }),
+              "The device map has GPU 7, and this machine has 1. GPUs count from 0.");
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "spill"));
+  EXPECT_TRUE(net->forward(input()).equal(resident->forward(input())));
 }
 
 TEST_F(Offload, AModelWithoutValuesIsRefused) {
