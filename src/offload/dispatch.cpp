@@ -18,6 +18,7 @@
 #include "core/text.h"
 #include "lazy/trigger.h"
 #include "modeling/outline.h"
+#include "modeling/stand_in.h"
 #include "modeling/tensors.h"
 #include "offload/file_ranges.h"
 #include "offload/lazy_params.h"
@@ -126,6 +127,25 @@ Place place_in(const DeviceMap& map, const std::string& name, c10::Device main_d
   return {Keep::kResident, modeling::torch_device(*device)};
 }
 
+/// Copies values into a model whose weights stay on the CPU. Tied weights stay tied.
+void take_values(Module& model, const StateDict& values, bool buffers_too) {
+  const auto tied = find_tied_parameters(model);
+  const auto take = [&](const auto& tensors) {
+    for (const auto& item : tensors) {
+      const auto* value = values.find(item.key());
+      if (value == nullptr || modeling::find_stand_in(item.value()) != nullptr) continue;
+      if (value->is_meta()) {
+        throw StateError(str("The state dict has no value for '", item.key(),
+                             "': it is on the meta device. Leave it out, or load its weights."));
+      }
+      set_module_tensor_to_device(model, item.key(), c10::kCPU, {.value = value->detach().clone()});
+    }
+  };
+  take(model.named_parameters());
+  if (buffers_too) take(model.named_buffers());
+  retie_parameters(model, tied);
+}
+
 CorePtr make_core(const ModulePtr& model, const DeviceMap& map, c10::Device main_device,
                   const DispatchOptions& options) {
   auto core = std::make_shared<DispatchedCore>(model, map, main_device);
@@ -226,6 +246,9 @@ void DispatchedCore::refuse_to_move() const {
 CorePtr cpu_offload(const ModulePtr& model, const CpuOffloadOptions& options) {
   check_model(model);
   const auto device = with_index(options.execution_device.value_or(first_device(*model)));
+  if (options.state_dict && device.is_cpu() && !options.lazy.manage_on_cpu) {
+    take_values(*model, *options.state_dict, options.offload_buffers);
+  }
   return make_core(model, {{"", "cpu"}}, device,
                    {.state_dict = options.state_dict,
                     .offload_buffers = options.offload_buffers,

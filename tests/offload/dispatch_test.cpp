@@ -275,6 +275,18 @@ TEST_F(Offload, AModelWithoutValuesIsRefused) {
   EXPECT_TRUE(model(input()).equal(resident->forward(input())));
 }
 
+TEST_F(Offload, CpuOffloadTakesTheValuesOfItsStateDictAlsoWhereNothingMoves) {
+  const auto values = state_dict(*tied_resident);
+  tied_resident->eval();
+  for (auto model : {init_empty_weights([] { return TiedNet(); }), TiedNet()}) {
+    const auto offloaded = cpu_offload(model, {.offload_buffers = true, .state_dict = values});
+    model->eval();
+    EXPECT_TRUE(model->out->weight.is_same(model->embedding->weight)) << "still tied";
+    EXPECT_TRUE(offloaded(tokens()).equal(tied_resident->forward(tokens())));
+    EXPECT_FALSE(model->head->weight.is_alias_of(values["head.weight"])) << "a copy";
+  }
+}
+
 TEST_F(Offload, ADispatchedModelDoesNotMove) {
   const auto model = cpu_offload(net, {.lazy = managed()});
   EXPECT_TRUE(has(message_of<StateError>([&] { model.to(torch::kCPU); }),

@@ -42,7 +42,7 @@ struct CpuOffloadOptions {
   std::optional<c10::Device> execution_device = std::nullopt;
   /// Buffers too. Off: they stay on the execution device.
   bool offload_buffers = false;
-  /// The values, by name. Unset: those of the model.
+  /// The values, by name; copied. Unset: those of the model.
   std::optional<StateDict> state_dict = std::nullopt;
   /// Classes whose modules come and go as a whole. Others do so layer by layer.
   std::vector<std::string> preload_module_classes = {};
