@@ -83,9 +83,19 @@ StateDict must_be_there(const Module& model, const StateDict& wanted, const Offl
   return part;
 }
 
+/// Running statistics stay resident: gives them the values that the folder has.
+void take_statistics(Module& model, const StateDict& wanted, const OffloadIndex& index,
+                     const std::filesystem::path& folder) {
+  const OffloadedWeightsLoader weights({.save_folder = folder, .index = index});
+  for (const auto& item : wanted) {
+    if (!is_running_statistic(item.key()) || !index.contains(item.key())) continue;
+    set_module_tensor_to_device(model, item.key(), c10::kCPU,
+                                {.value = weights.at(item.key()).clone()});
+  }
+}
+
 /// Writes the tensors that belong on disk into a folder without an index; returns where they are.
-FileRanges prepare_folder(const Module& model, const DeviceMap& map,
-                          const DispatchOptions& options) {
+FileRanges prepare_folder(Module& model, const DeviceMap& map, const DispatchOptions& options) {
   const auto wanted = on_disk(accelerate::state_dict(model), map);
   if (wanted.is_empty()) return {};
   if (!options.offload_dir && !options.offload_index) {
@@ -98,7 +108,11 @@ FileRanges prepare_folder(const Module& model, const DeviceMap& map,
                             "offload_folder of load_checkpoint_and_dispatch)."));
   }
   const auto folder = options.offload_dir.value_or("");
-  if (options.offload_index) return file_ranges(*options.offload_index, folder);
+  const bool statistics_stay = options.offload_buffers && !options.lazy.writable;
+  if (options.offload_index) {
+    if (statistics_stay) take_statistics(model, wanted, *options.offload_index, folder);
+    return file_ranges(*options.offload_index, folder);
+  }
   if (!std::filesystem::exists(folder / "index.json")) {
     StateDict values;
     for (const auto& item : wanted) {
@@ -112,6 +126,7 @@ FileRanges prepare_folder(const Module& model, const DeviceMap& map,
     checkpoint::check_offloaded(must_be_there(model, wanted, index, options.offload_buffers), index,
                                 folder);
   }
+  if (statistics_stay) take_statistics(model, wanted, index, folder);
   return file_ranges(index, folder);
 }
 

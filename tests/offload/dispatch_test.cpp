@@ -48,6 +48,20 @@ struct TiedNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(TiedNet);
 
+/// With a buffer that state dicts do not have.
+struct RotaryImpl : torch::nn::Module {
+  RotaryImpl() {
+    layer = register_module("layer", torch::nn::Linear(6, 8));
+    inv_freq = register_buffer("inv_freq", 1.0 / torch::arange(1.0, 9.0));
+    scale = register_buffer("scale", torch::full({8}, 2.0));
+    mark_non_persistent(*this, "inv_freq");
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return layer->forward(x) * inv_freq * scale; }
+  torch::nn::Linear layer{nullptr};
+  torch::Tensor inv_freq, scale;
+};
+TORCH_MODULE(Rotary);
+
 torch::Tensor tokens() { return torch::arange(10); }
 
 class Offload : public testing::Test {
@@ -178,6 +192,48 @@ TEST_F(Offload, DiskOffloadWritesAFolderAndReadsItAgain) {
   const auto model = disk_offload(empty, target, {.execution_device = torch::kCPU});
   tied_resident = seeded<TiedNet>();
   EXPECT_TRUE(model(tokens()).equal(tied_resident->forward(tokens())));
+}
+
+TEST_F(Offload, NonPersistentBuffersStayResidentWhereOthersAreOnDisk) {
+  auto whole = seeded<Rotary>();
+  const auto expected = whole->forward(input());
+  save_model(state_dict(*whole), folder.path() / "checkpoint");
+  auto rotary = seeded<Rotary>();
+  {
+    const auto model = disk_offload(rotary, folder.path() / "spill", {.offload_buffers = true});
+    EXPECT_TRUE(is_offloaded(rotary->scale));
+    EXPECT_FALSE(is_offloaded(rotary->inv_freq));
+    EXPECT_TRUE(model(input()).equal(expected));
+  }
+  auto empty = init_empty_weights([] { return Rotary(); });
+  const auto loaded = load_checkpoint_and_dispatch(empty, folder.path() / "checkpoint",
+                                                   {.device_map = DeviceMap{{"", "disk"}},
+                                                    .offload_folder = folder.path() / "loaded",
+                                                    .offload_buffers = true});
+  EXPECT_TRUE(loaded(input()).equal(expected));
+}
+
+TEST_F(Offload, RunningStatisticsStayResidentSoThatAForwardInTrainingWorks) {
+  auto evaluated = seeded<TiedNet>();
+  save_model(state_dict(*evaluated), folder.path() / "checkpoint");
+  const auto expected = tied_resident->forward(tokens());
+  {
+    const auto model = disk_offload(tied, folder.path() / "spill", {.offload_buffers = true});
+    EXPECT_TRUE(model(tokens()).equal(expected));
+    EXPECT_TRUE(tied->norm->running_mean.equal(tied_resident->norm->running_mean)) << "updated";
+  }
+  auto empty = init_empty_weights([] { return TiedNet(); });
+  const auto model = load_checkpoint_and_dispatch(empty, folder.path() / "checkpoint",
+                                                  {.device_map = DeviceMap{{"", "disk"}},
+                                                   .offload_folder = folder.path() / "loaded",
+                                                   .offload_buffers = true});
+  EXPECT_TRUE(model(tokens()).equal(expected));
+  EXPECT_EQ(empty->norm->num_batches_tracked.item<int>(), 1);
+  auto writable = seeded<TiedNet>();
+  const auto changing = disk_offload(writable, folder.path() / "writable",
+                                     {.offload_buffers = true, .lazy = {.writable = true}});
+  EXPECT_TRUE(is_offloaded(writable->norm->running_mean));
+  EXPECT_TRUE(changing(tokens()).equal(expected));
 }
 
 TEST_F(Offload, AFolderOfAnotherModelIsRefused) {
