@@ -405,6 +405,26 @@ TEST_F(Offload, AlignedModulesAreInMemory) {
   EXPECT_TRUE(model(input()).equal(resident->forward(input())));
 }
 
+TEST_F(Offload, OrdinaryModulesComeBackFromTheMetaDevice) {
+  torch::Tensor graph;  // outlives the alignment, with gradient accumulators for the meta device
+  {
+    const auto aligned = align_module_device(*net->first, torch::Device(torch::kMeta));
+    graph = net->first->forward(torch::empty({2, 6}, torch::kMeta));
+    EXPECT_TRUE(graph.is_meta());
+  }
+  const auto result = net->forward(input());
+  EXPECT_TRUE(result.equal(resident->forward(input())));
+  result.sum().backward();
+  resident->forward(input()).sum().backward();
+  EXPECT_TRUE(net->first->weight.grad().equal(resident->first->weight.grad()));
+
+  auto empty = init_empty_weights([] { return ThreeLayers(); });
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] {
+                    (void)align_module_device(*empty->first, torch::Device(torch::kCPU));
+                  }),
+                  "on the meta device, we need a value to put it on cpu"));
+}
+
 TEST_F(Offload, StateDictsReadTheStores) {
   const auto model = disk_offload(net, folder.path() / "spill");
   const auto fills = model.stats().fills;

@@ -50,8 +50,11 @@ class ACCELERATE_API AlignedModule {
   std::vector<Held> held_;
 };
 /// Brings the tensors of an offloaded module, to `device` if one is given, where changes to them
-/// are lost at the end. Parameters of an ordinary module move to `device` and back. Unset: where
-/// they compute.
+/// are lost at the end. Parameters of an ordinary module move to `device` and back; from the meta
+/// device they come back as they were. Unset: where they compute.
+///
+/// Throws `ArgumentError` for a tensor on the meta device that would have to leave it. What cannot
+/// be moved back at the end, because memory is short, stays on `device` with a warning.
 ///
 ///     auto aligned = align_module_device(*net->layer);
 ///     write(net->layer->weight.data_ptr<float>());
