@@ -167,6 +167,12 @@ void save(const StateDict& state, const fs::path& path, const SaveOptions& optio
 
 void save_model(const StateDict& state, const fs::path& save_directory,
                 const SaveModelOptions& options, std::source_location where) {
+  detail::checkpoint::save_model(state, /*values_of=*/nullptr, save_directory, options, where);
+}
+
+void detail::checkpoint::save_model(const StateDict& state, const ValuesOfState& values_of,
+                                    const fs::path& save_directory, const SaveModelOptions& options,
+                                    std::source_location where) {
   // What one process throws while it encodes its message, all throw.
   const auto write = [&]() -> std::string {
     std::error_code error;
@@ -175,17 +181,19 @@ void save_model(const StateDict& state, const fs::path& save_directory,
           str("Provided path (", save_directory.string(), ") should be a directory, not a file"));
     }
     for (const auto& entry : state) {
-      if (entry.value().is_meta()) {
+      if (!values_of && entry.value().is_meta()) {
         throw StateError(
             str("You can't save the model since some parameters are on the meta "
                 "device. '",
                 entry.key(), "' is the first; load its weights before."));
       }
     }
-    if (writes_here(options.save_on_each_node)) write_model(state, save_directory, options);
+    if (writes_here(options.save_on_each_node)) {
+      write_model(values_of ? values_of(state) : state, save_directory, options);
+    }
     return {};
   };
-  if (detail::comm::is_alone(/*group=*/nullptr)) {
+  if (comm::is_alone(/*group=*/nullptr)) {
     (void)write();
   } else {
     (void)detail::comm::ObjectMessages::exchange(write, /*group=*/nullptr, "save_model", where);

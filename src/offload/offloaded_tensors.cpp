@@ -51,20 +51,7 @@ bool has_offloaded_params(const Module& module) {
 }
 
 StateDict get_state_dict_offloaded_model(const Module& model) {
-  StateDict values;
-  std::vector<std::string> absent;
-  for (const auto& item : state_dict(model)) {
-    if (item.value().is_meta()) {
-      absent.push_back(item.key());
-    } else {
-      values.insert(item.key(), offload::host_value(item.value()));
-    }
-  }
-  if (!absent.empty()) {
-    detail::warn(detail::str("The state dict has no ", detail::join(absent),
-                             ": they are on the meta device and have no values."));
-  }
-  return values;
+  return offload::host_values(state_dict(model));
 }
 
 void get_state_dict_from_offload(Module& module, std::string_view module_name,

@@ -1,4 +1,5 @@
 // Models in host memory, on disk and over devices, through the public functions.
+#include <accelerate/accelerator.h>
 #include <accelerate/big_modeling.h>
 #include <accelerate/checkpoint.h>
 #include <accelerate/errors.h>
@@ -436,6 +437,39 @@ TEST_F(Offload, StateDictsReadTheStores) {
   get_state_dict_from_offload(*net->second, "second.weight", some);
   EXPECT_TRUE(some["second.bias"].equal(resident->second->bias));
   EXPECT_EQ(model.stats().fills, fills) << "nothing was brought";
+}
+
+TEST_F(Offload, StateDictsOfOffloadedModelsKeepTies) {
+  const auto model = cpu_offload(tied, {.lazy = managed()});
+  const auto values = model.state_dict();
+  EXPECT_TRUE(values["out.weight"].is_alias_of(values["embedding.weight"]));
+  EXPECT_TRUE(values["out.weight"].equal(tied_resident->out->weight));
+  EXPECT_FALSE(values["head.bias"].is_alias_of(values["head.weight"]));
+  EXPECT_FALSE(clean_state_dict_for_safetensors(values).contains("out.weight"));
+}
+
+TEST_F(Offload, TheAcceleratorSavesOffloadedModels) {
+  Accelerator accelerator({.cpu = true});
+  const auto model = disk_offload(tied, folder.path() / "spill", {.offload_buffers = true});
+  for (const bool safe : {true, false}) {
+    const auto target = folder.path() / (safe ? "safe" : "archives");
+    accelerator.save_model(tied, target, {.safe_serialization = safe});
+    TiedNet loaded;
+    load_checkpoint_in_model(*loaded, target, {.strict = true});
+    for (const auto& item : state_dict(*tied_resident)) {
+      EXPECT_TRUE(state_dict(*loaded)[item.key()].equal(item.value())) << item.key();
+    }
+  }
+  AcceleratorState::_reset_state(/*reset_partial_state=*/true);
+}
+
+TEST_F(Offload, WeightsInFewerBitsAreSavedInThem) {
+  Accelerator accelerator({.cpu = true});
+  const auto casting = attach_layerwise_casting_hooks(*net, torch::kBFloat16, torch::kFloat);
+  accelerator.save_model(net, folder.path());
+  const auto saved = load_state_dict(folder.path() / "model.safetensors");
+  EXPECT_TRUE(saved["first.weight"].equal(resident->first->weight.to(torch::kBFloat16)));
+  AcceleratorState::_reset_state(/*reset_partial_state=*/true);
 }
 
 TEST_F(Offload, HandlesRestoreTheModelAtTheirEnd) {

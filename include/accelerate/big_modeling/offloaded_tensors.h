@@ -27,8 +27,9 @@ namespace accelerate {
 /// A parameter or buffer of the module itself, not of its children, is offloaded.
 [[nodiscard]] ACCELERATE_API bool has_offloaded_params(const torch::nn::Module& module);
 
-/// The state dict of a model in host memory, with the values of offloaded tensors. A tensor on the
-/// meta device is left out with a warning.
+/// The state dict of a model in host memory, with the values of offloaded tensors in the dtypes in
+/// which they are kept. Tied tensors share memory there, too. A tensor on the meta device is left
+/// out with a warning.
 [[nodiscard]] ACCELERATE_API StateDict
 get_state_dict_offloaded_model(const torch::nn::Module& model);
 /// Sets the entries of `state_dict` for the tensors of `module`; `module_name` is the full name of
