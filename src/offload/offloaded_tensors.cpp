@@ -54,20 +54,19 @@ StateDict get_state_dict_offloaded_model(const Module& model) {
   return offload::host_values(state_dict(model));
 }
 
-void get_state_dict_from_offload(Module& module, std::string_view module_name,
-                                 StateDict& state_dict, c10::Device device_to_put_offload) {
+StateDict& get_state_dict_from_offload(Module& module, std::string_view module_name,
+                                       StateDict& state_dict, c10::Device device_to_put_offload) {
   const auto dot = module_name.rfind('.');
   const auto parent =
       dot == module_name.npos ? std::string() : std::string(module_name.substr(0, dot + 1));
+  const bool is_away = has_offloaded_params(module);
   for (const auto& item : accelerate::state_dict(module)) {
-    auto value = offload::host_value(item.value()).to(device_to_put_offload);
-    const auto name = parent + item.key();
-    if (auto* known = state_dict.find(name)) {
-      *known = std::move(value);
-    } else {
-      state_dict.insert(name, std::move(value));
-    }
+    auto* known = state_dict.find(parent + item.key());
+    if (known == nullptr) continue;
+    *known = is_away ? offload::host_value(item.value()).to(device_to_put_offload)
+                     : item.value().detach();
   }
+  return state_dict;
 }
 
 // -- a module in memory ---------------------------------------------------------------------------

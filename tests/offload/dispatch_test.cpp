@@ -433,9 +433,11 @@ TEST_F(Offload, StateDictsReadTheStores) {
   for (const auto& item : state_dict(*resident)) {
     EXPECT_TRUE(values[item.key()].equal(item.value())) << item.key();
   }
-  StateDict some;
-  get_state_dict_from_offload(*net->second, "second.weight", some);
+  StateDict some("Tensor");
+  some.insert("second.bias", torch::empty({0}));
+  EXPECT_EQ(&get_state_dict_from_offload(*net->second, "second.weight", some), &some);
   EXPECT_TRUE(some["second.bias"].equal(resident->second->bias));
+  EXPECT_EQ(some.size(), 1U) << "no name is added, as in Python";
   EXPECT_EQ(model.stats().fills, fills) << "nothing was brought";
 }
 

@@ -32,11 +32,12 @@ namespace accelerate {
 /// out with a warning.
 [[nodiscard]] ACCELERATE_API StateDict
 get_state_dict_offloaded_model(const torch::nn::Module& model);
-/// Sets the entries of `state_dict` for the tensors of `module`; `module_name` is the full name of
-/// one of them.
-ACCELERATE_API void get_state_dict_from_offload(torch::nn::Module& module,
-                                                std::string_view module_name, StateDict& state_dict,
-                                                c10::Device device_to_put_offload = c10::kCPU);
+/// Gives the entries that `state_dict` has for the tensors of `module` their values, and returns
+/// it; `module_name` is the full name of one of them. Those of a module without offloaded tensors
+/// stay where they are.
+ACCELERATE_API StateDict& get_state_dict_from_offload(
+    torch::nn::Module& module, std::string_view module_name, StateDict& state_dict,
+    c10::Device device_to_put_offload = c10::kCPU);
 
 /// While it lives, the tensors of a module itself are in memory, so that raw pointers work.
 class ACCELERATE_API AlignedModule {
