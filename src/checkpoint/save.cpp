@@ -60,8 +60,7 @@ void remove_stale(const fs::path& folder, const WeightNames& names, const StateD
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
     const bool ours = name == names.single || detail::formats::is_shard_name(name, names.pattern);
-    const bool written = std::ranges::any_of(split.filename_to_tensors,
-                                             [&](const auto& file) { return file.first == name; });
+    const bool written = split.filename_to_tensors.contains(name);
     if (ours && !written && entry.is_regular_file()) stale.push_back(entry.path());
   }
   for (const auto& file : stale) remove_stale(file);
@@ -196,7 +195,7 @@ void detail::checkpoint::save_model(const StateDict& state, const ValuesOfState&
   if (comm::is_alone(/*group=*/nullptr)) {
     (void)write();
   } else {
-    (void)detail::comm::ObjectMessages::exchange(write, /*group=*/nullptr, "save_model", where);
+    (void)comm::ObjectMessages::exchange(write, /*group=*/nullptr, "save_model", where);
   }
 }
 
