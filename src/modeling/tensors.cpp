@@ -303,9 +303,11 @@ void set_module_tensor_to_device(Module& module, std::string_view tensor_name,
   const at::NoGradGuard no_grad;
   at::Tensor data = options.value.value_or(tensor).detach();
   if (data.sizes() != tensor.sizes()) {
-    throw ArgumentError(detail::str("Trying to set a tensor of shape ", data.sizes(), " in \"",
-                                    name, "\" (which has shape ", tensor.sizes(),
-                                    "), this looks incorrect."));
+    const auto local = name.substr(name.rfind('.') + 1);
+    throw ArgumentError(
+        detail::str("Trying to set a tensor of shape ", data.sizes(), " in \"", local,
+                    "\" (which has shape ", tensor.sizes(), "), this looks incorrect.",
+                    local == name ? "" : detail::str(" The whole name is '", name, "'.")));
   }
   if (options.value && !options.dtype) {
     data = data.to(tensor.scalar_type(), options.non_blocking);
