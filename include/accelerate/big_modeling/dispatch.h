@@ -123,6 +123,8 @@ struct CpuOffloadWithHookOptions {
   std::optional<c10::Device> execution_device = std::nullopt;
   /// Of the model that runs before: its weights leave the device when this one is needed there.
   std::optional<UserCpuOffloadHook> prev_module_hook = std::nullopt;
+  /// Without `prefetch_depth` and `keep`: the whole model is one group, which stays until
+  /// `offload()`.
   LazyOptions lazy = {};
 };
 
