@@ -299,8 +299,9 @@ class ACCELERATE_API Accelerator : public CheckpointMembers,
   // ---- state ------------------------------------------------------------------------------------
 
   /// Collective. Writes the weights of a model into a folder: `accelerate::save_model` of
-  /// `get_state_dict(model)` (accelerate/checkpoint.h). With `save_on_each_node` of the project
-  /// configuration, one process of each host writes.
+  /// `get_state_dict(model)` (accelerate/checkpoint.h). Weights that are offloaded are read from
+  /// where they are kept, as `get_state_dict_offloaded_model` does. With `save_on_each_node` of the
+  /// project configuration, one process of each host writes.
   template <class Model>
   void save_model(const Model& model, const std::filesystem::path& save_directory,
                   const SaveModelOptions& options = {},

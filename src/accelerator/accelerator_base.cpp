@@ -2,9 +2,14 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
+#include "accelerate/big_modeling/offloaded_tensors.h"
 #include "accelerate/errors.h"
 #include "accelerator/accelerator_core.h"
+#include "checkpoint/write_file.h"
 #include "core/text.h"
+#include "offload/lazy_params.h"
 
 namespace accelerate {
 
@@ -51,7 +56,11 @@ void AcceleratorBase::write_model(const StateDict& state,
                                   const std::filesystem::path& save_directory,
                                   SaveModelOptions options, std::source_location where) const {
   options.save_on_each_node |= core_->project.save_on_each_node;
-  accelerate::save_model(state, save_directory, options, where);
+  const bool is_offloaded = std::ranges::any_of(
+      state, [](const auto& entry) { return accelerate::is_offloaded(entry.value()); });
+  if (!is_offloaded) return accelerate::save_model(state, save_directory, options, where);
+  detail::checkpoint::save_model(state, detail::offload::host_values, save_directory, options,
+                                 where);
 }
 
 void AcceleratorBase::set_even_batches(bool even) {

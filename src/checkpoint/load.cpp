@@ -13,6 +13,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
 #include "accelerate/operations/objects.h"
+#include "accelerate/value/fields.h"
 #include "accelerate/value/from_value.h"
 #include "accelerate/value/to_value.h"
 #include "checkpoint/checkpoint_file.h"
@@ -29,6 +30,22 @@
 #include "modeling/tensors.h"
 
 namespace accelerate {
+
+// How a report travels to other processes.
+static auto value_fields(std::type_identity<MismatchedKey>) {
+  return ACCELERATE_FIELDS(MismatchedKey, name, checkpoint_shape, model_shape);
+}
+static auto value_fields(std::type_identity<KeyMappingReport::Rule>) {
+  return ACCELERATE_FIELDS(KeyMappingReport::Rule, rule, matched);
+}
+static auto value_fields(std::type_identity<KeyMappingReport>) {
+  return ACCELERATE_FIELDS(KeyMappingReport, rules, unmatched, incomplete);
+}
+static auto value_fields(std::type_identity<LoadCheckpointReport>) {
+  return ACCELERATE_FIELDS(LoadCheckpointReport, missing_keys, unexpected_keys, mismatched_keys,
+                           key_mapping);
+}
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -161,15 +178,6 @@ bool keeps_fp32(const std::string& name, const std::vector<std::string>& modules
   });
 }
 
-c10::Device torch_device(const MapDevice& device) {
-  try {
-    return c10::Device(device.is_gpu() ? str("cuda:", device) : device.to_string());
-  } catch (const c10::Error&) {
-    throw ArgumentError(str("The device map has '", device,
-                            "', which is no device. Use 'cpu', 'cuda:0' or the number of a GPU."));
-  }
-}
-
 /// Decides for each tensor of a model.
 class Placements {
  public:
@@ -178,7 +186,7 @@ class Placements {
     for (const auto& name : model.named_buffers().keys()) buffers_.insert(name);
     for (const auto& [name, device] : options.device_map) {
       if (device.is_cpu() || device.is_disk()) continue;
-      main_device_ = torch_device(device);
+      main_device_ = detail::modeling::torch_device(device);
       break;
     }
   }
@@ -201,7 +209,7 @@ class Placements {
     if (device == nullptr) throw ArgumentError(str(name, " doesn't have any device set."));
     Placement place{.device = main_device_, .dtype = tensor.scalar_type()};
     if (!device->is_disk()) {
-      place.device = torch_device(*device);
+      place.device = detail::modeling::torch_device(*device);
       if (device->is_cpu() && options_.offload_state_dict) place.store = Placement::Store::kSpilled;
     } else if (options_.offload_buffers || !buffers_.contains(name)) {
       place.store = Placement::Store::kOffloaded;
@@ -371,6 +379,8 @@ struct Loaded {
   std::vector<std::string> names = {};
 };
 
+auto value_fields(std::type_identity<Loaded>) { return ACCELERATE_FIELDS(Loaded, report, names); }
+
 /// Reads the files and fills the model.
 Loaded load_here(torch::nn::Module& model, const fs::path& checkpoint,
                  const LoadCheckpointOptions& options) {
@@ -405,30 +415,25 @@ LoadCheckpointReport load_and_broadcast(torch::nn::Module& model, const fs::path
                                         const LoadCheckpointOptions& options,
                                         std::source_location where) {
   constexpr auto kName = "load_checkpoint_in_model";
-  using NameLists = std::vector<std::vector<std::string>>;  // copied, missing, unexpected
   const detail::comm::Peers peers(kName, {nullptr, where});
-  LoadCheckpointReport report;
   const auto answers = detail::checkpoint::exchange_by_collective(kName, where)([&] {
     if (peers.rank() != 0) return std::string();
     auto loaded = load_here(model, checkpoint, options);
-    report = std::move(loaded.report);
     std::ranges::sort(loaded.names);
-    return detail::json_dumps(
-        to_value(NameLists{loaded.names, report.missing_keys, report.unexpected_keys}));
+    return detail::json_dumps(to_value(loaded));
   });
-  const auto lists = from_value<NameLists>(detail::json_loads(answers.front()));
-  if (peers.rank() != 0) report = {.missing_keys = lists[1], .unexpected_keys = lists[2]};
+  auto loaded = from_value<Loaded>(detail::json_loads(answers.front()));
   const auto own = state_dict(model);
   const Placements placements(model, options);
   const at::NoGradGuard no_grad;
-  for (const auto& name : lists[0]) {
+  for (const auto& name : loaded.names) {
     const auto& tensor = own[name];
     allocate(tensor, placements.of(name, tensor), name);
     const auto message = tensor.detach().contiguous();
     peers.broadcast(message, 0);
     if (peers.rank() != 0 && !message.is_alias_of(tensor)) tensor.detach().copy_(message);
   }
-  return report;
+  return std::move(loaded.report);
 }
 
 }  // namespace
@@ -439,7 +444,8 @@ StateDict load_state_dict(const fs::path& checkpoint_file, const DeviceMap& devi
   for (const auto& name : file.names()) {
     const auto* const device = find_in_device_map(device_map, name);
     const bool on_cpu = device == nullptr || device->is_disk();
-    state.insert(name, file.get(name, on_cpu ? c10::Device(c10::kCPU) : torch_device(*device)));
+    state.insert(name, file.get(name, on_cpu ? c10::Device(c10::kCPU)
+                                             : detail::modeling::torch_device(*device)));
   }
   return state;
 }
@@ -448,6 +454,7 @@ LoadCheckpointReport load_checkpoint_in_model(torch::nn::Module& model, const fs
                                               const LoadCheckpointOptions& options,
                                               std::source_location where) {
   check_options(options);
+  const auto tied = find_tied_parameters(model);
   if (options.broadcast_from_rank0 && !detail::comm::is_alone(/*group=*/nullptr)) {
     if (!detail::modeling::stand_ins(model).empty()) {
       throw UnsupportedError(
@@ -455,9 +462,10 @@ LoadCheckpointReport load_checkpoint_in_model(torch::nn::Module& model, const fs
           "it "
           "out, so that each process reads the files.");
     }
-    return load_and_broadcast(model, checkpoint, options, where);
+    auto report = load_and_broadcast(model, checkpoint, options, where);
+    retie_parameters(model, tied);
+    return report;
   }
-  const auto tied = find_tied_parameters(model);
   if (!options.device_map.empty()) check_tied_parameters_on_same_device(tied, options.device_map);
   auto loaded = load_here(model, checkpoint, options);
   retie_parameters(model, tied);

@@ -95,6 +95,12 @@ void offload_weight(const at::Tensor& weight, std::string_view weight_name,
              {.dtype = detail::modeling::name_of(data.scalar_type()), .shape = data.sizes().vec()});
 }
 
+OffloadIndex offload_weight(const at::Tensor& weight, std::string_view weight_name,
+                            const fs::path& offload_folder, OffloadIndex index) {
+  offload_weight(weight, weight_name, offload_folder, &index);
+  return index;
+}
+
 at::Tensor load_offloaded_weight(const fs::path& weight_file, const OffloadedWeight& weight_info) {
   const auto dtype = dtype_of(weight_info, weight_file);
   const auto file = MappedFile::open(weight_file);

@@ -84,6 +84,7 @@ struct File::Impl : std::enable_shared_from_this<Impl> {
     std::vector<FilePiece> pieces;
     std::vector<detail::checkpoint::DevicePiece> device_pieces;
     std::int64_t bytes = 0;
+    if (mapped && file != nullptr) file->check_not_cut();
     for (const auto* entry : entries) {
       const auto form = detail::checkpoint::torch_form(*entry, path);
       if (auto mapped_tensor = device.is_cpu() ? view(*entry, form) : std::nullopt) {

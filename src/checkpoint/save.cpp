@@ -60,8 +60,7 @@ void remove_stale(const fs::path& folder, const WeightNames& names, const StateD
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
     const bool ours = name == names.single || detail::formats::is_shard_name(name, names.pattern);
-    const bool written = std::ranges::any_of(split.filename_to_tensors,
-                                             [&](const auto& file) { return file.first == name; });
+    const bool written = split.filename_to_tensors.contains(name);
     if (ours && !written && entry.is_regular_file()) stale.push_back(entry.path());
   }
   for (const auto& file : stale) remove_stale(file);
@@ -167,6 +166,12 @@ void save(const StateDict& state, const fs::path& path, const SaveOptions& optio
 
 void save_model(const StateDict& state, const fs::path& save_directory,
                 const SaveModelOptions& options, std::source_location where) {
+  detail::checkpoint::save_model(state, /*values_of=*/nullptr, save_directory, options, where);
+}
+
+void detail::checkpoint::save_model(const StateDict& state, const ValuesOfState& values_of,
+                                    const fs::path& save_directory, const SaveModelOptions& options,
+                                    std::source_location where) {
   // What one process throws while it encodes its message, all throw.
   const auto write = [&]() -> std::string {
     std::error_code error;
@@ -175,20 +180,22 @@ void save_model(const StateDict& state, const fs::path& save_directory,
           str("Provided path (", save_directory.string(), ") should be a directory, not a file"));
     }
     for (const auto& entry : state) {
-      if (entry.value().is_meta()) {
+      if (!values_of && entry.value().is_meta()) {
         throw StateError(
             str("You can't save the model since some parameters are on the meta "
                 "device. '",
                 entry.key(), "' is the first; load its weights before."));
       }
     }
-    if (writes_here(options.save_on_each_node)) write_model(state, save_directory, options);
+    if (writes_here(options.save_on_each_node)) {
+      write_model(values_of ? values_of(state) : state, save_directory, options);
+    }
     return {};
   };
-  if (detail::comm::is_alone(/*group=*/nullptr)) {
+  if (comm::is_alone(/*group=*/nullptr)) {
     (void)write();
   } else {
-    (void)detail::comm::ObjectMessages::exchange(write, /*group=*/nullptr, "save_model", where);
+    (void)comm::ObjectMessages::exchange(write, /*group=*/nullptr, "save_model", where);
   }
 }
 

@@ -87,6 +87,8 @@ class TensorLoader {
   at::Tensor tensor_of(const PickleTensor& stored) {
     auto tensor = at::empty({0}, at::TensorOptions(dtype(stored.dtype)).device(device()));
     tensor.set_(storage(*stored.storage), stored.offset, stored.sizes, stored.strides);
+    if (stored.is_conjugated) tensor._set_conj(true);
+    if (stored.is_negated) tensor._set_neg(true);
     // The flag of an integer tensor, which Python never sets, would be an error of LibTorch.
     if (stored.requires_grad && (tensor.is_floating_point() || tensor.is_complex()))
       tensor.requires_grad_();

@@ -2,7 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <source_location>
 
+#include "accelerate/checkpoint.h"
 #include "accelerate/safetensors.h"
 #include "accelerate/state_dict.h"
 #include "accelerate/value.h"
@@ -10,6 +14,13 @@
 #include "core/output_file.h"
 
 namespace accelerate::detail::checkpoint {
+
+using ValuesOfState = std::function<StateDict(const StateDict& state)>;
+/// Collective. `accelerate::save_model`. `values_of`, unless it is empty, is called where the model
+/// is written and returns what is written for `state`; what it throws, all processes throw.
+void save_model(const StateDict& state, const ValuesOfState& values_of,
+                const std::filesystem::path& save_directory, const SaveModelOptions& options,
+                std::source_location where);
 
 /// What `safetensors::save_file` writes. `bar` counts the bytes of tensors, as below.
 void write_safetensors(const StateDict& tensors, const safetensors::Metadata& metadata,

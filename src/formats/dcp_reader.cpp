@@ -133,7 +133,8 @@ void DcpReader::read_chunk(const DcpEntry& entry, const DcpChunk& chunk, FlatRan
   const auto source = part(entry, chunk.place);
   const ArchiveReader archive(source);
   const auto* tensor = leaf_as<PickleTensor>(archive.value());
-  if (tensor == nullptr || tensor->sizes != chunk.sizes || tensor->dtype != entry.dtype->name) {
+  if (tensor == nullptr || tensor->sizes != chunk.sizes || tensor->dtype != entry.dtype->name ||
+      !tensor->has_plain_values()) {
     refuse(source, entry,
            str("the chunk is ", archive.value().repr(), ", expected sizes (", join(chunk.sizes),
                ") and dtype torch.", entry.dtype->name));

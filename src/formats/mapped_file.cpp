@@ -24,6 +24,12 @@ namespace {
   refuse_to_map(path, std::generic_category().message(error));
 }
 
+[[noreturn]] void refuse_cut(const std::filesystem::path& path, std::int64_t before,
+                             std::int64_t most) {
+  refuse_to_map(path, str("it had ", before, " bytes when it was opened and was cut to ", most,
+                          " or fewer meanwhile. Replace a file by renaming a new one over it"));
+}
+
 }  // namespace
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
@@ -54,16 +60,18 @@ MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
 }
 
+void MappedFile::check_not_cut() const {
+  struct stat facts{};
+  if (::fstat(fd_.get(), &facts) != 0) refuse_to_map(path_, errno);
+  if (facts.st_size < size()) refuse_cut(path_, size(), facts.st_size);
+}
+
 void MappedFile::read(std::int64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
     const auto count =
         uninterrupted([&] { return ::pread(fd_.get(), out.data(), out.size(), offset); });
     if (count < 0) refuse_to_map(path_, errno);
-    if (count == 0) {
-      refuse_to_map(path_,
-                    str("it had ", size(), " bytes when it was opened and was cut to ", offset,
-                        " or fewer meanwhile. Replace a file by renaming a new one over it"));
-    }
+    if (count == 0) refuse_cut(path_, size(), offset);
     out = out.subspan(static_cast<std::size_t>(count));
     offset += count;
   }

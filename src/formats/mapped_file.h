@@ -16,7 +16,8 @@ namespace accelerate::detail::formats {
 
 /// Shared by all who use its bytes. `read` is how to read a file that others may change: a file
 /// that was cut meanwhile is an exception there, while touching `bytes()` beyond its new end is
-/// SIGBUS (after one line that names the file).
+/// SIGBUS (after one line that names the file): a load from memory cannot throw, and zeros in the
+/// place of weights would be computed with.
 class MappedFile {
  public:
   /// Throws `CheckpointError` with the path if it cannot be opened or is no regular file.
@@ -30,6 +31,9 @@ class MappedFile {
   [[nodiscard]] std::int64_t size() const noexcept {
     return static_cast<std::int64_t>(bytes_.size());
   }
+
+  /// Throws `CheckpointError` if the file has been cut since it was opened.
+  void check_not_cut() const;
 
   /// Copies from an offset; the range must lie inside the file. Several threads may read at once.
   /// Throws `CheckpointError` if the disk fails or the file has been cut since it was opened.

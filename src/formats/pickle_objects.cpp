@@ -119,9 +119,28 @@ std::shared_ptr<const PickleStorage> storage_of(const Value& value) {
   return storage != nullptr ? std::make_shared<PickleStorage>(*storage) : nullptr;
 }
 
-/// _rebuild_tensor(storage, offset, size, stride), _v2 with (..., requires_grad, hooks) and _v3
-/// with
-/// (..., requires_grad, hooks, dtype).
+/// Views that are conjugated or negated have {"conj": True} or {"neg": True} as the last argument.
+void take_metadata(const Value& metadata, PickleTensor& tensor, const RefuseCall& refuse) {
+  if (metadata.is_none()) return;
+  if (!metadata.is_dict()) {
+    fail(refuse, str("the metadata of a tensor is ", metadata.kind_name()));
+  }
+  for (const auto& [key, value] : metadata.as_dict()) {
+    const bool is_conj = key.is_string() && key.as_string() == "conj";
+    const bool is_neg = key.is_string() && key.as_string() == "neg";
+    if ((!is_conj && !is_neg) || !value.is_bool()) {
+      fail(refuse, str("a tensor has the metadata ", key.repr(), ": ", value.repr(),
+                       ", which is not read"));
+    }
+    (is_conj ? tensor.is_conjugated : tensor.is_negated) = value.as_bool();
+  }
+  if (tensor.is_conjugated && !tensor.dtype.starts_with("complex")) {
+    fail(refuse, str("a tensor of dtype torch.", tensor.dtype, " is conjugated"));
+  }
+}
+
+/// _rebuild_tensor(storage, offset, size, stride), _v2 with (..., requires_grad, hooks, metadata)
+/// and _v3 with (..., requires_grad, hooks, dtype, metadata).
 Value rebuilt_tensor(const PickleCall& call, bool with_dtype, const RefuseCall& refuse) {
   const auto& args = call.args;
   auto tensor = std::make_shared<PickleTensor>();
@@ -143,6 +162,8 @@ Value rebuilt_tensor(const PickleCall& call, bool with_dtype, const RefuseCall& 
   tensor->strides = *std::move(strides);
   tensor->requires_grad = args.size() > 4 && args[4].is_bool() && args[4].as_bool();
   check_layout(*tensor, dtype->bytes, refuse);
+  const std::size_t metadata = with_dtype ? 7 : 6;
+  if (args.size() > metadata) take_metadata(args[metadata], *tensor, refuse);
   return Value(Value::Leaf(std::move(tensor)));
 }
 

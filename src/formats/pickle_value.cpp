@@ -44,7 +44,7 @@ std::string PickleStorage::repr() const {
 
 std::string PickleTensor::repr() const {
   return str("tensor(..., size=(", join(sizes), sizes.size() == 1 ? ",)" : ")", ", dtype=torch.",
-             dtype, ")");
+             dtype, is_conjugated ? ", conjugated" : "", is_negated ? ", negated" : "", ")");
 }
 
 std::string PickleArray::repr() const {

@@ -123,10 +123,17 @@ class PickleTensor final : public PickleLeaf<PickleTensor> {
   std::vector<std::int64_t> strides;
   bool requires_grad = false;
   bool is_parameter = false;
+  /// Its values are the conjugates, or the negatives, of what the storage has.
+  bool is_conjugated = false;
+  bool is_negated = false;
+
+  /// Whether its values are those that the storage has.
+  [[nodiscard]] bool has_plain_values() const { return !is_conjugated && !is_negated; }
 
   [[nodiscard]] auto identity() const {
     return std::tuple_cat(storage->identity(),
-                          std::tie(dtype, offset, sizes, strides, requires_grad, is_parameter));
+                          std::tie(dtype, offset, sizes, strides, requires_grad, is_parameter,
+                                   is_conjugated, is_negated));
   }
   [[nodiscard]] std::string_view kind_name() const override { return "stored tensor"; }
   [[nodiscard]] std::string repr() const override;

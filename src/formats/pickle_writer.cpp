@@ -221,11 +221,20 @@ class Writer {
     opcode(leaf.requires_grad && !leaf.is_parameter ? Opcode::kNewTrue : Opcode::kNewFalse);
     no_hooks();
     if (untyped) global("torch", leaf.dtype);
+    if (!leaf.has_plain_values()) metadata(leaf);
     opcode(Opcode::kTuple, Opcode::kReduce);
     if (!leaf.is_parameter) return;
     opcode(leaf.requires_grad ? Opcode::kNewTrue : Opcode::kNewFalse);
     no_hooks();
     opcode(Opcode::kTuple3, Opcode::kReduce);
+  }
+
+  void metadata(const PickleTensor& leaf) {
+    Value::Dict flags;
+    if (leaf.is_conjugated) flags.set("conj", true);
+    if (leaf.is_negated) flags.set("neg", true);
+    opcode(Opcode::kEmptyDict);
+    set_items(flags, 0);
   }
 
   void no_hooks() {

@@ -121,7 +121,7 @@ QuantStateText parse_quant_state(std::string_view text, const std::string& weigh
   state.shape = read_shape(members.at("shape", Kind::kList), weight);
   if (members.has("nested_blocksize") || members.has("nested_dtype") ||
       members.has("nested_offset")) {
-    auto& nested = state.nested.emplace();
+    auto& nested = state.nested.emplace(QuantStateText::Nested{});  // Clang 16 needs the argument
     nested.blocksize = members.blocksize("nested_blocksize");
     nested.dtype = members.at("nested_dtype", Kind::kString).as_string();
     if (nested.dtype != "float32") refuse_weight(weight, "its nested_dtype is not float32");

@@ -82,8 +82,8 @@ StateDictSplit split_into_shards(const std::vector<ShardItem>& items, std::strin
   split.is_sharded = shards.size() > 1;
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const auto name = str(before, split.is_sharded ? shard_suffix(i, shards.size()) : "", behind);
-    for (const auto& tensor : shards[i]) split.tensor_to_filename.emplace_back(tensor, name);
-    split.filename_to_tensors.emplace_back(name, std::move(shards[i]));
+    for (const auto& tensor : shards[i]) split.tensor_to_filename.set(tensor, name);
+    split.filename_to_tensors.set(name, std::move(shards[i]));
   }
   return split;
 }

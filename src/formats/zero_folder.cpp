@@ -79,6 +79,7 @@ struct StateFile {
   }
   /// All elements of a tensor without gaps.
   ZeroTensor::Piece piece(const PickleTensor& tensor, std::string_view what) const {
+    if (!tensor.has_plain_values()) refuse(str("'", what, "' is ", tensor.repr()));
     const auto dense = dense_strides(tensor.sizes);
     for (std::size_t d = 0; d < dense.size(); ++d) {
       if (tensor.sizes[d] > 1 && tensor.strides[d] != dense[d]) {

@@ -15,12 +15,14 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
 #include "core/text.h"
+#include "state/accelerator_backend.h"
 #include "state/tensor_device.h"
 
 namespace accelerate {
@@ -214,6 +216,34 @@ void replace_data(const at::Tensor& tensor, const at::Tensor& data, const std::s
   tensor.unsafeGetTensorImpl()->shallow_copy_from(data.detach().getIntrusivePtr());
 }
 
+c10::Device torch_device(const MapDevice& device) {
+  if (device.is_gpu()) {
+    const auto* backend = state::accelerator_backend();
+    if (backend == nullptr && !at::hasCUDA()) {
+      throw UnsupportedError(str("The device map has GPU ", device, ", and no GPU can be used: ",
+                                 state::why_no_accelerator(), ". Use 'cpu' or 'disk'."));
+    }
+    if (backend != nullptr && device.index() >= backend->device_count()) {
+      throw ArgumentError(str("The device map has GPU ", device, ", and this machine has ",
+                              backend->device_count(), ". GPUs count from 0."));
+    }
+    return {c10::kCUDA, static_cast<c10::DeviceIndex>(device.index())};
+  }
+  std::optional<c10::Device> named;
+  try {
+    named = c10::Device(device.to_string());
+  } catch (const c10::Error&) {
+    throw ArgumentError(str("The device map has '", device,
+                            "', which is no device. Use 'cpu', 'cuda:0' or the number of a GPU."));
+  }
+  if (!named->is_cpu() && !named->is_meta()) {
+    throw UnsupportedError(str("The device map has '", device,
+                               "'; weights can be on CPUs and NVIDIA GPUs only. Use 'cpu', 'disk' "
+                               "or the number of a GPU."));
+  }
+  return *named;
+}
+
 bool is_non_persistent(const at::Tensor& buffer) {
   return NonPersistentBuffers::instance().contains(buffer);
 }
@@ -273,9 +303,11 @@ void set_module_tensor_to_device(Module& module, std::string_view tensor_name,
   const at::NoGradGuard no_grad;
   at::Tensor data = options.value.value_or(tensor).detach();
   if (data.sizes() != tensor.sizes()) {
-    throw ArgumentError(detail::str("Trying to set a tensor of shape ", data.sizes(), " in \"",
-                                    name, "\" (which has shape ", tensor.sizes(),
-                                    "), this looks incorrect."));
+    const auto local = name.substr(name.rfind('.') + 1);
+    throw ArgumentError(
+        detail::str("Trying to set a tensor of shape ", data.sizes(), " in \"", local,
+                    "\" (which has shape ", tensor.sizes(), "), this looks incorrect.",
+                    local == name ? "" : detail::str(" The whole name is '", name, "'.")));
   }
   if (options.value && !options.dtype) {
     data = data.to(tensor.scalar_type(), options.non_blocking);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "accelerate/modeling/device_map.h"
 #include "accelerate/state_dict.h"
 
 namespace accelerate::detail::modeling {
@@ -28,6 +29,11 @@ void check_fits(const StateDict& own, const StateDict& state, bool strict);
 /// dtype. Unlike `set_data` it also crosses to and from the meta device. Throws `StateError` with
 /// `name` for a tensor on the meta device that a graph was recorded on.
 void replace_data(const at::Tensor& tensor, const at::Tensor& data, const std::string& name);
+
+/// The device of an entry of a device map that is not "disk". Throws `ArgumentError` for a text
+/// that names none and a GPU beyond the last one, `UnsupportedError` for what this machine does not
+/// have.
+[[nodiscard]] c10::Device torch_device(const MapDevice& device);
 
 /// A buffer that `mark_non_persistent` was called for.
 [[nodiscard]] bool is_non_persistent(const at::Tensor& buffer);

@@ -18,6 +18,8 @@
 #include "core/text.h"
 #include "lazy/trigger.h"
 #include "modeling/outline.h"
+#include "modeling/stand_in.h"
+#include "modeling/tensors.h"
 #include "offload/file_ranges.h"
 #include "offload/lazy_params.h"
 #include "offload/placement.h"
@@ -30,11 +32,6 @@ using torch::nn::Module;
 
 constexpr std::array<std::string_view, 4> kComputedMaps{"auto", "balanced", "balanced_low_0",
                                                         "sequential"};
-
-c10::Device torch_device(const MapDevice& device) {
-  return device.is_gpu() ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device.index()))
-                         : c10::Device(device.to_string());
-}
 
 void check_model(const ModulePtr& model) {
   if (model == nullptr) throw ArgumentError("There is no model to dispatch: the holder is empty.");
@@ -86,9 +83,19 @@ StateDict must_be_there(const Module& model, const StateDict& wanted, const Offl
   return part;
 }
 
+/// Running statistics stay resident: gives them the values that the folder has.
+void take_statistics(Module& model, const StateDict& wanted, const OffloadIndex& index,
+                     const std::filesystem::path& folder) {
+  const OffloadedWeightsLoader weights({.save_folder = folder, .index = index});
+  for (const auto& item : wanted) {
+    if (!is_running_statistic(item.key()) || !index.contains(item.key())) continue;
+    set_module_tensor_to_device(model, item.key(), c10::kCPU,
+                                {.value = weights.at(item.key()).clone()});
+  }
+}
+
 /// Writes the tensors that belong on disk into a folder without an index; returns where they are.
-FileRanges prepare_folder(const Module& model, const DeviceMap& map,
-                          const DispatchOptions& options) {
+FileRanges prepare_folder(Module& model, const DeviceMap& map, const DispatchOptions& options) {
   const auto wanted = on_disk(accelerate::state_dict(model), map);
   if (wanted.is_empty()) return {};
   if (!options.offload_dir && !options.offload_index) {
@@ -101,7 +108,11 @@ FileRanges prepare_folder(const Module& model, const DeviceMap& map,
                             "offload_folder of load_checkpoint_and_dispatch)."));
   }
   const auto folder = options.offload_dir.value_or("");
-  if (options.offload_index) return file_ranges(*options.offload_index, folder);
+  const bool statistics_stay = options.offload_buffers && !options.lazy.writable;
+  if (options.offload_index) {
+    if (statistics_stay) take_statistics(model, wanted, *options.offload_index, folder);
+    return file_ranges(*options.offload_index, folder);
+  }
   if (!std::filesystem::exists(folder / "index.json")) {
     StateDict values;
     for (const auto& item : wanted) {
@@ -115,6 +126,7 @@ FileRanges prepare_folder(const Module& model, const DeviceMap& map,
     checkpoint::check_offloaded(must_be_there(model, wanted, index, options.offload_buffers), index,
                                 folder);
   }
+  if (statistics_stay) take_statistics(model, wanted, index, folder);
   return file_ranges(index, folder);
 }
 
@@ -127,7 +139,26 @@ Place place_in(const DeviceMap& map, const std::string& name, c10::Device main_d
   if (device->is_cpu() && (!main_device.is_cpu() || manage_on_cpu)) {
     return {Keep::kInHostMemory, main_device};
   }
-  return {Keep::kResident, torch_device(*device)};
+  return {Keep::kResident, modeling::torch_device(*device)};
+}
+
+/// Copies values into a model whose weights stay on the CPU. Tied weights stay tied.
+void take_values(Module& model, const StateDict& values, bool buffers_too) {
+  const auto tied = find_tied_parameters(model);
+  const auto take = [&](const auto& tensors) {
+    for (const auto& item : tensors) {
+      const auto* value = values.find(item.key());
+      if (value == nullptr || modeling::find_stand_in(item.value()) != nullptr) continue;
+      if (value->is_meta()) {
+        throw StateError(str("The state dict has no value for '", item.key(),
+                             "': it is on the meta device. Leave it out, or load its weights."));
+      }
+      set_module_tensor_to_device(model, item.key(), c10::kCPU, {.value = value->detach().clone()});
+    }
+  };
+  take(model.named_parameters());
+  if (buffers_too) take(model.named_buffers());
+  retie_parameters(model, tied);
 }
 
 CorePtr make_core(const ModulePtr& model, const DeviceMap& map, c10::Device main_device,
@@ -230,6 +261,9 @@ void DispatchedCore::refuse_to_move() const {
 CorePtr cpu_offload(const ModulePtr& model, const CpuOffloadOptions& options) {
   check_model(model);
   const auto device = with_index(options.execution_device.value_or(first_device(*model)));
+  if (options.state_dict && device.is_cpu() && !options.lazy.manage_on_cpu) {
+    take_values(*model, *options.state_dict, options.offload_buffers);
+  }
   return make_core(model, {{"", "cpu"}}, device,
                    {.state_dict = options.state_dict,
                     .offload_buffers = options.offload_buffers,
@@ -278,14 +312,16 @@ CorePtr dispatch_model(const ModulePtr& model, const DeviceMap& device_map,
   auto main_device = options.main_device;
   for (const auto& [name, device] : device_map) {
     devices.insert(device);
-    if (!main_device && !device.is_cpu() && !device.is_disk()) main_device = torch_device(device);
+    if (device.is_disk()) continue;
+    const auto here = modeling::torch_device(device);  // nothing has changed if there is none
+    if (!main_device && !device.is_cpu()) main_device = here;
   }
   const auto computes_on = with_index(main_device.value_or(c10::Device(c10::kCPU)));
   const auto& only = *devices.begin();
   if (devices.size() == 1 && !only.is_disk() && !options.force_hooks &&
       !options.lazy.manage_on_cpu) {
     // No part of it is offloaded: it only has to move.
-    return make_core(model, device_map, torch_device(only), options);
+    return make_core(model, device_map, modeling::torch_device(only), options);
   }
   return make_core(model, device_map, computes_on, options);
 }

@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "core/text.h"
 #include "lazy/released_storage.h"
+#include "modeling/tensors.h"
 #include "offload/lazy_engine.h"
 #include "state/tensor_device.h"
 
@@ -369,6 +370,57 @@ at::Tensor host_value(const at::Tensor& tensor) {
   const auto bytes = entry->engine->host_bytes(*entry);
   return at::empty({0}, tensor.scalar_type())
       .set_(bytes.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+}
+
+namespace {
+
+class HostValues {
+ public:
+  at::Tensor of(const at::Tensor& tensor) {
+    if (!tensor.has_storage()) return host_value(tensor);
+    auto& known = known_[storage_of(*tensor.unsafeGetTensorImpl())];
+    for (const auto& [other, value] : known) {
+      if (modeling::same_view(other, tensor)) return value;
+    }
+    known.emplace_back(tensor, next_view(tensor, known));
+    return known.back().second;
+  }
+
+ private:
+  using Views = std::vector<std::pair<at::Tensor, at::Tensor>>;  // with their values
+
+  static at::Tensor next_view(const at::Tensor& tensor, const Views& known) {
+    const auto dtype = storage_dtype(tensor);
+    if (dtype != tensor.scalar_type()) return host_value(tensor).to(dtype);
+    // The value of an offloaded tensor has all bytes of its storage.
+    if (known.empty() || !is_offloaded(tensor)) return host_value(tensor);
+    return at::empty({0}, dtype)
+        .set_(known.front().second.storage(), tensor.storage_offset(), tensor.sizes(),
+              tensor.strides());
+  }
+
+  std::unordered_map<const c10::StorageImpl*, Views> known_;
+};
+
+}  // namespace
+
+StateDict host_values(const StateDict& state) {
+  const at::NoGradGuard no_grad;
+  StateDict values("Tensor");
+  HostValues host;
+  std::vector<std::string> absent;
+  for (const auto& item : state) {
+    if (item.value().is_meta()) {
+      absent.push_back(item.key());
+    } else {
+      values.insert(item.key(), host.of(item.value()));
+    }
+  }
+  if (!absent.empty()) {
+    warn(str("The state dict has no ", join(absent),
+             ": they are on the meta device and have no values."));
+  }
+  return values;
 }
 
 at::ScalarType storage_dtype(const at::Tensor& tensor) {

@@ -81,6 +81,9 @@ class ACCELERATE_API LazyParams {
 /// The values of any tensor, in host memory: of an offloaded one they come from its store, and
 /// nothing touches the device.
 [[nodiscard]] ACCELERATE_API at::Tensor host_value(const at::Tensor& tensor);
+/// The same for all tensors of a state dict, in the dtypes in which they are kept. Those that share
+/// a storage share it there, too. Tensors on the meta device are left out with a warning.
+[[nodiscard]] ACCELERATE_API StateDict host_values(const StateDict& state);
 /// How the values of a tensor are kept.
 [[nodiscard]] ACCELERATE_API at::ScalarType storage_dtype(const at::Tensor& tensor);
 

@@ -86,7 +86,9 @@ class Placer {
         if (!item.value().defined()) continue;
         const auto full = join_names(name, item.key());
         auto place = options_.place_of(full);
-        if (!offloadable) place.keep = Keep::kResident;
+        if (!offloadable || (place.keep == Keep::kOnDisk && !can_be_on_disk(full, item.value()))) {
+          place.keep = Keep::kResident;
+        }
         items.push_back({by_name_.at(full).second, place});
       }
     };
@@ -100,6 +102,12 @@ class Placer {
            block != nullptr || is_block ? &items : nullptr);
     }
     if (is_block) put(name, items);
+  }
+
+  bool can_be_on_disk(const std::string& name, const at::Tensor& tensor) const {
+    // Folders are written from state dicts, which have no buffers of this kind.
+    if (modeling::is_non_persistent(tensor)) return false;
+    return options_.writable || !is_running_statistic(name);
   }
 
   static bool can_be_managed(const Tied& tied) {
@@ -182,6 +190,11 @@ class Placer {
 };
 
 }  // namespace
+
+bool is_running_statistic(std::string_view buffer_name) {
+  const auto local = buffer_name.substr(buffer_name.rfind('.') + 1);
+  return local == "running_mean" || local == "running_var" || local == "num_batches_tracked";
+}
 
 void place_model(Module& model, const PlacementOptions& options, LazyParams& engine) {
   Placer(model, options, engine);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "offload/lazy_params.h"
@@ -39,6 +40,10 @@ struct PlacementOptions {
   bool several_devices = false;
   PinnedBudget* pinned = nullptr;
 };
+
+/// A buffer that a forward in training changes: of batch and instance norms. Files that are not
+/// writable cannot take that, so it stays resident instead.
+[[nodiscard]] bool is_running_statistic(std::string_view buffer_name);
 
 /// Moves resident tensors, and lets `engine` manage the others. Throws `StateError` for a tensor
 /// without a value.

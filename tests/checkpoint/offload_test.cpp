@@ -85,6 +85,9 @@ TEST_F(OffloadTest, AddsToAnIndexThatIsThere) {
   offload_weight(torch::zeros(1), "c", path_, &more);
   save_offload_index(more, path_);
   save_offload_index({}, path_);
+  const auto last = offload_weight(torch::ones(1), "d", path_, more);
+  EXPECT_EQ(last.keys(), (Names{"b", "c", "d"})) << "as Python returns it";
+  EXPECT_FALSE(more.contains("d"));
   const OffloadedWeightsLoader weights({.save_folder = path_});
   EXPECT_EQ(weights.keys(), (Names{"a", "b", "c"}));
   EXPECT_EQ(weights.at("b").numel(), 5);

@@ -118,6 +118,35 @@ TEST(LoadOnProcesses, Rank0ReadsForAll) {
   });
 }
 
+TEST(LoadOnProcesses, AllHaveTheWholeReportOfRank0AndTheirTies) {
+  const SharedFolder folder;
+  on_processes(2, folder.options(), [&] {
+    Accelerator accelerator({.cpu = true});
+    const auto file = folder.path() / "model.safetensors";
+    StateDict state("Tensor");
+    state.insert("net.a", torch::ones({3}));
+    state.insert("net.b", torch::ones({2}));
+    accelerator.save(state, file, {.safe_serialization = true});
+
+    const auto shared = torch::zeros({3});
+    test::Leaf leaf({{"a", shared}, {"a2", torch::zeros({3})}, {"b", torch::zeros({5})}});
+    tie_parameters(leaf, {"a", "a2"});
+    if (!accelerator.is_main_process()) {
+      for (const auto* name : {"a", "a2"}) set_module_tensor_to_device(leaf, name, torch::kMeta);
+      tie_parameters(leaf, {"a", "a2"});
+    }
+    const auto report = load_checkpoint_in_model(leaf, file,
+                                                 {.broadcast_from_rank0 = true,
+                                                  .key_mapping = KeyMapping().strip_prefix("net."),
+                                                  .ignore_mismatched_sizes = true});
+    EXPECT_EQ(report.mismatched_keys, (std::vector<MismatchedKey>{{"b", {2}, {5}}}));
+    ASSERT_EQ(report.key_mapping.rules.size(), 1U);
+    EXPECT_EQ(report.key_mapping.rules[0].matched, 2);
+    EXPECT_EQ(leaf.named_parameters()["a2"].sum().item<float>(), 3);
+    EXPECT_EQ(leaf.named_parameters()["a2"].data_ptr(), leaf.named_parameters()["a"].data_ptr());
+  });
+}
+
 TEST(LoadOnProcesses, AllThrowIfRank0CannotRead) {
   on_processes(2, [] {
     Accelerator accelerator({.cpu = true});

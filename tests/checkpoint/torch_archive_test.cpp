@@ -109,6 +109,23 @@ void expect_shared(const Value& value) {
 
 TEST(TorchLoad, KeepsSharedStoragesShared) { expect_shared(torch_load(reference("shared.pt"))); }
 
+TEST(TorchLoad, GivesConjugatedAndNegatedViewsTheirValues) {
+  const Value value = torch_load(reference("flagged.pt"));
+  const auto& views = value.at("views").as_dict();
+  EXPECT_EQ(views.size(), 5U);
+  for (const auto& [key, view] : views) {
+    const auto& tensor = view.as_tensor();
+    EXPECT_TRUE(tensor.is_conj() || tensor.is_neg()) << key.repr();
+    EXPECT_TRUE(torch::view_as_real(tensor.resolve_conj().resolve_neg().to(at::kComplexFloat))
+                    .equal(torch::view_as_real(
+                        value.at("values").at(key).as_tensor().to(at::kComplexFloat))))
+        << key.repr();
+  }
+  EXPECT_TRUE(value.at("views").at("both").as_tensor().is_alias_of(
+      value.at("views").at("conj").as_tensor()));
+  EXPECT_TRUE(value.at("views").at("parameter").as_tensor().requires_grad());
+}
+
 TEST(TorchLoad, ReadsArchivesWithoutTheEntriesOfNewerVersions) {
   expect_shared(torch_load(reference("shared_1_6.pt")));
 }

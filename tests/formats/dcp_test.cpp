@@ -312,34 +312,49 @@ TEST(DcpReader, RefusesPlacesBeyondTheEndOfTheirFile) {
           "', byte 0: 'w': its 1048576 bytes at byte 0 are not inside the file, which has 1.");
 }
 
-TEST(DcpReader, RefusesAChunkOfAnotherShape) {
+/// What reading an entry of 4 float32 throws if its chunk is `tensor`, of which storage and strides
+/// are set here.
+std::string error_of_chunk(const std::shared_ptr<PickleTensor>& tensor) {
   const test::Folder folder;
   std::string file;
   auto storage = std::make_shared<PickleStorage>();
   storage->key = "0";
   storage->dtype = "float32";
   storage->location = "cpu";
-  storage->bytes = 8;
-  auto tensor = std::make_shared<PickleTensor>();
+  storage->bytes = 16;
   tensor->storage = storage;
   tensor->dtype = "float32";
-  tensor->sizes = {2};
   tensor->strides = {1};
   ArchiveWriter archive([&](std::string_view bytes) { file += bytes; }, "archive",
                         pickle_dumps(Value(Value::Leaf(tensor))));
-  archive.begin_storage("0", 8);
-  archive.append("12345678");
+  archive.begin_storage("0", 16);
+  archive.append("1234567812345678");
   archive.end_storage();
   archive.finish();
   std::ofstream(folder / "__0_0.distcp") << file;
   std::ofstream(folder / ".metadata") << metadata(
       {4}, {{.offsets = {0}, .sizes = {4}, .length = static_cast<std::int64_t>(file.size())}});
   DcpReader reader(folder.path());
-  EXPECT_EQ(
-      message_of<FormatError>([&] { (void)reader.read_tensor(reader.entries()[0]); }),
-      "'" + (folder / "__0_0.distcp") +
-          "', byte 0: 'w': the chunk is tensor(..., size=(2,), dtype=torch.float32), expected "
-          "sizes (4) and dtype torch.float32.");
+  const auto message =
+      message_of<FormatError>([&] { (void)reader.read_tensor(reader.entries()[0]); });
+  return message.substr(message.find("'w'"));
+}
+
+TEST(DcpReader, RefusesAChunkOfAnotherShape) {
+  auto tensor = std::make_shared<PickleTensor>();
+  tensor->sizes = {2};
+  EXPECT_EQ(error_of_chunk(tensor),
+            "'w': the chunk is tensor(..., size=(2,), dtype=torch.float32), expected sizes (4) and "
+            "dtype torch.float32.");
+}
+
+TEST(DcpReader, RefusesAChunkWhoseValuesAreNotThoseOfItsStorage) {
+  auto tensor = std::make_shared<PickleTensor>();
+  tensor->sizes = {4};
+  tensor->is_negated = true;
+  EXPECT_EQ(error_of_chunk(tensor),
+            "'w': the chunk is tensor(..., size=(4,), dtype=torch.float32, negated), expected "
+            "sizes (4) and dtype torch.float32.");
 }
 
 }  // namespace

@@ -29,10 +29,12 @@ const std::string kStorage =
     "(U\x07storagectorch\nFloatStorage\nU\x01"
     "0U\x03"
     "cpuK\x06tQ";
-std::string tensor(const std::string& offset_sizes_strides, const std::string& storage = kStorage) {
+std::string tensor(const std::string& offset_sizes_strides, const std::string& storage = kStorage,
+                   const std::string& metadata = "") {
   return framed("ctorch._utils\n_rebuild_tensor_v2\n(" + storage + offset_sizes_strides +
                 "\x89"
-                "ccollections\nOrderedDict\n)RtR");
+                "ccollections\nOrderedDict\n)R" +
+                metadata + "tR");
 }
 
 TEST(PickleLoads, ReadsTheOpcodesOfAllProtocols) {
@@ -224,6 +226,22 @@ TEST(PickleLoads, RefusesTensorsThatAreNotInsideTheirStorage) {
   EXPECT_EQ(error_of(tensor("NK\x01\x85K\x01\x85")),
             "'p', byte 114: pickle: the arguments of torch._utils._rebuild_tensor_v2 are not those "
             "of a tensor.");
+}
+
+TEST(PickleLoads, ReadsTheFlagsOfViewsAndRefusesOtherMetadata) {
+  const auto with = [](const std::string& metadata) {
+    return tensor("K\0K\x02\x85K\x01\x85"s, kStorage, metadata);
+  };
+  const Value negated = pickle_loads(with("}U\x03neg\x88s"));
+  EXPECT_EQ(negated.repr(), "tensor(..., size=(2,), dtype=torch.float32, negated)");
+  EXPECT_FALSE(negated == pickle_loads(with("}U\x03neg\x89s")));
+  EXPECT_EQ(pickle_loads(pickle_dumps(negated)), negated);
+  EXPECT_EQ(error_of(with("}U\x04"
+                          "conj\x88s")),
+            "'p', byte 124: pickle: a tensor of dtype torch.float32 is conjugated.");
+  EXPECT_EQ(error_of(with("}U\x04wave\x88s")),
+            "'p', byte 124: pickle: a tensor has the metadata 'wave': True, which is not read.");
+  EXPECT_EQ(error_of(with("K\x01")), "'p', byte 117: pickle: the metadata of a tensor is int.");
 }
 
 TEST(PickleLoads, RefusesStoragesThatAreNone) {

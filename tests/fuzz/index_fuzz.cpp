@@ -20,8 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     fuzz::check(file.find('\0') == std::string::npos, "file names have no zero byte");
   }
   StateDictSplit split{.is_sharded = true};
-  for (const auto& [name, file] : index.weight_map)
-    split.tensor_to_filename.emplace_back(name, file);
+  for (const auto& [name, file] : index.weight_map) split.tensor_to_filename.set(name, file);
   const auto again =
       detail::formats::read_shard_index(detail::formats::write_shard_index(split), "");
   fuzz::check(again.weight_map == index.weight_map, "reading gives back what was written");

@@ -211,6 +211,22 @@ TEST(CleanDeviceMap, NamesModulesInsteadOfTheirParts) {
             (DeviceMap{{"a", 0}, {"a.x", 1}, {"a.y", 1}}));
 }
 
+TEST(OrderedMap, IsReadAndWrittenAsADictionaryOfPython) {
+  DeviceMap map{{"linear1", 0}, {"batchnorm", "cpu"}};
+  map["linear2"] = "disk";
+  map["linear1"] = 1;
+  EXPECT_EQ(map.keys(), (Names{"linear1", "batchnorm", "linear2"}));
+  EXPECT_EQ(map.at("linear1"), 1);
+  EXPECT_TRUE(map.at("linear2").is_disk());
+  EXPECT_EQ(message_of<ArgumentError>([&] { (void)map.at(std::string_view("linear3")); }),
+            "There is no entry 'linear3'.");
+  MaxMemory budget{{0, "1KB"}};
+  budget["cpu"] = 500;
+  EXPECT_EQ(budget.at(0), 1000);
+  EXPECT_EQ(budget.at("cpu"), 500);
+  EXPECT_EQ(message_of<ArgumentError>([&] { (void)budget.at(7); }), "There is no entry '7'.");
+}
+
 TEST(MapDevice, ReadsNumbersAndNames) {
   EXPECT_EQ(MapDevice("cuda:3"), MapDevice(3));
   EXPECT_EQ(MapDevice("3"), 3);

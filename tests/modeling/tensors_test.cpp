@@ -132,8 +132,8 @@ TEST(SetModuleTensorToDevice, NamesWhatIsWrong) {
               set_module_tensor_to_device(*net, "first.weight", torch::kCPU,
                                           {.value = torch::ones({2, 2})});
             }),
-            "Trying to set a tensor of shape [2, 2] in \"first.weight\" (which has shape [4, 3]), "
-            "this looks incorrect.");
+            "Trying to set a tensor of shape [2, 2] in \"weight\" (which has shape [4, 3]), this "
+            "looks incorrect. The whole name is 'first.weight'.");
   EXPECT_EQ(message_of<ArgumentError>(
                 [&] { set_module_tensor_to_device(*net, "first.wieght", torch::kCPU); }),
             "Linear does not have a parameter or a buffer named wieght. The whole name is "

@@ -1,4 +1,5 @@
 // Models in host memory, on disk and over devices, through the public functions.
+#include <accelerate/accelerator.h>
 #include <accelerate/big_modeling.h>
 #include <accelerate/checkpoint.h>
 #include <accelerate/errors.h>
@@ -14,6 +15,7 @@
 
 #include "offload/managed_model.h"
 #include "support/command.h"
+#include "support/fake_gpu.h"
 #include "support/has.h"
 #include "support/message_of.h"
 
@@ -46,6 +48,20 @@ struct TiedNetImpl : torch::nn::Module {
   torch::nn::Linear head{nullptr}, out{nullptr};
 };
 TORCH_MODULE(TiedNet);
+
+/// With a buffer that state dicts do not have.
+struct RotaryImpl : torch::nn::Module {
+  RotaryImpl() {
+    layer = register_module("layer", torch::nn::Linear(6, 8));
+    inv_freq = register_buffer("inv_freq", 1.0 / torch::arange(1.0, 9.0));
+    scale = register_buffer("scale", torch::full({8}, 2.0));
+    mark_non_persistent(*this, "inv_freq");
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return layer->forward(x) * inv_freq * scale; }
+  torch::nn::Linear layer{nullptr};
+  torch::Tensor inv_freq, scale;
+};
+TORCH_MODULE(Rotary);
 
 torch::Tensor tokens() { return torch::arange(10); }
 
@@ -179,6 +195,48 @@ TEST_F(Offload, DiskOffloadWritesAFolderAndReadsItAgain) {
   EXPECT_TRUE(model(tokens()).equal(tied_resident->forward(tokens())));
 }
 
+TEST_F(Offload, NonPersistentBuffersStayResidentWhereOthersAreOnDisk) {
+  auto whole = seeded<Rotary>();
+  const auto expected = whole->forward(input());
+  save_model(state_dict(*whole), folder.path() / "checkpoint");
+  auto rotary = seeded<Rotary>();
+  {
+    const auto model = disk_offload(rotary, folder.path() / "spill", {.offload_buffers = true});
+    EXPECT_TRUE(is_offloaded(rotary->scale));
+    EXPECT_FALSE(is_offloaded(rotary->inv_freq));
+    EXPECT_TRUE(model(input()).equal(expected));
+  }
+  auto empty = init_empty_weights([] { return Rotary(); });
+  const auto loaded = load_checkpoint_and_dispatch(empty, folder.path() / "checkpoint",
+                                                   {.device_map = DeviceMap{{"", "disk"}},
+                                                    .offload_folder = folder.path() / "loaded",
+                                                    .offload_buffers = true});
+  EXPECT_TRUE(loaded(input()).equal(expected));
+}
+
+TEST_F(Offload, RunningStatisticsStayResidentSoThatAForwardInTrainingWorks) {
+  auto evaluated = seeded<TiedNet>();
+  save_model(state_dict(*evaluated), folder.path() / "checkpoint");
+  const auto expected = tied_resident->forward(tokens());
+  {
+    const auto model = disk_offload(tied, folder.path() / "spill", {.offload_buffers = true});
+    EXPECT_TRUE(model(tokens()).equal(expected));
+    EXPECT_TRUE(tied->norm->running_mean.equal(tied_resident->norm->running_mean)) << "updated";
+  }
+  auto empty = init_empty_weights([] { return TiedNet(); });
+  const auto model = load_checkpoint_and_dispatch(empty, folder.path() / "checkpoint",
+                                                  {.device_map = DeviceMap{{"", "disk"}},
+                                                   .offload_folder = folder.path() / "loaded",
+                                                   .offload_buffers = true});
+  EXPECT_TRUE(model(tokens()).equal(expected));
+  EXPECT_EQ(empty->norm->num_batches_tracked.item<int>(), 1);
+  auto writable = seeded<TiedNet>();
+  const auto changing = disk_offload(writable, folder.path() / "writable",
+                                     {.offload_buffers = true, .lazy = {.writable = true}});
+  EXPECT_TRUE(is_offloaded(writable->norm->running_mean));
+  EXPECT_TRUE(changing(tokens()).equal(expected));
+}
+
 TEST_F(Offload, AFolderOfAnotherModelIsRefused) {
   const auto target = folder.path() / "spill";
   {
@@ -245,6 +303,25 @@ TEST_F(Offload, MapsThatDoNotFitAreRefused) {
   EXPECT_THROW((void)cpu_offload(ThreeLayers(nullptr)), ArgumentError);
 }
 
+TEST_F(Offload, DevicesThatAreNotThereAreRefusedByNameBeforeAnythingMoves) {
+  const auto refuse = [&](const MapDevice& device) {
+    (void)dispatch_model(
+        net, {{"first", "disk"}, {"second", "cpu"}, {"third", device}},
+        {.main_device = torch::kCPU, .offload_dir = folder.path() / "spill", .lazy = managed()});
+  };
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] { refuse("moon"); }),
+                  "The device map has 'moon', which is no device."));
+  EXPECT_TRUE(has(message_of<UnsupportedError>([&] { refuse("xpu:1"); }),
+                  "The device map has 'xpu:1'; weights can be on CPUs and NVIDIA GPUs only."));
+  {
+    const test::FakeGpu gpu({.major = 9, .minor = 0});
+    EXPECT_EQ(message_of<ArgumentError>([&] { refuse(7); }),
+              "The device map has GPU 7, and this machine has 1. GPUs count from 0.");
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "spill"));
+  EXPECT_TRUE(net->forward(input()).equal(resident->forward(input())));
+}
+
 TEST_F(Offload, AModelWithoutValuesIsRefused) {
   auto empty = init_empty_weights([] { return ThreeLayers(); });
   EXPECT_TRUE(has(message_of<StateError>([&] { (void)cpu_offload(empty, {.lazy = managed()}); }),
@@ -253,6 +330,18 @@ TEST_F(Offload, AModelWithoutValuesIsRefused) {
                   "'first.weight' has no value: it is on the meta device"));
   const auto model = cpu_offload(empty, {.state_dict = state_dict(*resident), .lazy = managed()});
   EXPECT_TRUE(model(input()).equal(resident->forward(input())));
+}
+
+TEST_F(Offload, CpuOffloadTakesTheValuesOfItsStateDictAlsoWhereNothingMoves) {
+  const auto values = state_dict(*tied_resident);
+  tied_resident->eval();
+  for (auto model : {init_empty_weights([] { return TiedNet(); }), TiedNet()}) {
+    const auto offloaded = cpu_offload(model, {.offload_buffers = true, .state_dict = values});
+    model->eval();
+    EXPECT_TRUE(model->out->weight.is_same(model->embedding->weight)) << "still tied";
+    EXPECT_TRUE(offloaded(tokens()).equal(tied_resident->forward(tokens())));
+    EXPECT_FALSE(model->head->weight.is_alias_of(values["head.weight"])) << "a copy";
+  }
 }
 
 TEST_F(Offload, ADispatchedModelDoesNotMove) {
@@ -317,6 +406,26 @@ TEST_F(Offload, AlignedModulesAreInMemory) {
   EXPECT_TRUE(model(input()).equal(resident->forward(input())));
 }
 
+TEST_F(Offload, OrdinaryModulesComeBackFromTheMetaDevice) {
+  torch::Tensor graph;  // outlives the alignment, with gradient accumulators for the meta device
+  {
+    const auto aligned = align_module_device(*net->first, torch::Device(torch::kMeta));
+    graph = net->first->forward(torch::empty({2, 6}, torch::kMeta));
+    EXPECT_TRUE(graph.is_meta());
+  }
+  const auto result = net->forward(input());
+  EXPECT_TRUE(result.equal(resident->forward(input())));
+  result.sum().backward();
+  resident->forward(input()).sum().backward();
+  EXPECT_TRUE(net->first->weight.grad().equal(resident->first->weight.grad()));
+
+  auto empty = init_empty_weights([] { return ThreeLayers(); });
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] {
+                    (void)align_module_device(*empty->first, torch::Device(torch::kCPU));
+                  }),
+                  "on the meta device, we need a value to put it on cpu"));
+}
+
 TEST_F(Offload, StateDictsReadTheStores) {
   const auto model = disk_offload(net, folder.path() / "spill");
   const auto fills = model.stats().fills;
@@ -324,10 +433,45 @@ TEST_F(Offload, StateDictsReadTheStores) {
   for (const auto& item : state_dict(*resident)) {
     EXPECT_TRUE(values[item.key()].equal(item.value())) << item.key();
   }
-  StateDict some;
-  get_state_dict_from_offload(*net->second, "second.weight", some);
+  StateDict some("Tensor");
+  some.insert("second.bias", torch::empty({0}));
+  EXPECT_EQ(&get_state_dict_from_offload(*net->second, "second.weight", some), &some);
   EXPECT_TRUE(some["second.bias"].equal(resident->second->bias));
+  EXPECT_EQ(some.size(), 1U) << "no name is added, as in Python";
   EXPECT_EQ(model.stats().fills, fills) << "nothing was brought";
+}
+
+TEST_F(Offload, StateDictsOfOffloadedModelsKeepTies) {
+  const auto model = cpu_offload(tied, {.lazy = managed()});
+  const auto values = model.state_dict();
+  EXPECT_TRUE(values["out.weight"].is_alias_of(values["embedding.weight"]));
+  EXPECT_TRUE(values["out.weight"].equal(tied_resident->out->weight));
+  EXPECT_FALSE(values["head.bias"].is_alias_of(values["head.weight"]));
+  EXPECT_FALSE(clean_state_dict_for_safetensors(values).contains("out.weight"));
+}
+
+TEST_F(Offload, TheAcceleratorSavesOffloadedModels) {
+  Accelerator accelerator({.cpu = true});
+  const auto model = disk_offload(tied, folder.path() / "spill", {.offload_buffers = true});
+  for (const bool safe : {true, false}) {
+    const auto target = folder.path() / (safe ? "safe" : "archives");
+    accelerator.save_model(tied, target, {.safe_serialization = safe});
+    TiedNet loaded;
+    load_checkpoint_in_model(*loaded, target, {.strict = true});
+    for (const auto& item : state_dict(*tied_resident)) {
+      EXPECT_TRUE(state_dict(*loaded)[item.key()].equal(item.value())) << item.key();
+    }
+  }
+  AcceleratorState::_reset_state(/*reset_partial_state=*/true);
+}
+
+TEST_F(Offload, WeightsInFewerBitsAreSavedInThem) {
+  Accelerator accelerator({.cpu = true});
+  const auto casting = attach_layerwise_casting_hooks(*net, torch::kBFloat16, torch::kFloat);
+  accelerator.save_model(net, folder.path());
+  const auto saved = load_state_dict(folder.path() / "model.safetensors");
+  EXPECT_TRUE(saved["first.weight"].equal(resident->first->weight.to(torch::kBFloat16)));
+  AcceleratorState::_reset_state(/*reset_partial_state=*/true);
 }
 
 TEST_F(Offload, HandlesRestoreTheModelAtTheirEnd) {

@@ -1,10 +1,13 @@
 // What happens to weights at the edges: failures half way, weights in use, odd tensors.
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/functorch/DynamicLayer.h>
 #include <accelerate/big_modeling.h>
 #include <accelerate/checkpoint.h>
 #include <accelerate/errors.h>
 #include <accelerate/modeling.h>
 #include <accelerate/safetensors.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/jit/api/module.h>
 #include <torch/torch.h>
 
 #include <cstdint>
@@ -277,6 +280,54 @@ TEST_F(LazyEdges, PackedSequencesKeepTheirStepsOnTheHost) {
   const auto [output, state] = lstm->forward_with_packed_input(packed);
   EXPECT_TRUE(output.data().is_meta());
   EXPECT_TRUE(output.batch_sizes().is_cpu());
+}
+
+// -- other ways to run operators ------------------------------------------------------------------
+
+TEST_F(LazyEdges, ScriptModulesBringTheWeights) {
+  const auto model = cpu_offload(net, {.lazy = managed()});
+  torch::jit::Module script("first");
+  script.register_parameter("weight", net->first->weight, /*is_buffer=*/false);
+  script.register_parameter("bias", net->first->bias, /*is_buffer=*/false);
+  script.define(
+      "def forward(self, x):\n  return torch.relu(x.matmul(self.weight.t()) + self.bias)\n");
+  const auto expected =
+      torch::relu(input().matmul(resident->first->weight.t()) + resident->first->bias);
+  expected.sum().backward();
+  for (int run = 0; run < 3; ++run) {  // profiled first, then optimized
+    model.offload_now();
+    net->zero_grad();
+    const auto result = script.forward({input()}).toTensor();
+    EXPECT_TRUE(result.equal(expected)) << run;
+    model.offload_now();
+    result.sum().backward();
+    EXPECT_TRUE(net->first->weight.grad().equal(resident->first->weight.grad())) << run;
+  }
+}
+
+TEST_F(LazyEdges, VmapBringsTheWeights) {
+  namespace functorch = at::functorch;
+  const auto model = cpu_offload(net, {.lazy = managed()});
+  const auto rows = torch::stack({input(), 2 * input()});
+  const auto over_rows = [&](ThreeLayers& layers) {
+    const auto level = functorch::initAndPushDynamicLayer(
+        functorch::TransformType::Vmap, c10::SymInt(2), functorch::RandomnessType::Error);
+    const auto result = layers->forward(functorch::makeBatched(rows, 0, level));
+    const auto value = functorch::maybeGetBatchedImpl(result)->value();
+    functorch::popDynamicLayerAndDeleteMetadata();
+    return value;
+  };
+  model.offload_now();
+  EXPECT_TRUE(over_rows(net).equal(over_rows(resident)));
+}
+
+TEST_F(LazyEdges, OpaqueTensorsStayResident) {
+  if (!at::hasMKLDNN()) GTEST_SKIP() << "this LibTorch has no tensors of oneDNN";
+  net->register_buffer("opaque", torch::ones({4}).to_mkldnn());
+  const auto model = cpu_offload(net, {.offload_buffers = true, .lazy = managed()});
+  EXPECT_FALSE(is_offloaded(net->named_buffers()["opaque"]));
+  EXPECT_TRUE(is_offloaded(net->first->weight));
+  EXPECT_EQ(net->named_buffers()["opaque"].to_dense().sum().item<float>(), 4);
 }
 
 // -- checkpoints ----------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ struct CpuOffloadOptions {
   std::optional<c10::Device> execution_device = std::nullopt;
   /// Buffers too. Off: they stay on the execution device.
   bool offload_buffers = false;
-  /// The values, by name. Unset: those of the model.
+  /// The values, by name; copied. Unset: those of the model.
   std::optional<StateDict> state_dict = std::nullopt;
   /// Classes whose modules come and go as a whole. Others do so layer by layer.
   std::vector<std::string> preload_module_classes = {};
@@ -123,6 +123,8 @@ struct CpuOffloadWithHookOptions {
   std::optional<c10::Device> execution_device = std::nullopt;
   /// Of the model that runs before: its weights leave the device when this one is needed there.
   std::optional<UserCpuOffloadHook> prev_module_hook = std::nullopt;
+  /// Without `prefetch_depth` and `keep`: the whole model is one group, which stays until
+  /// `offload()`.
   LazyOptions lazy = {};
 };
 

@@ -27,15 +27,17 @@ namespace accelerate {
 /// A parameter or buffer of the module itself, not of its children, is offloaded.
 [[nodiscard]] ACCELERATE_API bool has_offloaded_params(const torch::nn::Module& module);
 
-/// The state dict of a model in host memory, with the values of offloaded tensors. A tensor on the
-/// meta device is left out with a warning.
+/// The state dict of a model in host memory, with the values of offloaded tensors in the dtypes in
+/// which they are kept. Tied tensors share memory there, too. A tensor on the meta device is left
+/// out with a warning.
 [[nodiscard]] ACCELERATE_API StateDict
 get_state_dict_offloaded_model(const torch::nn::Module& model);
-/// Sets the entries of `state_dict` for the tensors of `module`; `module_name` is the full name of
-/// one of them.
-ACCELERATE_API void get_state_dict_from_offload(torch::nn::Module& module,
-                                                std::string_view module_name, StateDict& state_dict,
-                                                c10::Device device_to_put_offload = c10::kCPU);
+/// Gives the entries that `state_dict` has for the tensors of `module` their values, and returns
+/// it; `module_name` is the full name of one of them. Those of a module without offloaded tensors
+/// stay where they are.
+ACCELERATE_API StateDict& get_state_dict_from_offload(
+    torch::nn::Module& module, std::string_view module_name, StateDict& state_dict,
+    c10::Device device_to_put_offload = c10::kCPU);
 
 /// While it lives, the tensors of a module itself are in memory, so that raw pointers work.
 class ACCELERATE_API AlignedModule {
@@ -50,8 +52,11 @@ class ACCELERATE_API AlignedModule {
   std::vector<Held> held_;
 };
 /// Brings the tensors of an offloaded module, to `device` if one is given, where changes to them
-/// are lost at the end. Parameters of an ordinary module move to `device` and back. Unset: where
-/// they compute.
+/// are lost at the end. Parameters of an ordinary module move to `device` and back; from the meta
+/// device they come back as they were. Unset: where they compute.
+///
+/// Throws `ArgumentError` for a tensor on the meta device that would have to leave it. What cannot
+/// be moved back at the end, because memory is short, stays on `device` with a warning.
 ///
 ///     auto aligned = align_module_device(*net->layer);
 ///     write(net->layer->weight.data_ptr<float>());

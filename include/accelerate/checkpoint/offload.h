@@ -35,6 +35,10 @@ namespace accelerate {
 ACCELERATE_API void offload_weight(const at::Tensor& weight, std::string_view weight_name,
                                    const std::filesystem::path& offload_folder,
                                    OffloadIndex* index = nullptr);
+/// The same; returns `index` with the entry.
+[[nodiscard]] ACCELERATE_API OffloadIndex
+offload_weight(const at::Tensor& weight, std::string_view weight_name,
+               const std::filesystem::path& offload_folder, OffloadIndex index);
 /// The tensor of a .dat file, on the CPU. It holds no memory of its own: it is the pages of the
 /// file. Writing into it does not change the file.
 [[nodiscard]] ACCELERATE_API at::Tensor load_offloaded_weight(

@@ -5,8 +5,9 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "accelerate/modeling/ordered_map.h"
 
 namespace accelerate {
 
@@ -17,9 +18,9 @@ struct StateDictSplit {
   /// Bytes of all storages, each counted once.
   std::int64_t total_size = 0;
   /// The files and the names of their tensors, in the order in which they are written.
-  std::vector<std::pair<std::string, std::vector<std::string>>> filename_to_tensors = {};
+  OrderedMap<std::string, std::vector<std::string>> filename_to_tensors = {};
   /// The file of each tensor, in the order of the files.
-  std::vector<std::pair<std::string, std::string>> tensor_to_filename = {};
+  OrderedMap<std::string, std::string> tensor_to_filename = {};
 
   bool operator==(const StateDictSplit&) const = default;
 };

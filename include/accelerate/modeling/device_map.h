@@ -6,21 +6,15 @@
 // Included by accelerate/modeling.h and accelerate/checkpoint.h.
 #pragma once
 
-#include <algorithm>
 #include <compare>
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <initializer_list>
 #include <iosfwd>
-#include <map>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "accelerate/api.h"
+#include "accelerate/modeling/ordered_map.h"
 
 namespace accelerate {
 
@@ -28,6 +22,7 @@ namespace accelerate {
 /// `0`, "0", "cuda" and "cuda:0" are the same.
 class ACCELERATE_API MapDevice {
  public:
+  MapDevice() : MapDevice("cpu") {}
   // NOLINTBEGIN(google-explicit-constructor): `{{"encoder", 0}, {"decoder", "cpu"}}`
   MapDevice(int gpu);
   MapDevice(std::string_view name);
@@ -56,6 +51,7 @@ class ACCELERATE_API MapDevice {
 /// `ArgumentError` for other texts and negative numbers.
 class ACCELERATE_API MemorySize {
  public:
+  MemorySize() = default;
   // NOLINTBEGIN(google-explicit-constructor): `{{0, "20GiB"}, {1, 500}}`
   template <std::integral T>
   MemorySize(T bytes) : MemorySize(Bytes{static_cast<std::int64_t>(bytes)}) {}
@@ -71,62 +67,6 @@ class ACCELERATE_API MemorySize {
   };
   explicit MemorySize(Bytes bytes);
   std::int64_t bytes_ = 0;
-};
-
-/// A dictionary in the order of insertion. Two are equal if they have the same entries.
-template <class Key, class T>
-class OrderedMap {
- public:
-  using value_type = std::pair<Key, T>;
-  using const_iterator = typename std::vector<value_type>::const_iterator;
-
-  OrderedMap() = default;
-  OrderedMap(std::initializer_list<value_type> entries) {
-    for (const auto& [key, value] : entries) set(key, value);
-  }
-
-  [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
-  [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
-  [[nodiscard]] const_iterator begin() const noexcept { return entries_.begin(); }
-  [[nodiscard]] const_iterator end() const noexcept { return entries_.end(); }
-
-  /// The value of `key`, or null.
-  template <class K>
-  [[nodiscard]] const T* find(const K& key) const {
-    const auto found = index_.find(key);
-    return found == index_.end() ? nullptr : &entries_[found->second].second;
-  }
-  template <class K>
-  [[nodiscard]] bool contains(const K& key) const {
-    return find(key) != nullptr;
-  }
-  /// The value of `key`, or `fallback`.
-  template <class K>
-  [[nodiscard]] T get(const K& key, T fallback) const {
-    const T* const value = find(key);
-    return value != nullptr ? *value : std::move(fallback);
-  }
-
-  /// Changes the value of `key` in its place, or appends it.
-  void set(const Key& key, T value) {
-    const auto [place, is_new] = index_.try_emplace(key, entries_.size());
-    if (is_new) {
-      entries_.emplace_back(key, std::move(value));
-    } else {
-      entries_[place->second].second = std::move(value);
-    }
-  }
-
-  friend bool operator==(const OrderedMap& a, const OrderedMap& b) {
-    return a.size() == b.size() && std::ranges::all_of(a, [&](const value_type& entry) {
-             const T* const other = b.find(entry.first);
-             return other != nullptr && *other == entry.second;
-           });
-  }
-
- private:
-  std::vector<value_type> entries_;
-  std::map<Key, std::size_t, std::less<>> index_;
 };
 
 /// Places by the names of modules and tensors. A name stands for all below it unless a longer name

@@ -1,5 +1,6 @@
-"""Writes splits.json: how huggingface_hub splits 200 random state dicts with shared storages, with the index file that
-Accelerate writes for each; and sizes.json: what it reads as a size.
+"""Writes splits.json: how huggingface_hub (1.21 or newer) splits 200 random state dicts with shared storages, with the
+index file that Accelerate writes for each, and 20 with many of them that fit into one file; and sizes.json: what it
+reads as a size.
 
     python tests/reference/shards/write_reference.py
 """
@@ -27,15 +28,18 @@ def name_of(used):
 def case(number):
     """Tensors as [name, number of the storage, bytes of the storage], and what becomes of them."""
     state, items, storages = {}, [], []
-    limit = choose.choice([1, 7, 64, 100, 128])
-    for _ in range(choose.choice([0, 1, 2, 5, 9, 14])):
+    one_file = number >= 200
+    limit = 10_000 if one_file else choose.choice([1, 7, 64, 100, 128])
+    for _ in range(choose.choice([5, 9, 14] if one_file else [0, 1, 2, 5, 9, 14])):
         name = name_of(state)
-        if storages and choose.random() < 0.3:
+        if storages and choose.random() < (0.5 if one_file else 0.3):
             storage = choose.randrange(len(storages))
         else:
             storage = len(storages)
             # Exactly the limit, just beside it, and anything.
             size = choose.choice([limit, limit - 1, limit + 1, choose.randint(1, 2 * limit), choose.randint(1, limit)])
+            if one_file:
+                size = choose.randint(1, 100)
             storages.append(torch.zeros(max(size, 1), dtype=torch.uint8))
         whole = storages[storage]
         state[name] = whole if choose.random() < 0.5 else whole[: choose.randint(1, len(whole))]
@@ -67,6 +71,6 @@ SIZES = ["3MB", "0.5 gb", "7", "1MiB", "", "B", "KB", " 10 kb ", "1e3KB", "1_000
          "5Gb", "5 GB", "5G", "1,5GB", "0.0001KB", "+2MB", ".5KB", "1.KB", "0x1KB", "1 0KB", "999999999TB"]  # fmt: skip
 
 if __name__ == "__main__":
-    cases = ",\n".join(json.dumps(case(number), separators=(",", ":")) for number in range(200))
+    cases = ",\n".join(json.dumps(case(number), separators=(",", ":")) for number in range(220))
     (here / "splits.json").write_text(f"[{cases}]\n")
     (here / "sizes.json").write_text(json.dumps([[text, size_of(text)] for text in SIZES]) + "\n")

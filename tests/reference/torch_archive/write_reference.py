@@ -82,6 +82,19 @@ def shared():
     }
 
 
+def flagged():
+    """Views whose values are not those of their storage, and the same values in storages of their own."""
+    base = torch.complex(torch.arange(6.0), torch.arange(6.0) + 10).view(2, 3)
+    views = {
+        "conj": base.conj(),
+        "neg": base.clone().conj().imag,
+        "half": base.to(torch.complex32).conj(),
+        "both": torch._neg_view(base.conj()),
+        "parameter": torch.nn.Parameter(base.conj()),
+    }
+    return {"views": views, "values": {name: view.detach().resolve_conj().resolve_neg().clone() for name, view in views.items()}}
+
+
 def random_states():
     """As Accelerate's save_accelerator_state does it on a machine without GPUs."""
     random.seed(7)
@@ -100,6 +113,7 @@ def main():
     torch.save(plain(), HERE / "plain.pt")
     torch.save(objects(), HERE / "objects.pt")
     torch.save(shared(), HERE / "shared.pt")
+    torch.save(flagged(), HERE / "flagged.pt")
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Conv1d(1, 2, 1, bias=False))
     with torch.no_grad():
         module[1].weight.fill_(0.5)
