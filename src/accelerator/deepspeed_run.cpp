@@ -20,11 +20,17 @@ namespace {
 
 using optim::OptimizerCore;
 
+std::int64_t processes_per_batch(const AcceleratorCore& core) {
+  const auto config = core.state.parallelism_config();
+  return config ? config->non_data_parallel_size() : 1;
+}
+
 /// What the configuration is filled from.
 DeepSpeedObjects described(const AcceleratorCore& core, const PrepareObjects& given) {
   DeepSpeedObjects objects{.batch_sizes = given.batch_sizes,
                            .split_batches = core.options.dataloader_config.split_batches,
                            .num_processes = core.state.num_processes(),
+                           .processes_per_batch = processes_per_batch(core),
                            .gradient_accumulation_steps = core.gradient_state.num_steps()};
   if (objects.batch_sizes.empty()) {
     // Parity: Python asks for a loader in the same call.
@@ -116,7 +122,7 @@ void begin_deepspeed(AcceleratorCore& core, const PrepareObjects& given) {
         "prepare it there.");
   }
   auto settings = deepspeed_settings(plugin->deepspeed_config());
-  derive_batch_sizes(settings, objects.num_processes / objects.sp_size);
+  derive_batch_sizes(settings, objects.data_parallel_size());
   const bool on_cpu = core.state.device().is_cpu();
   if (settings.fp16 && on_cpu) {
     warn_once(
