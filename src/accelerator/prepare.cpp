@@ -251,8 +251,11 @@ std::shared_ptr<optim::OptimizerCore> Preparer::optimizer(
     if (known->optimizer.get() == optimizer.get()) return known;
   }
   if (const auto* dummy = dynamic_cast<const DummyOptim*>(optimizer.get())) {
-    return this->optimizer(optimizer_for(core, *dummy), moved_from != nullptr ? moved_from : dummy,
-                           placement);
+    const auto* const from = moved_from != nullptr ? moved_from : dummy;
+    const auto made = made_optimizer(core, *dummy);
+    if (!made) return this->optimizer(optimizer_for(core, *dummy), from, placement);
+    made->moved_from = from;
+    return made;
   }
   auto result = optim::make_optimizer_core(std::move(optimizer), moved_from);
   if ((core.state.use_distributed() || core.deepspeed) && core.options.drift_check > 0) {
@@ -281,9 +284,11 @@ std::shared_ptr<optim::SchedulerCore> Preparer::scheduler(optim::SchedulerParts 
           "prepare: the optimizer that the DummyScheduler was built on is not prepared. Prepare "
           "them together.");
     }
+    if (auto made = made_scheduler(core, *dummy, *own)) return made;
     auto made =
         this->scheduler(optim::scheduler_parts(scheduler_for(core, *dummy, *own->optimizer)));
     made->stepped_in_backward = true;
+    core.deepspeed->schedulers.push_back(made);
     return made;
   }
   auto scheduler = std::make_shared<optim::SchedulerCore>();
@@ -327,7 +332,7 @@ void Preparer::add(const std::shared_ptr<ModelCore>& model) const {
   }
   if (!add_once(core.registry.models, model)) return;
   for (const auto& optimizer : core.registry.optimizers) {
-    step_within_backward(core, *optimizer);
+    step_within_backward(core, optimizer);
     if (model->engine) optimizer->attach(model->engine);
   }
 }
@@ -339,7 +344,7 @@ void Preparer::add(const std::shared_ptr<optim::OptimizerCore>& optimizer) const
     core.registry.scaling->add(optimizer);
   }
   if (!add_once(core.registry.optimizers, optimizer)) return;
-  step_within_backward(core, *optimizer);
+  step_within_backward(core, optimizer);
   record_steps(core, *optimizer);
   for (const auto& model : core.registry.models) {
     if (model->engine) optimizer->attach(model->engine);
