@@ -131,6 +131,7 @@ std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
   plan.emplace();
   plan->autocast = true;
   plan->spec.level = sharding::ShardLevel::kParameters;
+  plan->spec.skip_globally_unused = true;  // as data parallelism with find_unused_parameters
   for (const auto& entry : module.named_modules("", /*include_self=*/false)) {
     if (!is_repeated_blocks(*entry.value())) continue;
     for (const auto& block : entry.value()->named_children()) {

@@ -163,6 +163,8 @@ ShardPlan plan_from(const Fsdp& plugin, const Module& model, const ShardRun& run
   if (plugin.param_init_fn) {
     spec.init_empty = [init = plugin.param_init_fn](Module& module) { init(module); };
   }
+  // As each version does: one reduces whole flat parameters, two leaves out what has no gradient.
+  spec.skip_globally_unused = version_of(plugin) == 2;
   // Version 2 casts inputs and outputs by its policy alone.
   plan.autocast = version_of(plugin) == 1;
   if (plugin.activation_checkpointing.value_or(false)) {
