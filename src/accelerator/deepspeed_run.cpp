@@ -20,11 +20,17 @@ namespace {
 
 using optim::OptimizerCore;
 
+std::int64_t processes_per_batch(const AcceleratorCore& core) {
+  const auto config = core.state.parallelism_config();
+  return config ? config->non_data_parallel_size() : 1;
+}
+
 /// What the configuration is filled from.
 DeepSpeedObjects described(const AcceleratorCore& core, const PrepareObjects& given) {
   DeepSpeedObjects objects{.batch_sizes = given.batch_sizes,
                            .split_batches = core.options.dataloader_config.split_batches,
                            .num_processes = core.state.num_processes(),
+                           .processes_per_batch = processes_per_batch(core),
                            .gradient_accumulation_steps = core.gradient_state.num_steps()};
   if (objects.batch_sizes.empty()) {
     // Parity: Python asks for a loader in the same call.
@@ -116,7 +122,7 @@ void begin_deepspeed(AcceleratorCore& core, const PrepareObjects& given) {
         "prepare it there.");
   }
   auto settings = deepspeed_settings(plugin->deepspeed_config());
-  derive_batch_sizes(settings, objects.num_processes / objects.sp_size);
+  derive_batch_sizes(settings, objects.data_parallel_size());
   const bool on_cpu = core.state.device().is_cpu();
   if (settings.fp16 && on_cpu) {
     warn_once(
@@ -129,26 +135,62 @@ void begin_deepspeed(AcceleratorCore& core, const PrepareObjects& given) {
   core.deepspeed = std::make_shared<DeepSpeedRun>(std::move(settings));
 }
 
-void step_within_backward(const AcceleratorCore& core, OptimizerCore& optimizer) {
+void step_within_backward(const AcceleratorCore& core,
+                          const std::shared_ptr<OptimizerCore>& optimizer) {
   const auto model = model_of(core);
-  if (!model || optimizer.stepped_in_backward) return;
+  if (!model || optimizer->stepped_in_backward) return;
   std::unordered_set<const c10::TensorImpl*> own;
   for (const auto& parameter : model->module->parameters()) {
     own.insert(parameter.unsafeGetTensorImpl());
   }
-  const bool is_own = std::ranges::any_of(optimizer.optimizer->param_groups(), [&](auto& group) {
-    return std::ranges::any_of(group.params(), [&](const at::Tensor& parameter) {
-      return own.contains(parameter.unsafeGetTensorImpl());
-    });
-  });
-  if (!is_own) return;
-  sharding::check_offloaded(core.deepspeed->settings, *optimizer.optimizer);
-  optimizer.stepped_in_backward = true;
+  for (const auto& group : optimizer->optimizer->param_groups()) {
+    for (const auto& parameter : group.params()) {
+      if (!own.contains(parameter.unsafeGetTensorImpl())) continue;
+      core.deepspeed->stepped[parameter.unsafeGetTensorImpl()] = optimizer;
+      optimizer->stepped_in_backward = true;
+    }
+  }
+  if (!optimizer->stepped_in_backward) return;
+  sharding::check_offloaded(core.deepspeed->settings, *optimizer->optimizer);
+}
+
+std::shared_ptr<OptimizerCore> made_optimizer(const AcceleratorCore& core,
+                                              const DummyOptim& dummy) {
+  const auto& stepped = run_of(core, "DummyOptim").stepped;
+  for (const auto& group : dummy.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto found = stepped.find(parameter.unsafeGetTensorImpl());
+      if (found == stepped.end()) continue;
+      if (auto made = found->second.lock()) return made;
+    }
+  }
+  return nullptr;
 }
 
 std::shared_ptr<torch::optim::Optimizer> optimizer_for(const AcceleratorCore& core,
                                                        const DummyOptim& dummy) {
   return sharding::make_optimizer(run_of(core, "DummyOptim").settings, dummy);
+}
+
+std::shared_ptr<optim::SchedulerCore> made_scheduler(const AcceleratorCore& core,
+                                                     const DummyScheduler& dummy,
+                                                     const OptimizerCore& optimizer) {
+  const auto& run = run_of(core, "DummyScheduler");
+  for (const auto& one : run.schedulers) {
+    auto made = one.lock();
+    const bool is_its = made && std::ranges::any_of(made->optimizers, [&](const auto& its) {
+                          return its.get() == &optimizer;
+                        });
+    if (!is_its) continue;
+    if (dummy.options().lr_scheduler_callable && run.settings.scheduler_type) {
+      throw StateError(
+          "prepare: the scheduler of the DeepSpeed configuration is made already, so that the "
+          "lr_scheduler_callable of this DummyScheduler would have no effect. Prepare it in the "
+          "same call as its model, or take 'scheduler' out of the configuration.");
+    }
+    return made;
+  }
+  return nullptr;
 }
 
 std::shared_ptr<LRScheduler> scheduler_for(const AcceleratorCore& core, const DummyScheduler& dummy,

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <memory>
+#include <unordered_map>
+#include <vector>
 
 #include "accelerate/detail/accelerator/prepare.h"
 #include "accelerator/accelerator_core.h"
@@ -27,6 +29,10 @@ struct DeepSpeedRun {
   sharding::DeepSpeedSteps steps;
   /// The model whose optimizers `backward` steps.
   std::weak_ptr<ModelCore> model = {};
+  /// The parameters of the model that an optimizer has.
+  std::unordered_map<const c10::TensorImpl*, std::weak_ptr<optim::OptimizerCore>> stepped = {};
+  /// Those that were made for dummies.
+  std::vector<std::weak_ptr<optim::SchedulerCore>> schedulers = {};
 };
 
 [[nodiscard]] bool uses_deepspeed(const AcceleratorCore& core);
@@ -38,7 +44,16 @@ void begin_deepspeed(AcceleratorCore& core, const PrepareObjects& objects);
 
 /// Lets `backward` step the optimizer if it is of the model of the run. Before an engine replaces
 /// its parameters.
-void step_within_backward(const AcceleratorCore& core, optim::OptimizerCore& optimizer);
+void step_within_backward(const AcceleratorCore& core,
+                          const std::shared_ptr<optim::OptimizerCore>& optimizer);
+
+/// What an earlier call has made for the model of a dummy, since a configuration has one of each;
+/// null if nothing. Throw `StateError` as those below.
+[[nodiscard]] std::shared_ptr<optim::OptimizerCore> made_optimizer(const AcceleratorCore& core,
+                                                                   const DummyOptim& dummy);
+[[nodiscard]] std::shared_ptr<optim::SchedulerCore> made_scheduler(
+    const AcceleratorCore& core, const DummyScheduler& dummy,
+    const optim::OptimizerCore& optimizer);
 
 /// What the configuration has for a dummy. Throw `StateError` if no model is prepared by it.
 [[nodiscard]] std::shared_ptr<torch::optim::Optimizer> optimizer_for(const AcceleratorCore& core,

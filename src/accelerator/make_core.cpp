@@ -90,6 +90,15 @@ TorchDynamoPlugin dynamo_plugin(const AcceleratorOptions& options, const Environ
   return plugin;
 }
 
+/// The plugin that was given, else one of the variables alone where the launcher asks for it. The
+/// variables speak to the first accelerator only: those after it have its plugins.
+template <class Plugin>
+std::optional<Plugin> asked_for(const std::optional<Plugin>& given, const std::string& variable,
+                                bool given_otherwise, const Environment& environment) {
+  if (given || given_otherwise || AcceleratorState::initialized()) return given;
+  return environment.flag(variable) ? std::optional(Plugin{}) : std::nullopt;
+}
+
 std::optional<ParallelismConfig> parallelism_config(const AcceleratorOptions& options,
                                                     const Environment& environment) {
   if (options.parallelism_config) return options.parallelism_config;
@@ -97,16 +106,8 @@ std::optional<ParallelismConfig> parallelism_config(const AcceleratorOptions& op
     warn_once("TorchTensorParallelPlugin is deprecated. Use ParallelismConfig with tp_size.");
     return to_parallelism_config(*options.torch_tp_plugin);
   }
-  if (environment.flag("ACCELERATE_USE_PARALLELISM_CONFIG")) return ParallelismConfig{};
-  return std::nullopt;
-}
-
-/// The plugin that was given, else one of the variables alone where the launcher asks for it.
-template <class Plugin>
-std::optional<Plugin> asked_for(const std::optional<Plugin>& given, const std::string& variable,
-                                bool given_otherwise, const Environment& environment) {
-  if (given || given_otherwise || !environment.flag(variable)) return given;
-  return Plugin{};
+  return asked_for(options.parallelism_config, "ACCELERATE_USE_PARALLELISM_CONFIG",
+                   /*given_otherwise=*/false, environment);
 }
 
 AcceleratorStateOptions state_options(const AcceleratorOptions& options,

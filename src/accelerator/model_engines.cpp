@@ -5,6 +5,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
 #include "accelerator/model_sharding.h"
+#include "core/log.h"
 #include "core/text.h"
 #include "model_parallel/tensor_parallel_engine.h"
 #include "modeling/checkpoint_marks.h"
@@ -85,6 +86,23 @@ std::shared_ptr<parallel::Engine> sharded_engine(const AcceleratorCore& core, Mo
       *model.module, plan.spec, processes_of(core, plan), model.device, core.options.drift_check);
 }
 
+/// What a plugin that only replicates asks for beside shards, for a model of data parallelism.
+void follow_without_shards(const AcceleratorCore& core, torch::nn::Module& module,
+                           const sharding::ShardPlan& plan) {
+  if (!plan.checkpointed.empty()) modeling::mark_for_checkpoints(module, plan.checkpointed);
+  constexpr const char* kWhy =
+      " of the FSDP plugin has no effect: nothing is sharded (NO_SHARD, or a mesh without "
+      "dp_shard_size), and this is data parallelism. ";
+  if (plan.spec.offload.parameters != sharding::OffloadTarget::kNone) {
+    warn_once(str("cpu_offload", kWhy, "Choose FULL_SHARD, or leave it out."));
+  }
+  const auto& dtype = plan.spec.precision.param_dtype;
+  const bool is_cast = core.cast ? core.cast->dtype == dtype : dtype == at::kFloat;
+  if (dtype && !is_cast) {
+    warn_once(str("mixed_precision_policy", kWhy, "Set mixed_precision of the accelerator."));
+  }
+}
+
 /// Collective. The engine for the dimensions of data.
 std::shared_ptr<parallel::Engine> data_engine(const AcceleratorCore& core, ModelCore& model,
                                               const std::optional<sharding::ShardPlan>& plan) {
@@ -99,9 +117,12 @@ std::shared_ptr<parallel::Engine> data_engine(const AcceleratorCore& core, Model
 }  // namespace
 
 std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
-                                               const torch::nn::Module& module) {
+                                               torch::nn::Module& module) {
   auto plan = shard_plan_of(core, module);
-  if (plan && plan->spec.level == sharding::ShardLevel::kNone) return std::nullopt;
+  if (plan && plan->spec.level == sharding::ShardLevel::kNone) {
+    if (core.state.fsdp_plugin()) follow_without_shards(core, module, *plan);
+    return std::nullopt;
+  }
   if (plan && core.state.fsdp_plugin()) {
     plan->spec.state_dict_type =
         core.state.fsdp_plugin()->state_dict_type.value_or(StateDictType::kFullStateDict);
@@ -110,6 +131,7 @@ std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
   plan.emplace();
   plan->autocast = true;
   plan->spec.level = sharding::ShardLevel::kParameters;
+  plan->spec.skip_globally_unused = true;  // as data parallelism with find_unused_parameters
   for (const auto& entry : module.named_modules("", /*include_self=*/false)) {
     if (!is_repeated_blocks(*entry.value())) continue;
     for (const auto& block : entry.value()->named_children()) {

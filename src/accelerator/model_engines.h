@@ -13,9 +13,10 @@
 
 namespace accelerate::detail::accelerator {
 
-/// How the model is sharded, by a plugin or by dp_shard_size; nullopt if it is not.
+/// How the model is sharded, by a plugin or by dp_shard_size; nullopt if it is not. A plugin that
+/// shards nothing still marks what is computed again in backward.
 [[nodiscard]] std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
-                                                             const torch::nn::Module& module);
+                                                             torch::nn::Module& module);
 
 /// Collective. Gives the model the engine that trains it on all processes. Throws
 /// `UnsupportedError` for a dimension of the mesh in which this version cannot train a model.

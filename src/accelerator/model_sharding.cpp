@@ -17,6 +17,7 @@ sharding::ShardRun run_of(const AcceleratorCore& core) {
     run.num_processes = config->data_parallel_size() * sequence;
     run.mesh = {.replicate = config->dp_replicate_size.value_or(1),
                 .shard = config->dp_shard_size.value_or(1) * sequence};
+    run.dp_shard_size = config->dp_shard_size.value_or(1);
   }
   return run;
 }

@@ -111,11 +111,33 @@ void check(const AcceleratorCore& core, const PrepareObjects& given,
   }
 }
 
-/// Of a run with DeepSpeed: models that are not trained belong to no engine.
+/// Whether DeepSpeed keeps models in parts, also those that are not trained.
+bool is_stage_3(const AcceleratorCore& core) {
+  return uses_deepspeed(core) && core.state.deepspeed_plugin()->zero_stage == 3;
+}
+
+/// Of a run with DeepSpeed: models that are not trained are sharded as the one that is, or alone.
 void begin_if_deepspeed(AcceleratorCore& core, PrepareObjects given) {
   if (!uses_deepspeed(core)) return;
-  std::erase_if(given.models, [](const auto& one) { return !has_trained_parameter(*one); });
+  auto& models = given.models;
+  const auto is_frozen = [](const auto& one) { return !has_trained_parameter(*one); };
+  const bool is_first = !core.deepspeed && is_stage_3(core) && !models.empty();
+  if (is_first && std::ranges::all_of(models, is_frozen)) {
+    models.resize(1);
+  } else {
+    std::erase_if(models, is_frozen);
+  }
   begin_deepspeed(core, given);
+}
+
+/// How an engine keeps a model that is not trained: in parts, or not at all.
+std::optional<sharding::ShardPlan> frozen_plan(const AcceleratorCore& core,
+                                               torch::nn::Module& module) {
+  if (!modeling::stand_ins(module).empty()) return std::nullopt;  // 8 or 4 bits stay whole
+  if (uses_deepspeed(core) && !is_stage_3(core)) return std::nullopt;
+  auto plan = sharding_of(core, module);
+  if (plan && plan->spec.level == sharding::ShardLevel::kParameters) return plan;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -201,9 +223,11 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
                                            std::optional<bool> placement,
                                            bool evaluation_mode) const {
   const auto& core = core_;
-  const bool trains = !evaluation_mode && has_trained_parameter(*module);
-  if (trains && !core.deepspeed) begin_if_deepspeed(core_, {.models = {module}});
-  const bool shared = trains && (core.state.use_distributed() || core.deepspeed);
+  const bool trains = has_trained_parameter(*module);
+  if (!evaluation_mode && !core.deepspeed) begin_if_deepspeed(core_, {.models = {module}});
+  const bool joins = !evaluation_mode && (core.state.use_distributed() || core.deepspeed);
+  auto plan = joins && !trains ? frozen_plan(core, *module) : std::nullopt;
+  const bool shared = joins && (trains || plan);
   for (const auto& known : core.registry.models) {
     if (known->module == module && (known->engine != nullptr) == shared) return known;
   }
@@ -223,7 +247,7 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   model->attention = attention_of(core, *model->module);
   const auto converted = fp8::converted_layers(*model->module);
   if (shared) refuse_without_pipeline(core);
-  const auto plan = shared ? sharding_of(core, *model->module) : std::nullopt;
+  if (shared && trains) plan = sharding_of(core, *model->module);
   if (plan && quantized) {
     throw UnsupportedError(
         "prepare: a model in 8 or 4 bits cannot be sharded. Train its adapters with data "
@@ -238,7 +262,9 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   }
   if (shared) give_engine(core, *model, plan);
   multiply_in_8_bits(core_, *model, converted);
-  if (shared && core.deepspeed && core.deepspeed->model.expired()) core.deepspeed->model = model;
+  if (shared && trains && core.deepspeed && core.deepspeed->model.expired()) {
+    core.deepspeed->model = model;
+  }
   add(model);
   return model;
 }
@@ -251,8 +277,11 @@ std::shared_ptr<optim::OptimizerCore> Preparer::optimizer(
     if (known->optimizer.get() == optimizer.get()) return known;
   }
   if (const auto* dummy = dynamic_cast<const DummyOptim*>(optimizer.get())) {
-    return this->optimizer(optimizer_for(core, *dummy), moved_from != nullptr ? moved_from : dummy,
-                           placement);
+    const auto* const from = moved_from != nullptr ? moved_from : dummy;
+    const auto made = made_optimizer(core, *dummy);
+    if (!made) return this->optimizer(optimizer_for(core, *dummy), from, placement);
+    made->moved_from = from;
+    return made;
   }
   auto result = optim::make_optimizer_core(std::move(optimizer), moved_from);
   if ((core.state.use_distributed() || core.deepspeed) && core.options.drift_check > 0) {
@@ -281,9 +310,11 @@ std::shared_ptr<optim::SchedulerCore> Preparer::scheduler(optim::SchedulerParts 
           "prepare: the optimizer that the DummyScheduler was built on is not prepared. Prepare "
           "them together.");
     }
+    if (auto made = made_scheduler(core, *dummy, *own)) return made;
     auto made =
         this->scheduler(optim::scheduler_parts(scheduler_for(core, *dummy, *own->optimizer)));
     made->stepped_in_backward = true;
+    core.deepspeed->schedulers.push_back(made);
     return made;
   }
   auto scheduler = std::make_shared<optim::SchedulerCore>();
@@ -327,7 +358,7 @@ void Preparer::add(const std::shared_ptr<ModelCore>& model) const {
   }
   if (!add_once(core.registry.models, model)) return;
   for (const auto& optimizer : core.registry.optimizers) {
-    step_within_backward(core, *optimizer);
+    step_within_backward(core, optimizer);
     if (model->engine) optimizer->attach(model->engine);
   }
 }
@@ -339,7 +370,7 @@ void Preparer::add(const std::shared_ptr<optim::OptimizerCore>& optimizer) const
     core.registry.scaling->add(optimizer);
   }
   if (!add_once(core.registry.optimizers, optimizer)) return;
-  step_within_backward(core, *optimizer);
+  step_within_backward(core, optimizer);
   record_steps(core, *optimizer);
   for (const auto& model : core.registry.models) {
     if (model->engine) optimizer->attach(model->engine);

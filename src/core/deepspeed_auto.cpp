@@ -28,7 +28,7 @@ Value micro_batch_size(const DeepSpeedPlugin& plugin, const DeepSpeedObjects& ob
                             "and '", kMicroBatch, "' is 'auto' in the DeepSpeed configuration. ",
                             "Set the number in the configuration."));
     }
-    sizes.push_back(objects.split_batches ? *size / objects.num_processes : *size);
+    sizes.push_back(objects.split_batches ? *size / objects.data_parallel_size() : *size);
   }
   return plugin.is_train_batch_min ? *std::ranges::min_element(sizes)
                                    : *std::ranges::max_element(sizes);
@@ -127,8 +127,7 @@ std::int64_t fill_deepspeed_config(DeepSpeedPlugin& plugin, const DeepSpeedObjec
                      {"zero_optimization.stage3_gather_16bit_weights_on_model_save", false}};
   if (!micro.is_none()) {
     values.set(kMicroBatch, micro);
-    values.set("train_batch_size",
-               micro.as_int() * steps * objects.num_processes / objects.sp_size);
+    values.set("train_batch_size", micro.as_int() * steps * objects.data_parallel_size());
   }
   add_sizes(values, plugin, objects);
   if (objects.optimizer == GivenObject::kDummy) {

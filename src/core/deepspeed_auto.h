@@ -20,12 +20,17 @@ enum class GivenObject : std::uint8_t {
 
 /// What one call of `prepare` was given.
 struct DeepSpeedObjects {
+  /// What a global batch is divided by.
+  [[nodiscard]] std::int64_t data_parallel_size() const {
+    return num_processes / processes_per_batch;
+  }
+
   /// The batch size of each data loader; nullopt if it has none.
   std::vector<std::optional<std::int64_t>> batch_sizes = {};
   bool split_batches = false;
   std::int64_t num_processes = 1;
-  /// Processes that share one batch by sequence parallelism.
-  std::int64_t sp_size = 1;
+  /// Processes that read the same batch: those of the dimensions tp, cp and sp.
+  std::int64_t processes_per_batch = 1;
   /// Of the accelerator.
   std::int64_t gradient_accumulation_steps = 1;
   bool has_model = false;

@@ -46,6 +46,10 @@ constexpr std::tuple kKnown{
     field("zero_optimization.round_robin_gradients", &S::round_robin_gradients),
     field("zero_optimization.allgather_partitions", &S::allgather_partitions),
     field("zero_optimization.legacy_stage1", &S::legacy_stage1),
+    field("zero_optimization.stage3_model_persistence_threshold", &S::model_persistence_threshold),
+    field("zero_optimization.memory_efficient_linear", &S::memory_efficient_linear),
+    field("zero_optimization.elastic_checkpoint", &S::elastic_checkpoint),
+    field("zero_optimization.load_from_fp32_weights", &S::load_from_fp32_weights),
     field("zero_optimization.zero_hpz_partition_size", &S::hpz_partition_size),
     field("zero_optimization.mics_shard_size", &S::mics_shard_size),
     field("zero_optimization.offload_optimizer.device", &S::optimizer_device),
@@ -61,6 +65,7 @@ constexpr std::tuple kKnown{
     field("zero_optimization.offload_param.buffer_count", &S::param_buffer_count),
     field("zero_optimization.offload_param.buffer_size", &S::param_buffer_size),
     field("zero_optimization.offload_param.max_in_cpu", &S::param_max_in_cpu),
+    field("aio", &S::aio),
     field("optimizer.type", &S::optimizer_type),
     field("optimizer.params", &S::optimizer_params),
     field("scheduler.type", &S::scheduler_type),
@@ -101,7 +106,14 @@ constexpr auto kEmulated = std::to_array<Emulation>({
     {"zero_optimization.round_robin_gradients", kNoEffect},
     {"zero_optimization.allgather_partitions", kNoEffect},
     {"zero_optimization.legacy_stage1", kNoEffect},
-    {"zero_optimization.sub_group_size", kForNvme},
+    {"zero_optimization.stage3_model_persistence_threshold",
+     "parameters stay gathered by their own size alone"},
+    {"zero_optimization.memory_efficient_linear", kNoEffect},
+    {"zero_optimization.elastic_checkpoint",
+     "checkpoints load with any number of processes all the same"},
+    {"zero_optimization.sub_group_size",
+     "it has no effect here: what is offloaded steps as a whole, and the files of nvme are mapped"},
+    {"aio", kForNvme},
     {"zero_optimization.offload_optimizer.buffer_count", kForNvme},
     {"zero_optimization.offload_optimizer.pipeline_read", kForNvme},
     {"zero_optimization.offload_optimizer.pipeline_write", kForNvme},
@@ -124,36 +136,97 @@ constexpr auto kFixed = std::to_array<FixedSwitch>({
      "gradients are copied into one buffer all the same"},
     {"zero_optimization.reduce_scatter", &S::reduce_scatter,
      "each process gets its part of the mean all the same, which is that of an all-reduce"},
+    {"zero_optimization.load_from_fp32_weights", &S::load_from_fp32_weights,
+     "masters are loaded in float32 all the same"},
 });
 
-/// Keys and sections that change results and have no counterpart.
-constexpr auto kRefused =
-    std::to_array<std::string_view>({"zero_optimization.zero_quantized_weights",
-                                     "zero_optimization.zero_quantized_gradients",
-                                     "zero_optimization.zero_quantized_nontrainable_weights",
-                                     "zero_optimization.zeropp_loco_param",
-                                     "zero_optimization.zenflow",
-                                     "zero_optimization.super_offload",
-                                     "zero_optimization.offload_optimizer.super_offload",
-                                     "amp",
-                                     "torch_autocast",
-                                     "sparse_gradients",
-                                     "sparse_attention",
-                                     "progressive_layer_drop",
-                                     "curriculum_learning",
-                                     "data_efficiency",
-                                     "compression_training",
-                                     "eigenvalue",
-                                     "elasticity",
-                                     "msamp",
-                                     "autotuning",
-                                     "flops_profiler",
-                                     "zenflow",
-                                     "super_offload",
-                                     "moe"});
+/// Keys and sections of DeepSpeed that have no counterpart, and what to use instead; their values
+/// that ask for nothing pass.
+struct Refused {
+  std::string_view key;
+  std::string_view instead;
+};
+constexpr std::string_view kPackage =
+    "it is part of the DeepSpeed package, which is not used here. Remove it, or set it to false";
+constexpr std::string_view kPrecision =
+    "types are those of the bf16 and fp16 sections. Set bf16.enabled or fp16.enabled";
+constexpr std::string_view kCommunication =
+    "what is sent is not compressed in blocks. Set communication_data_type to a type of 16 bits";
+constexpr std::string_view kOffload =
+    "Adam steps on the host by offload_optimizer alone. Set offload_optimizer.device to cpu";
+constexpr std::string_view kProfile =
+    "times and operations are shown by accelerator.profile(), and by `accelerate monitor`";
+constexpr std::string_view kTrackers =
+    "values are logged by the accelerator. Set log_with of AcceleratorOptions, and call "
+    "init_trackers and log";
+constexpr std::string_view kData =
+    "batches are those of the data loader. Give it a sampler that chooses them";
+constexpr auto kRefused = std::to_array<Refused>({
+    {"zero_optimization.zero_quantized_weights", kCommunication},
+    {"zero_optimization.zero_quantized_gradients", kCommunication},
+    {"zero_optimization.zero_quantized_nontrainable_weights", kCommunication},
+    {"zero_optimization.zeropp_loco_param", kCommunication},
+    {"zero_optimization.zenflow", kOffload},
+    {"zero_optimization.super_offload", kOffload},
+    {"zero_optimization.offload_optimizer.super_offload", kOffload},
+    {"zero_optimization.cpu_offload",
+     "it has become offload_optimizer. Set offload_optimizer to "
+     "{\"device\": \"cpu\"}"},
+    {"zero_optimization.cpu_offload_param",
+     "it has become offload_param. Set offload_param to {\"device\": \"cpu\"} with stage 3"},
+    {"zero_optimization.cpu_offload_use_pin_memory",
+     "it has become pin_memory of offload_optimizer and offload_param"},
+    {"zero_optimization.stage3_gather_fp16_weights_on_model_save",
+     "it has become stage3_gather_16bit_weights_on_model_save"},
+    {"fp16.fp16_master_weights_and_grads",
+     "masters are float32. For states of half the size use offload_optimizer"},
+    {"amp", kPrecision},
+    {"torch_autocast", kPrecision},
+    {"data_types",
+     "gradients are added up in the type of the masters. Set "
+     "communication_data_type for what they are reduced in"},
+    {"sparse_gradients",
+     "a sharded model has no sparse gradients. Make its Embedding with sparse(false), or train it "
+     "by data parallelism"},
+    {"sparse_attention",
+     "attention is the model's own. Call at::scaled_dot_product_attention with a mask"},
+    {"activation_checkpointing",
+     "blocks are computed again where the model says it. Call activation_checkpoint() around them"},
+    {"tensorboard", kTrackers},
+    {"wandb", kTrackers},
+    {"comet", kTrackers},
+    {"csv_monitor", kTrackers},
+    {"comms_logger", kProfile},
+    {"flops_profiler", kProfile},
+    {"checkpoint",
+     "any stage and number of processes loads a checkpoint by load_state. Give "
+     "save_state a folder of its own for each"},
+    {"data_efficiency", kData},
+    {"curriculum_learning", kData},
+    {"progressive_layer_drop",
+     "layers are dropped by the model. Skip them in its forward, on all processes alike"},
+    {"compression_training",
+     "weights are compressed by load_and_quantize_model, or by mixed_precision fp8"},
+    {"elasticity",
+     "a run goes on with another number of processes by load_state. Use `accelerate "
+     "launch --max_restarts`"},
+    {"autotuning",
+     "nothing is tried out. Set the sizes of buckets; accelerator.profile() shows "
+     "the times"},
+    {"msamp",
+     "MS-AMP is a Python package that is no longer maintained. Use fp8 with AO "
+     "(AORecipeKwargs)"},
+    {"moe",
+     "experts are layers of the model. Name their classes in transformer_moe_cls_names of "
+     "the plugin"},
+    {"eigenvalue", kPackage},
+    {"zenflow", kOffload},
+    {"super_offload", kOffload},
+});
 
 std::vector<std::string> all_keys() {
-  std::vector<std::string> keys(kRefused.begin(), kRefused.end());
+  std::vector<std::string> keys;
+  for (const auto& refused : kRefused) keys.emplace_back(refused.key);
   std::apply([&](const auto&... fields) { (keys.emplace_back(fields.name), ...); }, kKnown);
   return keys;
 }
@@ -162,32 +235,34 @@ bool is_known(std::string_view key) {
   return std::apply([&](const auto&... fields) { return ((fields.name == key) || ...); }, kKnown);
 }
 
-/// A section can be there and be off.
+/// A section can be there and be off, or ask for nothing.
 bool is_on(const Value& entry) {
   if (entry.is_none()) return false;
   if (entry.is_bool()) return entry.as_bool();
   if (!entry.is_dict()) return true;
-  const Value* enabled = entry.as_dict().get("enabled");
-  return enabled == nullptr || !enabled->is_bool() || enabled->as_bool();
+  const auto& section = entry.as_dict();
+  if (const Value* enabled = section.get("enabled"); enabled != nullptr && enabled->is_bool()) {
+    return enabled->as_bool();
+  }
+  for (const auto& [name, value] : section) {
+    if (is_on(value)) return true;
+  }
+  return false;
 }
 
-[[noreturn]] void refuse(std::string_view key) {
-  if (key == "msamp") {
-    throw UnsupportedError(
-        "'msamp' in the DeepSpeed configuration is not supported: MS-AMP is a Python package that "
-        "is no longer maintained. Use fp8 with AO (AORecipeKwargs).");
-  }
-  throw UnsupportedError(str("'", key, "' in the DeepSpeed configuration is not supported: it is ",
-                             "part of the DeepSpeed package, which is not used here. Remove it, ",
-                             "or set it to false."));
+[[noreturn]] void refuse(const Refused& refused) {
+  throw UnsupportedError(str("'", refused.key,
+                             "' in the DeepSpeed configuration is not supported: ", refused.instead,
+                             "."));
 }
 
 void check_section(const Value::Dict& section, const std::string& prefix) {
   for (const auto& [name, value] : section) {
     const std::string key = prefix + name.to_string();
     if (is_known(key)) continue;
-    if (std::ranges::find(kRefused, key) != kRefused.end()) {
-      if (is_on(value)) refuse(key);
+    const auto refused = std::ranges::find(kRefused, std::string_view(key), &Refused::key);
+    if (refused != kRefused.end()) {
+      if (is_on(value)) refuse(*refused);
       continue;
     }
     const auto keys = all_keys();

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -50,6 +51,10 @@ struct DeepSpeedSettings {
   bool round_robin_gradients = false;
   bool allgather_partitions = true;
   bool legacy_stage1 = false;
+  std::int64_t model_persistence_threshold = std::numeric_limits<std::int64_t>::max();
+  bool memory_efficient_linear = true;
+  bool elastic_checkpoint = false;
+  bool load_from_fp32_weights = true;
   /// Processes of a shard group; 1 and below: all.
   std::int64_t hpz_partition_size = 1;
   std::int64_t mics_shard_size = -1;
@@ -67,6 +72,8 @@ struct DeepSpeedSettings {
   std::int64_t param_buffer_count = 5;
   std::int64_t param_buffer_size = 100'000'000;
   std::int64_t param_max_in_cpu = 1'000'000'000;
+
+  Value::Dict aio = {};
 
   std::optional<std::string> optimizer_type = std::nullopt;
   Value::Dict optimizer_params = {};

@@ -156,17 +156,7 @@ void finish_precision(Fsdp& plugin) {
     plugin.set_mixed_precision(std::string(*text), {.override = true});
     return;
   }
-  const auto* policy = plugin.policy();
-  if (*plugin.fsdp_version == 1 && policy->output_dtype) {
-    throw ConfigError(
-        "mixed_precision_policy has output_dtype, which is of fsdp_version 2. Version 1 has "
-        "param_dtype, reduce_dtype and buffer_dtype.");
-  }
-  if (*plugin.fsdp_version == 2 && policy->buffer_dtype) {
-    throw ConfigError(
-        "mixed_precision_policy has buffer_dtype, which is of fsdp_version 1. Version 2 has "
-        "param_dtype, reduce_dtype and output_dtype.");
-  }
+  plugin.validate_mixed_precision_policy();
 }
 
 }  // namespace
@@ -282,6 +272,34 @@ void FullyShardedDataParallelPlugin::set_state_dict_type(std::optional<StateDict
   follow(state_dict_config);
   follow(optim_state_dict_config);
   state_dict_type = chosen;
+}
+
+void FullyShardedDataParallelPlugin::set_cpu_offload() {
+  if (!cpu_offload) cpu_offload = false;
+}
+
+void FullyShardedDataParallelPlugin::validate_cpu_offload() const {
+  if (cpu_offload) return;
+  throw ConfigError("cpu_offload is not set. Set it to true, false or a CPUOffload.");
+}
+
+void FullyShardedDataParallelPlugin::validate_mixed_precision_policy() const {
+  const auto* const types = policy();
+  if (types == nullptr) {
+    throw ConfigError(
+        "mixed_precision_policy must be a MixedPrecisionPolicy. Set one, or call "
+        "set_mixed_precision.");
+  }
+  if (fsdp_version.value_or(1) == 1 && types->output_dtype) {
+    throw ConfigError(
+        "mixed_precision_policy has output_dtype, which is of fsdp_version 2. Version 1 has "
+        "param_dtype, reduce_dtype and buffer_dtype.");
+  }
+  if (fsdp_version == 2 && types->buffer_dtype) {
+    throw ConfigError(
+        "mixed_precision_policy has buffer_dtype, which is of fsdp_version 1. Version 2 has "
+        "param_dtype, reduce_dtype and output_dtype.");
+  }
 }
 
 const MixedPrecisionPolicy* FullyShardedDataParallelPlugin::policy() const {

@@ -67,6 +67,8 @@ void check_bias_correction(std::string_view type, Value::Dict& params) {
 std::shared_ptr<Optimizer> make_adamw(const DummyOptim& dummy, Value::Dict& params) {
   check_bias_correction("AdamW", params);
   static_cast<void>(take_flag(params, "torch_adam", false));
+  // Of the type AdamW: DeepSpeed has it true, whatever the file says.
+  static_cast<void>(take_flag(params, "adam_w_mode", true));
   return optimizer_of(dummy, params, AdamWOptions{.weight_decay = 0});
 }
 
@@ -97,9 +99,24 @@ constexpr std::array<std::pair<std::string_view, OptimizerMaker>, 5> kOptimizers
     {"sgd", make_sgd},
 }};
 
+/// Removes the last step that was done and returns how many there were; DeepSpeed has -1 for none.
+std::int64_t take_steps_done(Value::Dict& params) {
+  constexpr const char* kKey = "last_batch_iteration";
+  const Value* entry = params.get(kKey);
+  if (entry == nullptr) return 0;
+  const auto last = from_value<std::int64_t>(*entry);
+  if (last < -1) {
+    throw ConfigError(str("'scheduler.params.", kKey, "' in the DeepSpeed configuration is ", last,
+                          ", but must be -1 (a new schedule) or more."));
+  }
+  params.erase(kKey);
+  return last + 1;
+}
+
 /// A scheduler whose options are the parameters of the configuration.
 template <class Options>
-std::shared_ptr<LRScheduler> scheduler_of(Optimizer& optimizer, const Value::Dict& params) {
+std::shared_ptr<LRScheduler> scheduler_of(Optimizer& optimizer, Value::Dict params) {
+  const std::int64_t done = take_steps_done(params);
   Options options;
   const auto fields = value_fields(std::type_identity<Options>{});
   std::vector<std::string> names;
@@ -112,10 +129,12 @@ std::shared_ptr<LRScheduler> scheduler_of(Optimizer& optimizer, const Value::Dic
                           "."));
   }
   set_fields(options, fields, params);
-  return std::make_shared<FormulaLR<Options>>(optimizer, options);
+  auto scheduler = std::make_shared<FormulaLR<Options>>(optimizer, options);
+  for (std::int64_t i = 0; i < done; ++i) scheduler->step();
+  return scheduler;
 }
 
-using SchedulerMaker = std::shared_ptr<LRScheduler> (*)(Optimizer&, const Value::Dict&);
+using SchedulerMaker = std::shared_ptr<LRScheduler> (*)(Optimizer&, Value::Dict);
 constexpr std::array<std::pair<std::string_view, SchedulerMaker>, 5> kSchedulers{{
     {"WarmupLR", scheduler_of<WarmupLROptions>},
     {"WarmupDecayLR", scheduler_of<WarmupDecayLROptions>},

@@ -30,14 +30,18 @@ std::filesystem::path folder_of(const std::optional<std::string>& path, std::str
                         ". Name a folder on the drive."));
 }
 
-ShardOffload offload_of(const DeepSpeedSettings& settings) {
+ShardOffload offload_of(const DeepSpeedSettings& settings, Warnings& warnings) {
   ShardOffload offload;
   offload.optimizer =
       target_of(settings.optimizer_device, "zero_optimization.offload_optimizer.device");
   offload.parameters = target_of(settings.param_device, "zero_optimization.offload_param.device");
   if (offload.parameters != OffloadTarget::kNone && settings.stage != 3) {
-    throw ConfigError(str("The DeepSpeed configuration has offload_param, which is for stage 3, ",
-                          "but its stage is ", settings.stage, ". Use offload_optimizer."));
+    // As with DeepSpeed. `accelerate config` asks for it from stage 2 on.
+    warnings.push_back(str("The DeepSpeed configuration has offload_param, which has no effect ",
+                           "below stage 3: its stage is ", settings.stage,
+                           ", where each process computes with whole parameters. Use stage 3, or ",
+                           "offload_optimizer alone."));
+    offload.parameters = OffloadTarget::kNone;
   }
   if (offload.optimizer != OffloadTarget::kNone && settings.stage == 0) {
     throw ConfigError(
@@ -47,25 +51,34 @@ ShardOffload offload_of(const DeepSpeedSettings& settings) {
   // Parameters that wait elsewhere have their states there too.
   if (offload.optimizer == OffloadTarget::kNone) offload.optimizer = offload.parameters;
   offload.pin_memory = settings.optimizer_pin_memory || settings.param_pin_memory;
-  offload.tile_elements = settings.sub_group_size;
-  offload.tile_count = settings.optimizer_buffer_count;
   if (settings.optimizer_device == "nvme") {
     offload.folder =
         folder_of(settings.optimizer_path, "zero_optimization.offload_optimizer.nvme_path");
   }
-  if (settings.param_device == "nvme") {
+  if (offload.parameters == OffloadTarget::kNvme) {
     offload.folder = folder_of(settings.param_path, "zero_optimization.offload_param.nvme_path");
   }
   return offload;
 }
 
+/// Groups of a size that a key has.
+ShardGroups groups_of_key(std::string_view key, std::int64_t size, const ShardRun& run) {
+  if (run.dp_shard_size > 1) {
+    throw ConfigError(str("'", key, "' in the DeepSpeed configuration is ", size,
+                          ", and dp_shard_size of parallelism_config is ", run.dp_shard_size,
+                          ": both say which processes share a model. Leave one of them out."));
+  }
+  return groups_of(key, size, run);
+}
+
 ShardGroups groups_of(const DeepSpeedSettings& settings, const ShardRun& run) {
   if (settings.stage == 0) return {.replicate = run.num_processes};
   if (settings.hpz_partition_size > 1) {
-    return groups_of("zero_optimization.zero_hpz_partition_size", settings.hpz_partition_size, run);
+    return groups_of_key("zero_optimization.zero_hpz_partition_size", settings.hpz_partition_size,
+                         run);
   }
   if (settings.mics_shard_size > 1) {
-    return groups_of("zero_optimization.mics_shard_size", settings.mics_shard_size, run);
+    return groups_of_key("zero_optimization.mics_shard_size", settings.mics_shard_size, run);
   }
   return run.mesh.value_or(ShardGroups{.shard = run.num_processes});
 }
@@ -132,7 +145,7 @@ ShardPlan plan_from(const DeepSpeedPlugin& plugin, const Module& model, const Sh
   const auto prefetch = prefetch_of(settings, model, spec.units);
   spec.forward_prefetch = prefetch;
   spec.backward_prefetch = prefetch;
-  spec.offload = offload_of(settings);
+  spec.offload = offload_of(settings, plan.warnings);
   set_precision(spec.precision, settings, run);
   set_reductions(spec, settings, run);
   spec.state_dict_type = StateDictType::kShardedStateDict;

@@ -114,6 +114,19 @@ void set_precision(ShardPlan& plan, const Fsdp& plugin, const Module& model, con
           "affects ", upcast.size(), " parameters: ", join(upcast), "."));
 }
 
+/// Whole state dictionaries are in one place only.
+void check_state_dict_configs(const Fsdp& plugin, Warnings& warnings) {
+  const bool is_whole = plugin.state_dict_type == StateDictType::kFullStateDict;
+  const auto check = [&](const char* field, const std::optional<StateDictConfig>& config) {
+    if (!config || (config->offload_to_cpu && config->rank0_only == is_whole)) return;
+    warnings.push_back(str(field, " has no effect: whole state dictionaries are in the host's ",
+                           "memory of the first process of each host, and shards stay where they ",
+                           "are. Leave it unset."));
+  };
+  check("state_dict_config", plugin.state_dict_config);
+  check("optim_state_dict_config", plugin.optim_state_dict_config);
+}
+
 void set_prefetch(ShardSpec& spec, const Fsdp& plugin) {
   spec.limit_gathers = plugin.limit_all_gathers;
   if (version_of(plugin) == 2) {
@@ -158,11 +171,14 @@ ShardPlan plan_from(const Fsdp& plugin, const Module& model, const ShardRun& run
     spec.offload.optimizer = OffloadTarget::kCpu;
     spec.offload.pin_memory = plugin.cpu_offload->pin_memory;
   }
+  check_state_dict_configs(plugin, plan.warnings);
   spec.first_process_has_values =
       plugin.sync_module_states.value_or(false) || plugin.cpu_ram_efficient_loading.value_or(false);
   if (plugin.param_init_fn) {
     spec.init_empty = [init = plugin.param_init_fn](Module& module) { init(module); };
   }
+  // As each version does: one reduces whole flat parameters, two leaves out what has no gradient.
+  spec.skip_globally_unused = version_of(plugin) == 2;
   // Version 2 casts inputs and outputs by its policy alone.
   plan.autocast = version_of(plugin) == 1;
   if (plugin.activation_checkpointing.value_or(false)) {
@@ -177,3 +193,23 @@ ShardPlan plan_from(const Fsdp& plugin, const Module& model, const ShardRun& run
 }
 
 }  // namespace accelerate::detail::sharding
+
+namespace accelerate {
+
+void FullyShardedDataParallelPlugin::set_auto_wrap_policy(const torch::nn::Module& model) {
+  const auto* const chosen =
+      auto_wrap_policy ? std::get_if<AutoWrapPolicy>(&*auto_wrap_policy) : nullptr;
+  const auto policy = chosen != nullptr ? *chosen : AutoWrapPolicy::kNoWrap;
+  if (policy == AutoWrapPolicy::kSizeBasedWrap && min_num_params.value_or(0) == 0) {
+    auto_wrap_policy = AutoWrapPolicy::kNoWrap;
+  }
+  if (policy != AutoWrapPolicy::kTransformerBasedWrap) return;
+  if (!transformer_cls_names_to_wrap) {
+    const auto* const told = dynamic_cast<const NoSplitModules*>(&model);
+    transformer_cls_names_to_wrap =
+        told != nullptr ? told->no_split_modules() : std::vector<std::string>();
+  }
+  static_cast<void>(detail::sharding::units_by_class(model, *transformer_cls_names_to_wrap));
+}
+
+}  // namespace accelerate

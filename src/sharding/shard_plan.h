@@ -39,6 +39,8 @@ struct ShardRun {
   std::int64_t processes_per_node = 1;
   /// Of the parallelism_config; nullopt without one.
   std::optional<ShardGroups> mesh = std::nullopt;
+  /// dp_shard_size of it; also the processes of cp and sp share a model in parts.
+  std::int64_t dp_shard_size = 1;
 };
 
 struct ShardPlan {

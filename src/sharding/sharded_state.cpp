@@ -8,6 +8,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/logging/name_collectives.h"
 #include "comm/sharded.h"
+#include "core/log.h"
 #include "core/text.h"
 #include "lazy/released_storage.h"
 #include "modeling/tensors.h"
@@ -89,6 +90,21 @@ void initialize(torch::nn::Module& module, const ShardSpec& spec) {
   }
 }
 
+/// Of the first process, whose values all processes get.
+void warn_of_missing_values(const UnitPlan& plan) {
+  std::vector<std::string> names;
+  for (const auto& unit : plan.units) {
+    for (const auto& parameter : unit.parameters) {
+      if (parameter.tensor().is_meta()) names.push_back(parameter.names.front());
+    }
+  }
+  if (names.empty()) return;
+  warn_once(str("prepare: ", names.size(), " parameters are on the meta device of the first ",
+                "process, so that they begin as zeros: ", join(names),
+                ". Build or load the model before prepare on that process, give the FSDP plugin a ",
+                "param_init_fn, or load a checkpoint afterwards."));
+}
+
 Placement placement_of(const ShardSpec& spec, const ShardProcesses& groups, c10::Device device) {
   const auto& offload = spec.offload;
   const bool on_host =
@@ -154,6 +170,7 @@ ShardedState::ShardedState(torch::nn::Module& net, ShardSpec wanted, ShardProces
   registered = net.parameters();
   auto plan = plan_units(net, spec);
   check_module(net, plan);
+  if (collectives.is_first()) warn_of_missing_values(plan);
   if (const auto& all = collectives.groups().all) parallel::check_same_model(facts_of(plan), all);
   whole = std::move(plan.whole);
   take_buffers(net);

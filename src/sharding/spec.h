@@ -50,9 +50,6 @@ struct ShardOffload {
   bool pin_memory = true;
   /// For `kNvme`.
   std::filesystem::path folder = {};
-  /// Elements that are moved and stepped at a time.
-  std::int64_t tile_elements = 1'000'000'000;
-  std::int64_t tile_count = 4;
 };
 
 struct ShardSpec {

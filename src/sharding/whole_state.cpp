@@ -46,7 +46,10 @@ StateDict ShardedEngine::state_dict(const torch::nn::Module& module) {
   state.finish_phase();
   state.drop_stale();
   auto own = accelerate::state_dict(module);
-  if (!is_sharded()) return own;
+  const bool has_compute_types =
+      state.spec.whole_state == WholeState::kComputeTypes &&
+      std::ranges::all_of(state.flats, [](const Flat* flat) { return flat->is_resident; });
+  if (!is_sharded() || has_compute_types) return own;
   const bool keeps = PartialState().is_local_main_process();
   for (const auto* flat : state.flats) {
     auto all = gather_masters(state, *flat);

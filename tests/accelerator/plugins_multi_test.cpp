@@ -5,6 +5,7 @@
 #include <string>
 
 #include "accelerator/nets.h"
+#include "core/captured_log.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
 
@@ -50,6 +51,30 @@ TEST(PluginsOnProcesses, NoShardIsDataParallelism) {
     accelerator.backward(
         model(test::input_of(accelerator.process_index(), /*step=*/0)).pow(2).mean());
     EXPECT_TRUE(test::gradients_same_everywhere(model.parameters()));
+  });
+}
+
+TEST(PluginsOnProcesses, WithoutShardsTheRestOfAPluginIsHonouredOrTold) {
+  on_processes(2, [] {
+    const test::CapturedLog log;
+    Accelerator accelerator(
+        {.fsdp_plugin = FullyShardedDataParallelPlugin{
+             .reshard_after_forward = ShardingStrategy::kNoShard,
+             .mixed_precision_policy = "bf16",
+             .auto_wrap_policy = AutoWrapPolicy::kTransformerBasedWrap,
+             .cpu_offload = true,
+             .activation_checkpointing = true,
+             .transformer_cls_names_to_wrap = std::vector<std::string>{"Linear"}}});
+    Mlp net;
+    const auto model = accelerator.prepare(net);
+    EXPECT_TRUE(should_checkpoint(*net->first));
+    std::string all;
+    for (const auto& message : log.messages()) all += message + "\n";
+    if (!accelerator.is_main_process()) return;
+    EXPECT_NE(all.find("cpu_offload of the FSDP plugin has no effect"), std::string::npos) << all;
+    EXPECT_NE(all.find("mixed_precision_policy of the FSDP plugin has no effect"),
+              std::string::npos)
+        << all;
   });
 }
 

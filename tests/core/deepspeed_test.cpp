@@ -117,10 +117,30 @@ TEST(DeepSpeedKeys, SwitchesWithOnePositionHereAreToldOrRefused) {
 }
 
 TEST(DeepSpeedKeys, EveryKeyThatIsRefusedIsNamedUnlessItIsOff) {
-  for (const std::string key :
-       {"amp", "torch_autocast", "sparse_gradients", "sparse_attention", "progressive_layer_drop",
-        "curriculum_learning", "data_efficiency", "compression_training", "eigenvalue",
-        "elasticity", "msamp", "autotuning", "flops_profiler", "zenflow", "super_offload", "moe"}) {
+  for (const std::string key : {"amp",
+                                "torch_autocast",
+                                "sparse_gradients",
+                                "sparse_attention",
+                                "progressive_layer_drop",
+                                "curriculum_learning",
+                                "data_efficiency",
+                                "compression_training",
+                                "eigenvalue",
+                                "elasticity",
+                                "msamp",
+                                "autotuning",
+                                "flops_profiler",
+                                "zenflow",
+                                "super_offload",
+                                "moe",
+                                "activation_checkpointing",
+                                "tensorboard",
+                                "wandb",
+                                "comet",
+                                "csv_monitor",
+                                "comms_logger",
+                                "data_types",
+                                "checkpoint"}) {
     EXPECT_NE(message_of<UnsupportedError>([&] {
                 static_cast<void>(settings_of("{\"" + key + "\": {\"enabled\": true}}"));
               }).find("'" + key + "' in the DeepSpeed configuration is not supported"),
@@ -134,6 +154,35 @@ TEST(DeepSpeedKeys, EveryKeyThatIsRefusedIsNamedUnlessItIsOff) {
   }
 }
 
+TEST(DeepSpeedKeys, WhatIsRefusedSaysWhatToUseInstead) {
+  const auto message = [](const std::string& text) {
+    return message_of<UnsupportedError>([&] { static_cast<void>(settings_of(text)); });
+  };
+  EXPECT_EQ(message(R"({"activation_checkpointing": {"partition_activations": true}})"),
+            "'activation_checkpointing' in the DeepSpeed configuration is not supported: blocks "
+            "are computed again where the model says it. Call activation_checkpoint() around "
+            "them.");
+  EXPECT_NE(message(R"({"wandb": {"enabled": true}})").find("Set log_with"), std::string::npos);
+  EXPECT_NE(message(R"({"flops_profiler": {"enabled": true}})").find("accelerator.profile()"),
+            std::string::npos);
+  EXPECT_NE(message(R"({"zero_optimization": {"cpu_offload": true}})").find("offload_optimizer"),
+            std::string::npos);
+  EXPECT_NE(message(R"({"fp16": {"fp16_master_weights_and_grads": true}})").find("float32"),
+            std::string::npos);
+  // A section that asks for nothing passes.
+  EXPECT_NO_THROW(static_cast<void>(settings_of(
+      R"({"activation_checkpointing": {"partition_activations": false,
+                                       "number_checkpoints": null}})")));
+}
+
+TEST(DeepSpeedKeys, KeysForSpeedAloneAreToldInTheLog) {
+  const auto notes = settings_of(R"({"aio": {"queue_depth": 8}, "zero_optimization": {
+      "elastic_checkpoint": true, "load_from_fp32_weights": false,
+      "memory_efficient_linear": false, "stage3_model_persistence_threshold": 1e5}})")
+                         .notes;
+  EXPECT_EQ(notes.size(), 5U);
+}
+
 TEST(DeepSpeedKeys, AnUnknownKeyIsAnErrorWithTheNearestOne) {
   const auto message = [](const std::string& text) {
     return message_of([&] { static_cast<void>(settings_of(text)); });
@@ -145,9 +194,9 @@ TEST(DeepSpeedKeys, AnUnknownKeyIsAnErrorWithTheNearestOne) {
             "'zero_optimization.stage3_max_live_parameter' in the DeepSpeed configuration is not "
             "known here. Did you mean 'zero_optimization.stage3_max_live_parameters'? Remove it, "
             "or correct its name.");
-  EXPECT_EQ(message(R"({"tensorboard": {"enabled": true}})"),
-            "'tensorboard' in the DeepSpeed configuration is not known here. Remove it, or correct "
-            "its name.");
+  EXPECT_EQ(message(R"({"nebula": {"enabled": true}})"),
+            "'nebula' in the DeepSpeed configuration is not known here. Remove it, or correct its "
+            "name.");
 }
 
 TEST(DeepSpeedKeys, ValuesOfAWrongKindAreNamed) {

@@ -357,8 +357,8 @@ TEST(DeepSpeedPlugin, SectionsOfThePackageItselfAreRefusedUnlessTheyAreOff) {
   };
   EXPECT_EQ(message_of<UnsupportedError>(
                 [&] { detail::require_supported(profiler(Value::Dict{{"enabled", true}})); }),
-            "'flops_profiler' in the DeepSpeed configuration is not supported: it is part of the "
-            "DeepSpeed package, which is not used here. Remove it, or set it to false.");
+            "'flops_profiler' in the DeepSpeed configuration is not supported: times and "
+            "operations are shown by accelerator.profile(), and by `accelerate monitor`.");
   EXPECT_NO_THROW(detail::require_supported(profiler(Value::Dict{{"enabled", false}})));
 }
 

@@ -503,6 +503,20 @@ TEST(LaunchedEngines, ReachAnUnchangedProgramOnTheCpu) {
   EXPECT_TRUE(contains(fields.output, "engine DEEPSPEED 3 0.5")) << fields.text();
 }
 
+TEST(LaunchedEngines, TrainAnUnchangedProgram) {
+  const auto trained = [](const Words& flags) {
+    const auto result = run(launch(2, flags, worker({"train"})));
+    expect_clean_end(result, 0);
+    const auto at = result.output.find("trained ");
+    EXPECT_NE(at, std::string::npos) << result.text();
+    return at == std::string::npos ? ""
+                                   : result.output.substr(at, result.output.find('\n', at) - at);
+  };
+  const auto wanted = trained({});
+  EXPECT_EQ(trained({"--use_fsdp", "--fsdp_version", "2"}), wanted);
+  EXPECT_EQ(trained({"--use_deepspeed", "--zero_stage", "3"}), wanted);
+}
+
 TEST(LaunchedEngines, TakeADeepSpeedFile) {
   const Folder folder;
   std::ofstream(folder / "zero.json")

@@ -10,6 +10,7 @@
 //     engine         "engine FSDP 2 Block" or "engine DEEPSPEED 3 0.5": the plugin that the
 //     launcher
 //                    made, with its version and classes, or its stage and clipping
+//     train          trains by whatever engine there is, and prints "trained SUM-OF-WEIGHTS"
 //     throw=TEXT     leaves by an exception
 #include <accelerate/accelerate.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "launch/actions.h"
 
@@ -68,6 +70,26 @@ void print_engine() {
   say(STDOUT_FILENO, line);
 }
 
+/// Names no engine.
+void train() {
+  accelerate::Accelerator accelerator;
+  torch::manual_seed(3);
+  torch::nn::Linear net(4, 2);
+  const auto inputs = torch::linspace(0, 1, 48).reshape({12, 4});
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net, accelerate::SGD(net->parameters(), {.lr = 0.5}),
+      accelerate::make_data_loader(std::pair{inputs, inputs.slice(1, 0, 2)}, {.batch_size = 2}));
+  for (const auto& [input, target] : loader) {
+    // Small: `--use_deepspeed` clips gradients to a norm of 1.
+    accelerator.backward((model(input) - target).pow(2).mean() * 0.1);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  const auto sum = accelerate::gathered_parameters(
+      model, {}, [&] { return net->weight.detach().sum().item<double>(); });
+  say(STDOUT_FILENO, "trained " + std::to_string(sum));
+}
+
 void loop_until(const std::string& stop_file) {
   const accelerate::PartialState state;
   for (int step = 1;; ++step) {
@@ -95,6 +117,7 @@ int main(int argc, char** argv) {
              }},
             {"loop", loop_until},
             {"engine", [](const std::string&) { print_engine(); }},
+            {"train", [](const std::string&) { train(); }},
             {"throw", [](const std::string& text) { throw std::runtime_error(text); }},
         });
   });

@@ -118,8 +118,6 @@ TEST(DeepSpeedPlan, OffloadsAsTheDevicesSay) {
   EXPECT_EQ(cpu.optimizer, OffloadTarget::kCpu);
   EXPECT_EQ(cpu.parameters, OffloadTarget::kNone);
   EXPECT_TRUE(cpu.pin_memory);
-  EXPECT_EQ(cpu.tile_elements, 1000);
-  EXPECT_EQ(cpu.tile_count, 7);
   const auto folder = std::filesystem::temp_directory_path().string();
   const auto nvme =
       plan_of(
@@ -135,12 +133,23 @@ TEST(DeepSpeedPlan, OffloadsAsTheDevicesSay) {
                      {"offload_param", Value::Dict{{"device", "nvme"}, {"nvme_path", "/no/x"}}}}),
             "'zero_optimization.offload_param.nvme_path' in the DeepSpeed configuration is '/no/x',"
             " which is no folder. Name a folder on the drive.");
-  EXPECT_NE(message({{"stage", 2}, {"offload_param", Value::Dict{{"device", "cpu"}}}})
-                .find("which is for stage 3, but its stage is 2"),
-            std::string::npos);
   EXPECT_NE(message({{"stage", 0}, {"offload_optimizer", Value::Dict{{"device", "cpu"}}}})
                 .find("its stage is 0"),
             std::string::npos);
+}
+
+TEST(DeepSpeedPlan, OffloadOfParametersHasNoEffectBelowStageThree) {
+  const Value::Dict cpu{{"device", "cpu"}};
+  const auto two = plan_of({{"stage", 2}, {"offload_optimizer", cpu}, {"offload_param", cpu}});
+  EXPECT_EQ(two.spec.offload.optimizer, OffloadTarget::kCpu);
+  EXPECT_EQ(two.spec.offload.parameters, OffloadTarget::kNone);
+  ASSERT_EQ(two.warnings.size(), 1U);
+  EXPECT_NE(two.warnings[0].find("no effect below stage 3: its stage is 2"), std::string::npos);
+  // The states of the optimizer do not follow them, and no folder is needed.
+  const Value::Dict nvme{{"device", "nvme"}, {"nvme_path", "/no/x"}};
+  const auto one = plan_of({{"stage", 1}, {"offload_param", nvme}});
+  EXPECT_EQ(one.spec.offload.optimizer, OffloadTarget::kNone);
+  EXPECT_TRUE(plan_of({{"stage", 3}, {"offload_param", cpu}}).warnings.empty());
 }
 
 TEST(DeepSpeedPlan, PartitionsOfANodeAreHybridSharding) {
@@ -153,6 +162,19 @@ TEST(DeepSpeedPlan, PartitionsOfANodeAreHybridSharding) {
             }),
             "zero_optimization.mics_shard_size has 3 processes, which does not divide the 8 "
             "processes of the run: each needs as many.");
+}
+
+TEST(DeepSpeedPlan, PartitionsBesideShardsOfTheMeshAreRefused) {
+  const ShardRun run{
+      .num_processes = 8, .processes_per_node = 4, .mesh = ShardGroups{2, 4}, .dp_shard_size = 4};
+  for (const char* const key : {"zero_hpz_partition_size", "mics_shard_size"}) {
+    EXPECT_EQ(message_of<ConfigError>(
+                  [&] { static_cast<void>(plan_of({{"stage", 3}, {key, 2}}, {}, run)); }),
+              std::string("'zero_optimization.") + key +
+                  "' in the DeepSpeed configuration is 2, and dp_shard_size of "
+                  "parallelism_config is 4: both say which processes share a model. Leave one of "
+                  "them out.");
+  }
 }
 
 // ---- the optimizer of the configuration
@@ -183,6 +205,11 @@ TEST(DummyOptim, BecomesTheOptimizerOfTheConfiguration) {
   EXPECT_TRUE(adamw->param_groups()[0].params()[0].is_same(weight));
   // Adam decouples its decay unless told otherwise.
   EXPECT_EQ(options_of<AdamWOptions>(*make("adam", {{"torch_adam", true}})).lr, 0.001);
+  // AdamW does so whatever the flag says.
+  for (const bool flag : {true, false}) {
+    const auto flagged = make("AdamW", {{"torch_adam", true}, {"adam_w_mode", flag}});
+    EXPECT_EQ(options_of<AdamWOptions>(*flagged).lr, 0.001);
+  }
   const auto adam = make("Adam", {{"adam_w_mode", false}, {"weight_decay", 0.3}});
   EXPECT_EQ(options_of<AdamOptions>(*adam).weight_decay, 0.3);
   EXPECT_EQ(options_of<AdagradOptions>(*make("Adagrad", {})).lr, 0.01);
@@ -328,6 +355,20 @@ TEST_F(DeepSpeedSchedulers, DummySchedulerBecomesTheOneOfTheConfiguration) {
             "'scheduler.params' in the DeepSpeed configuration has 'warmup_num_step', which is not "
             "known here. Did you mean 'warmup_num_steps'? It may have: total_num_steps, "
             "warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type.");
+  settings.scheduler_params.erase("warmup_num_step");
+  // The last step that was done, -1 for none.
+  settings.scheduler_params.set("last_batch_iteration", -1);
+  expect_near(rates(*detail::sharding::make_scheduler(settings, dummy, optimizer_), 3),
+              {0, 0, 2, 4});
+  settings.scheduler_params.set("last_batch_iteration", 1);
+  expect_near(rates(*detail::sharding::make_scheduler(settings, dummy, optimizer_), 3),
+              {2, 4, 3, 2});
+  settings.scheduler_params.set("last_batch_iteration", -2);
+  EXPECT_EQ(message_of<ConfigError>([&] {
+              static_cast<void>(detail::sharding::make_scheduler(settings, dummy, optimizer_));
+            }),
+            "'scheduler.params.last_batch_iteration' in the DeepSpeed configuration is -2, but "
+            "must be -1 (a new schedule) or more.");
   settings.scheduler_type = "Cosine";
   EXPECT_THROW(static_cast<void>(detail::sharding::make_scheduler(settings, dummy, optimizer_)),
                ConfigError);

@@ -40,6 +40,43 @@ TEST(ShardedEquality, HasTheBitsOfDataParallelismAtEveryLevel) {
   }
 }
 
+/// The parameters after steps of 16 rows each, in so many batches.
+std::vector<torch::Tensor> trained_in(int batches, ShardLevel level) {
+  test::ShardedRun training({.spec = sharded(level), .step = Step::kMomentum});
+  for (int step = 0; step < 3; ++step) {
+    auto generator =
+        at::make_generator<at::CPUGeneratorImpl>(10 * step + training.accelerator.process_index());
+    const auto rows =
+        torch::randint(test::kWords, {16, 9}, generator, torch::TensorOptions(torch::kLong));
+    const auto pass = [&](const torch::Tensor& words) {
+      const auto scores = training.model(words.slice(1, 0, 8)).reshape({-1, test::kWords});
+      const auto targets = words.slice(1, 1).reshape(-1);
+      training.accelerator.backward(torch::nn::functional::cross_entropy(scores, targets) /
+                                    batches);
+    };
+    const auto parts = rows.chunk(batches);
+    for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
+      const auto alone = training.accelerator.no_sync(training.model);
+      pass(parts[i]);
+    }
+    pass(parts.back());
+    training.take_step();
+  }
+  return training.whole_parameters();
+}
+
+TEST(ShardedEquality, FourBatchesOfAStepAreOneOfFourTimesTheSize) {
+  on_processes(2, [] {
+    for (const auto level : kLevels) {
+      const auto one = trained_in(1, level);
+      const auto four = trained_in(4, level);
+      for (std::size_t i = 0; i < one.size(); ++i) {
+        EXPECT_TRUE(four[i].allclose(one[i], 1e-5, 1e-6)) << text_of(level) << ", parameter " << i;
+      }
+    }
+  });
+}
+
 TEST(ShardedEquality, DoesNotDependOnWhenParametersComeAndGo) {
   on_processes(2, [] {
     const auto wanted = run({.steps = 6});

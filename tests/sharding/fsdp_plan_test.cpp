@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
-
 #include "accelerate/errors.h"
 #include "accelerate/kwargs.h"
 #include "accelerate/modeling.h"
+#include "accelerate/sharding.h"
 #include "nets.h"
 #include "sharding/shard_plan.h"
 #include "support/message_of.h"
@@ -121,6 +121,65 @@ TEST(FsdpPlan, TheModelCanNameTheClassesOfItsUnits) {
   EXPECT_EQ(silent.spec.units, Names{});
   ASSERT_EQ(silent.warnings.size(), 1U);
   EXPECT_NE(silent.warnings[0].find("the whole model is gathered at once"), std::string::npos);
+}
+
+TEST(FsdpPlugin, SetAutoWrapPolicyAsksTheModelForItsClasses) {
+  Fsdp plugin{.auto_wrap_policy = AutoWrapPolicy::kTransformerBasedWrap};
+  plugin.set_auto_wrap_policy(TellingImpl());
+  EXPECT_EQ(plugin.transformer_cls_names_to_wrap, (Names{"Block"}));
+  plugin.transformer_cls_names_to_wrap = Names{"BertLayer"};
+  EXPECT_EQ(message_of<ConfigError>([&] { plugin.set_auto_wrap_policy(NetImpl()); }),
+            "Could not find the transformer layer class BertLayer in the model.");
+  Fsdp by_size{.auto_wrap_policy = AutoWrapPolicy::kSizeBasedWrap, .min_num_params = 60};
+  const Fsdp before = by_size;
+  by_size.set_auto_wrap_policy(NetImpl());
+  EXPECT_EQ(by_size, before);
+  by_size.min_num_params = 0;
+  by_size.set_auto_wrap_policy(NetImpl());
+  EXPECT_EQ(std::get<AutoWrapPolicy>(*by_size.auto_wrap_policy), AutoWrapPolicy::kNoWrap);
+}
+
+TEST(FsdpPlugin, ValidatesWhatItHas) {
+  Fsdp plugin;
+  EXPECT_THROW(plugin.validate_cpu_offload(), ConfigError);
+  EXPECT_THROW(plugin.validate_mixed_precision_policy(), ConfigError);
+  plugin.set_cpu_offload();
+  plugin.set_mixed_precision("bf16");
+  EXPECT_EQ(plugin.cpu_offload, CPUOffload(false));
+  EXPECT_NO_THROW(plugin.validate_cpu_offload());
+  EXPECT_NO_THROW(plugin.validate_mixed_precision_policy());
+  plugin.fsdp_version = 2;
+  EXPECT_NE(message_of<ConfigError>([&] {
+              plugin.validate_mixed_precision_policy();
+            }).find("buffer_dtype, which is of fsdp_version 1"),
+            std::string::npos);
+}
+
+TEST(FsdpPlan, ConfigurationsOfStateDictionariesThatAskForMoreAreTold) {
+  EXPECT_TRUE(plan_of({}).warnings.empty());
+  EXPECT_TRUE(plan_of({.fsdp_version = 2}).warnings.empty());
+  const auto plan = plan_of({.state_dict_config = StateDictConfig{.rank0_only = false}});
+  ASSERT_EQ(plan.warnings.size(), 1U);
+  EXPECT_NE(plan.warnings[0].find("state_dict_config has no effect"), std::string::npos);
+}
+
+TEST(EnsureWeightsRetied, MakesOneOfWhatTheFunctionHasPutApart) {
+  torch::nn::Module net("Tied");
+  net.register_module("a", testing::sized(4));
+  net.register_module("b", testing::sized(4));
+  static_cast<void>(tie_parameters(net, {"a.weight", "b.weight"}));
+  const auto tied = find_tied_parameters(net);
+  EXPECT_EQ(tied, (std::vector<Names>{{"a.weight", "b.weight"}}));
+  const Callback<void(torch::nn::Module&)> apart = [](torch::nn::Module& module) {
+    for (auto& parameter : module.parameters(/*recurse=*/false)) {
+      parameter.set_data(torch::full_like(parameter, 2));
+    }
+  };
+  const auto init = ensure_weights_retied(apart, net, c10::kCPU);
+  for (const auto& module : net.children()) init(*module);
+  EXPECT_EQ(find_tied_parameters(net), tied);
+  NetImpl loose;
+  EXPECT_EQ(ensure_weights_retied(apart, loose, c10::kCPU), apart);
 }
 
 TEST(FsdpPlan, IgnoredModulesAndWhatIsInThemAreNoUnits) {

@@ -86,6 +86,32 @@ TEST(ShardedState, EveryLevelLoadsWhatAnyOtherSavedInAnyFiles) {
   });
 }
 
+torch::Tensor words_of(int seed, std::int64_t rows) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return torch::randint(64, {rows, 9}, generator, torch::TensorOptions(torch::kLong));
+}
+
+torch::Tensor loss_of(const torch::Tensor& scores, const torch::Tensor& words) {
+  return F::cross_entropy(scores.reshape({-1, 64}), words.slice(1, 1).reshape(-1));
+}
+
+/// The losses of batches that are trained by one process, without an accelerator.
+std::vector<double> trained_alone(int batches) {
+  torch::manual_seed(3);
+  TinyGpt net;
+  AdamW optimizer(net->parameters(), {.lr = 0.01});
+  std::vector<double> losses;
+  for (int batch = 0; batch < batches; ++batch) {
+    const auto words = words_of(batch, 12);
+    const auto loss = loss_of(net(words.slice(1, 0, 8)), words);
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    losses.push_back(loss.item<double>());
+  }
+  return losses;
+}
+
 /// A run that can be saved after any number of batches.
 struct Saved {
   Saved(int shards, int steps_per_update)
@@ -99,13 +125,10 @@ struct Saved {
     model = std::get<0>(prepared);
     optimizer = std::get<1>(prepared);
   }
-  double train(int batch) {
+  double train(int batch) { return train(words_of(10 * batch + accelerator.process_index(), 4)); }
+  double train(const torch::Tensor& words) {
     const auto accumulating = accelerator.accumulate(model);
-    auto generator =
-        at::make_generator<at::CPUGeneratorImpl>(10 * batch + accelerator.process_index());
-    const auto words = torch::randint(64, {4, 9}, generator, torch::TensorOptions(torch::kLong));
-    const auto loss = F::cross_entropy(model(words.slice(1, 0, 8)).reshape({-1, 64}),
-                                       words.slice(1, 1).reshape(-1));
+    const auto loss = loss_of(model(words.slice(1, 0, 8)), words);
     accelerator.backward(loss);
     optimizer.step();
     optimizer.zero_grad();
@@ -164,6 +187,29 @@ TEST(ShardedState, ACheckpointCanBeLoadedByAnotherNumberOfProcesses) {
       (void)run.train(3);
       const auto weights = load_state_dict(folder.path() / "model" / "model.safetensors");
       EXPECT_TRUE(weights["head.weight"].equal(wanted));
+    });
+  }
+}
+
+TEST(ShardedState, GoesOnWithTheSameLossesOnAnyNumberOfProcesses) {
+  const test::SharedFolder folder;
+  // Each goes on with what the one before has saved.
+  const std::vector<int> processes{1, 3, 2, 4, 1};
+  for (int i = 0; i < std::ssize(processes); ++i) {
+    on_processes(processes[static_cast<std::size_t>(i)], folder.options(), [&] {
+      const int count = PartialState().num_processes();
+      Saved run(count, 1);
+      if (i > 0) run.accelerator.load_state(folder.path() / std::to_string(i - 1));
+      const auto wanted = trained_alone(5 * (i + 1));
+      for (int batch = 5 * i; batch < 5 * (i + 1); ++batch) {
+        // A part of one batch of all.
+        const auto words = words_of(batch, 12).chunk(count)[run.accelerator.process_index()];
+        const auto loss = torch::tensor(run.train(words), torch::kDouble);
+        EXPECT_NEAR(run.accelerator.reduce(loss, Reduction::kMean).item<double>(),
+                    wanted[static_cast<std::size_t>(batch)], 1e-4)
+            << "batch " << batch << " on " << count << " processes";
+      }
+      run.accelerator.save_state(folder.path() / std::to_string(i));
     });
   }
 }

@@ -175,6 +175,17 @@ struct ACCELERATE_API FullyShardedDataParallelPlugin {
   /// Changes the type when given, and fills the configurations that belong to it.
   void set_state_dict_type(std::optional<StateDictType> type = std::nullopt,
                            const Environment& environment = Environment::process());
+  /// With TRANSFORMER_BASED_WRAP fills `transformer_cls_names_to_wrap` from the no-split list of
+  /// the model and throws `ConfigError` for a class that the model does not have; SIZE_BASED_WRAP
+  /// with a size of 0 becomes NO_WRAP. `prepare` asks for the same.
+  void set_auto_wrap_policy(const torch::nn::Module& model);
+  /// Fills an unset `cpu_offload` with false.
+  void set_cpu_offload();
+  /// Throws `ConfigError` unless the policy is one of the version: not a text, with no type of the
+  /// other.
+  void validate_mixed_precision_policy() const;
+  /// Throws `ConfigError` if `cpu_offload` is unset.
+  void validate_cpu_offload() const;
   /// The policy of a resolved plugin, or null.
   [[nodiscard]] const MixedPrecisionPolicy* policy() const;
 
