@@ -10,8 +10,10 @@
 //     engine         "engine FSDP 2 Block" or "engine DEEPSPEED 3 0.5": the plugin that the
 //     launcher
 //                    made, with its version and classes, or its stage and clipping
+//     mesh           "mesh pp 2 tp 2": how the processes are divided
 //     throw=TEXT     leaves by an exception
 #include <accelerate/accelerate.h>
+#include <accelerate/state/device_mesh.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -68,6 +70,16 @@ void print_engine() {
   say(STDOUT_FILENO, line);
 }
 
+void print_mesh() {
+  const accelerate::Accelerator accelerator;
+  std::string line = "mesh";
+  const auto mesh = accelerator.torch_device_mesh();
+  for (const auto& name : mesh->mesh_dim_names()) {
+    line += " " + name + " " + std::to_string(mesh->size(name));
+  }
+  say(STDOUT_FILENO, line);
+}
+
 void loop_until(const std::string& stop_file) {
   const accelerate::PartialState state;
   for (int step = 1;; ++step) {
@@ -95,6 +107,7 @@ int main(int argc, char** argv) {
              }},
             {"loop", loop_until},
             {"engine", [](const std::string&) { print_engine(); }},
+            {"mesh", [](const std::string&) { print_mesh(); }},
             {"throw", [](const std::string& text) { throw std::runtime_error(text); }},
         });
   });
