@@ -20,6 +20,7 @@
 #include "core/log.h"
 #include "core/text.h"
 #include "model_parallel/attention_calls.h"
+#include "model_parallel/parameter_part.h"
 #include "model_parallel/sequence_parallel.h"
 #include "modeling/stand_in.h"
 #include "optim/optimizer_state.h"
@@ -203,7 +204,9 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   const auto& core = core_;
   const bool trains = !evaluation_mode && has_trained_parameter(*module);
   if (trains && !core.deepspeed) begin_if_deepspeed(core_, {.models = {module}});
-  const bool shared = trains && (core.state.use_distributed() || core.deepspeed);
+  // Without an engine the parts of a cut model are not put together when it is saved.
+  const bool cut = core.mesh && core.mesh->has("tp") && model_parallel::is_cut(*module);
+  const bool shared = (trains || cut) && (core.state.use_distributed() || core.deepspeed);
   for (const auto& known : core.registry.models) {
     if (known->module == module && (known->engine != nullptr) == shared) return known;
   }
@@ -222,7 +225,7 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   }
   model->attention = attention_of(core, *model->module);
   const auto converted = fp8::converted_layers(*model->module);
-  if (shared) refuse_without_pipeline(core);
+  if (trains) refuse_without_pipeline(core);
   const auto plan = shared ? sharding_of(core, *model->module) : std::nullopt;
   if (plan && quantized) {
     throw UnsupportedError(
@@ -301,6 +304,7 @@ std::shared_ptr<optim::SchedulerCore> Preparer::scheduler(optim::SchedulerParts 
     }
   }
   scheduler->parts = std::move(parts);
+  follow_megatron(core, *scheduler);
   const auto& options = core.options;
   const bool split = options.dataloader_config.split_batches;
   scheduler->step_with_optimizer = options.step_scheduler_with_optimizer;
@@ -311,7 +315,6 @@ std::shared_ptr<optim::SchedulerCore> Preparer::scheduler(optim::SchedulerParts 
                          !scheduler->parts.step_with_metric;
     if (follows && scheduler->steps_per_call > 1) explain_steps(scheduler->steps_per_call);
   }
-  follow_megatron(core, *scheduler);
   add(scheduler);
   return scheduler;
 }
