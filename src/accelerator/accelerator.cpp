@@ -302,10 +302,9 @@ void Accelerator::join(std::span<const std::shared_ptr<detail::accelerator::Mode
     auto* const joinable = model->engine->joinable();
     if (joinable == nullptr) {
       throw UnsupportedError(
-          "join_uneven_inputs: the model is sharded, and a process without data cannot take part "
-          "in "
-          "gathering its parameters. Let all processes have the same number of batches: set "
-          "even_batches.");
+          "join_uneven_inputs: each process has a part of the model only, and one without data "
+          "cannot take part in what the parts send each other. Let all processes have the same "
+          "number of batches: set even_batches.");
     }
     joined.push_back(joinable);
   }

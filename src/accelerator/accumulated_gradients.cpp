@@ -13,6 +13,8 @@ namespace accelerate::detail::accelerator {
 namespace {
 
 constexpr std::string_view kName = "accumulated_gradients";
+/// Beside the names of parameters: how many processes have a part each of one.
+constexpr const char* kCut = "cut";
 
 using Visit = std::function<void(const std::string&, at::Tensor&)>;
 using VisitParameter =
@@ -31,7 +33,9 @@ void for_each_shared_buffer(const ObjectRegistry& registry, const Visit& f) {
   for (std::size_t i = 0; i < registry.models.size(); ++i) {
     if (!registry.models[i]->engine) continue;
     for (auto& entry : registry.models[i]->module->named_buffers()) {
-      if (entry.value().defined()) f(str("model_", i, ".", entry.key()), entry.value());
+      const auto& buffer = entry.value();
+      if (buffer.defined() && !buffer.is_meta())
+        f(str("model_", i, ".", entry.key()), entry.value());
     }
   }
 }
@@ -54,15 +58,38 @@ at::Tensor gradient_of(const Value& parts) {
       ._coalesced_(true);
 }
 
+Value::Dict cut_of(const Value& gradients) {
+  const auto* const cut = gradients.as_dict().get(kCut);
+  return cut == nullptr ? Value::Dict() : cut->as_dict();
+}
+
+/// Whether the parameters of saved gradients were cut as those of the registry are.
+bool is_cut_alike(const Value& gradients, const ObjectRegistry& registry) {
+  const auto cut = cut_of(gradients);
+  bool alike = true;
+  for_each_parameter(registry, [&](const auto& name, const at::Tensor& parameter, auto* engine) {
+    if (gradients.as_dict().get(name) == nullptr) return;
+    const auto* const saved = cut.get(name);
+    const auto parts = engine ? engine->parts_of(parameter) : 1;
+    alike = alike && parts == (saved == nullptr ? 1 : saved->as_int());
+  });
+  return alike;
+}
+
 }  // namespace
 
 Value AccumulatedGradients::state_dict() {
   Value::Dict gradients;
   if (!accumulating_) return Value(std::move(gradients));
+  Value::Dict cut;
   for_each_parameter(registry_, [&](const auto& name, const at::Tensor& parameter, auto* engine) {
     const auto gradient = engine ? engine->accumulated_gradient(parameter) : parameter.grad();
-    if (gradient.defined()) gradients.set(name, dense_parts(gradient.detach()));
+    if (!gradient.defined()) return;
+    gradients.set(name, dense_parts(gradient.detach()));
+    const auto parts = engine ? engine->parts_of(parameter) : 1;
+    if (parts > 1) cut.set(name, parts);
   });
+  if (!cut.empty()) gradients.set(kCut, std::move(cut));
   return Value(std::move(gradients));
 }
 
@@ -87,8 +114,8 @@ StateEntry gradients_entry(const ObjectRegistry& registry, bool accumulating) {
           .object = std::make_shared<AccumulatedGradients>(registry, accumulating)};
 }
 
-Value gradients_in(const std::filesystem::path& folder, int rank, int num_processes,
-                   std::int64_t saved_by) {
+Value gradients_in(const std::filesystem::path& folder, const ObjectRegistry& registry, int rank,
+                   int num_processes, std::int64_t saved_by) {
   const auto of_process = [&](int process) -> Value {
     const auto file = folder / checkpoint::state_file_name(
                                    {.kind = StateKind::kGradients, .name = std::string(kName)},
@@ -96,12 +123,21 @@ Value gradients_in(const std::filesystem::path& folder, int rank, int num_proces
     std::error_code error;
     return std::filesystem::exists(file, error) ? torch_load(file) : Value(Value::Dict());
   };
-  if (saved_by == num_processes) return of_process(rank);
+  if (saved_by == num_processes) {
+    auto own = of_process(rank);
+    if (is_cut_alike(own, registry)) return own;
+  }
   Value::Dict sums;
   for (int process = 0; process < saved_by; ++process) {
     const Value part = of_process(process);
-    for (const auto& [name, parts] : part.as_dict()) {
-      const auto gradient = gradient_of(parts) / static_cast<double>(saved_by);
+    const auto cut = cut_of(part);
+    for (const auto& [key, parts] : part.as_dict()) {
+      const auto name = key.to_string();
+      if (name == kCut) continue;
+      // Each part of a parameter comes from one of so many processes only.
+      const auto* const count = cut.get(name);
+      const auto copies = saved_by / (count == nullptr ? 1 : count->as_int());
+      const auto gradient = gradient_of(parts) / static_cast<double>(copies);
       const auto* before = sums.get(name);
       sums.set(name, dense_parts(before ? gradient_of(*before) + gradient : gradient));
     }

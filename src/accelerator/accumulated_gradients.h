@@ -30,8 +30,10 @@ class AccumulatedGradients final : public Stateful {
 [[nodiscard]] StateEntry gradients_entry(const ObjectRegistry& registry, bool accumulating);
 
 /// What process `rank` of `num_processes` has to load from a checkpoint of `saved_by` processes:
-/// its own file or, if there were more or fewer processes, the average of all files.
-[[nodiscard]] Value gradients_in(const std::filesystem::path& folder, int rank, int num_processes,
+/// its own file or, if there were more or fewer processes, or models were cut in another way, the
+/// average of all files.
+[[nodiscard]] Value gradients_in(const std::filesystem::path& folder,
+                                 const ObjectRegistry& registry, int rank, int num_processes,
                                  std::int64_t saved_by);
 
 /// The buffers of models that several processes train, in buffers_{rank}.bin. Those of process 0

@@ -42,9 +42,10 @@ class BackwardPlan {
   /// that its engine was not told of.
   void run(const BackwardCall& call, c10::function_ref<void()> autograd);
 
-  /// How many backward passes have synchronized gradients.
+  /// How many backward passes, or steps of a pipeline, have synchronized gradients.
   [[nodiscard]] std::int64_t synchronized() const { return synchronized_; }
-  /// Processes with fewer batches than others have taken part in more than they ran.
+  /// Processes with fewer batches than others have taken part in more than they ran; a pipeline
+  /// runs its own.
   void set_synchronized(std::int64_t count) { synchronized_ = count; }
 
  private:

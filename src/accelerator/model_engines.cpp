@@ -1,5 +1,8 @@
 #include "accelerator/model_engines.h"
 
+#include <ATen/Functions.h>
+
+#include <algorithm>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "accelerate/errors.h"
@@ -7,11 +10,13 @@
 #include "accelerator/model_sharding.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "model_parallel/regions.h"
 #include "model_parallel/tensor_parallel_engine.h"
 #include "modeling/checkpoint_marks.h"
 #include "parallel/data_parallel.h"
 #include "parallel/wrapped_engine.h"
 #include "sharding/sharded_engine.h"
+#include "state/tensor_device.h"
 
 namespace accelerate::detail::accelerator {
 namespace {
@@ -82,8 +87,10 @@ std::shared_ptr<parallel::Engine> sharded_engine(const AcceleratorCore& core, Mo
   if (!plan.checkpointed.empty()) {
     modeling::mark_for_checkpoints(*model.module, plan.checkpointed);
   }
-  return std::make_shared<sharding::ShardedEngine>(
+  auto engine = std::make_shared<sharding::ShardedEngine>(
       *model.module, plan.spec, processes_of(core, plan), model.device, core.options.drift_check);
+  if (core.mesh && core.mesh->has("tp")) engine->keep_states(keeps_states(core));
+  return engine;
 }
 
 /// What a plugin that only replicates asks for beside shards, for a model of data parallelism.
@@ -107,7 +114,9 @@ void follow_without_shards(const AcceleratorCore& core, torch::nn::Module& modul
 std::shared_ptr<parallel::Engine> data_engine(const AcceleratorCore& core, ModelCore& model,
                                               const std::optional<sharding::ShardPlan>& plan) {
   if (plan) return sharded_engine(core, model, *plan);
-  if (auto group = data_group(*core.mesh)) {
+  const bool trains = std::ranges::any_of(
+      model.module->parameters(), [](const at::Tensor& one) { return one.requires_grad(); });
+  if (auto group = trains ? data_group(*core.mesh) : nullptr) {
     return std::make_shared<parallel::DataParallel>(*model.module, std::move(group), core.ddp,
                                                     core.options.drift_check);
   }
@@ -144,6 +153,17 @@ std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
     plan->spec.precision.float32_masters = true;
   }
   return plan;
+}
+
+bool keeps_states(const AcceleratorCore& core) {
+  auto keeps = at::full({}, core.state.is_local_main_process() ? 1.0F : 0.0F,
+                        at::TensorOptions(state::tensor_device(core.state.device())));
+  for (const char* const name : {"tp", "pp"}) {
+    if (!core.mesh->has(name)) continue;
+    model_parallel::all_reduce(keeps, core.mesh->get_group(name), "keepers of optimizer states",
+                               c10d::ReduceOp::MAX);
+  }
+  return keeps.item<float>() > 0;
 }
 
 void give_engine(const AcceleratorCore& core, ModelCore& model,

@@ -18,6 +18,10 @@ namespace accelerate::detail::accelerator {
 [[nodiscard]] std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
                                                              torch::nn::Module& module);
 
+/// Collective. Whether this process keeps optimizer states that are gathered over the dimensions of
+/// data: if the first process of a host needs them, to put them together over "tp" and "pp".
+[[nodiscard]] bool keeps_states(const AcceleratorCore& core);
+
 /// Collective. Gives the model the engine that trains it on all processes. Throws
 /// `UnsupportedError` for a dimension of the mesh in which this version cannot train a model.
 void give_engine(const AcceleratorCore& core, ModelCore& model,

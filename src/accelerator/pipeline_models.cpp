@@ -6,11 +6,15 @@
 #include "accelerate/errors.h"
 #include "accelerate/parallel/megatron.h"
 #include "accelerate/parallel/pipeline.h"
+#include "accelerator/model_engines.h"
 #include "accelerator/model_registry.h"
 #include "core/text.h"
+#include "model_parallel/parameter_part.h"
+#include "model_parallel/tensor_parallel_engine.h"
 #include "optim/clip_grad.h"
 #include "optim/scheduler_core.h"
 #include "parallel/data_parallel.h"
+#include "parallel/wrapped_engine.h"
 #include "pipeline/pipeline_engine.h"
 #include "sharding/sharded_engine.h"
 #include "state/tensor_device.h"
@@ -29,14 +33,33 @@ void check_run(const AcceleratorCore& core) {
            "Its micro-batches are its accumulation: use num_micro_batches of PipelineOptions.");
   }
   const auto type = core.state.distributed_type();
+  constexpr std::string_view kInstead = "Use pp_size, tp_size and dp_replicate_size.";
   if (type == DistributedType::kFsdp || type == DistributedType::kDeepspeed) {
-    refuse(str("distributed_type ", type), "Use pp_size and dp_replicate_size.");
+    refuse(str("distributed_type ", type), kInstead);
   }
   if (!core.mesh) return;
   for (const auto& name : core.mesh->mesh_dim_names()) {
-    if (name == "pp" || name == "dp_replicate") continue;
-    refuse(str(name, "_size ", core.mesh->size(name)), "Use pp_size and dp_replicate_size.");
+    if (name == "pp" || name == "tp" || name == "dp_replicate") continue;
+    refuse(str(name, "_size ", core.mesh->size(name)), kInstead);
   }
+}
+
+void check_own_stage(const AcceleratorCore& core, const PipelineImpl& pipeline) {
+  const auto stages = pipeline._own_stage().stages;
+  if (stages == 1) return;
+  const auto given = core.mesh && core.mesh->has("pp") ? core.mesh->size("pp") : 1;
+  if (given != stages) {
+    throw ArgumentError(str("prepare: the PipelineStage is one of ", stages, ", but pp_size is ",
+                            given, ". Set it to the number of stages."));
+  }
+  if (!steps_by_megatron(core)) return;
+  const auto plugin = core.state.megatron_lm_plugin();
+  if (!plugin->num_layers_per_virtual_pipeline_stage && !plugin->decoder_last_pipeline_num_layers) {
+    return;
+  }
+  throw ArgumentError(
+      "prepare: num_layers_per_virtual_pipeline_stage and decoder_last_pipeline_num_layers divide "
+      "the layers of a whole model, but a PipelineStage is divided already. Leave them out.");
 }
 
 bool is_trained_by(const torch::optim::Optimizer& optimizer, const ModelCore& model) {
@@ -80,9 +103,16 @@ PipelineImpl::Steps steps_of(AcceleratorCore& core, const std::shared_ptr<ModelC
     return optim::clip_grad_norm_(model->module->parameters(), max_norm, 2.0, false,
                                   list_engines());
   };
-  return {.clip = clip, .step = step, .zero_grad = [optimizers] {
-            for (const auto& one : optimizers()) one->zero_grad();
-          }};
+  // Processes that are told to stop agree on a step by this count.
+  const auto averaged = [owner = core.weak_from_this()] {
+    if (const auto core = owner.lock()) {
+      core->backward.set_synchronized(core->backward.synchronized() + 1);
+    }
+  };
+  const auto zero_grad = [optimizers] {
+    for (const auto& one : optimizers()) one->zero_grad();
+  };
+  return {.averaged = averaged, .clip = clip, .step = step, .zero_grad = zero_grad};
 }
 
 }  // namespace
@@ -134,23 +164,48 @@ void configure(const MegatronLMPlugin& plugin, PipelineImpl& pipeline) {
     options.recompute_layers = plugin.recompute_num_layers.value_or(1);
   }
   pipeline._set_options(options);
+  if (plugin.custom_loss_function) {
+    pipeline._set_loss([loss = plugin.custom_loss_function](const PipelineTensors& outputs,
+                                                            const PipelineTensors& targets) {
+      return loss(Value(Value::List(targets.begin(), targets.end())),
+                  pipeline::only_tensor(outputs));
+    });
+  }
 }
 
-pipeline::MakeDataEngine data_engines(const AcceleratorCore& core, const ModelCore& model,
-                                      const pipeline::RunnerPlace& place) {
-  const auto plugin = core.state.megatron_lm_plugin();
-  if (steps_by_megatron(core) && plugin->use_distributed_optimizer.value_or(false)) {
-    return [&core, &model, place](torch::nn::Module& part) {
-      sharding::ShardSpec spec;
-      spec.level = sharding::ShardLevel::kOptimizer;
-      return std::make_shared<sharding::ShardedEngine>(
-          part, spec, sharding::ShardProcesses{.shard = place.data, .all = place.data},
-          model.device, core.options.drift_check);
-    };
-  }
-  return [&core, place](torch::nn::Module& part) {
+/// Collective. Averages gradients over the copies of a stage.
+std::shared_ptr<parallel::Engine> stage_engine(const AcceleratorCore& core, const ModelCore& model,
+                                               const pipeline::RunnerPlace& place,
+                                               bool divides_states, torch::nn::Module& part) {
+  if (!place.data) return std::make_shared<parallel::LocalEngine>(part);
+  if (!divides_states) {
     return std::make_shared<parallel::DataParallel>(part, place.data, core.ddp,
                                                     core.options.drift_check);
+  }
+  sharding::ShardSpec spec;
+  spec.level = sharding::ShardLevel::kOptimizer;
+  auto engine = std::make_shared<sharding::ShardedEngine>(
+      part, spec, sharding::ShardProcesses{.shard = place.data, .all = place.data}, model.device,
+      core.options.drift_check);
+  engine->keep_states(keeps_states(core));
+  return engine;
+}
+
+/// `core` and `model` must outlive the result.
+pipeline::MakePartEngine part_engines(const AcceleratorCore& core, const ModelCore& model,
+                                      const pipeline::RunnerPlace& place) {
+  const auto plugin = core.state.megatron_lm_plugin();
+  const bool divides =
+      place.data && steps_by_megatron(core) && plugin->use_distributed_optimizer.value_or(false);
+  return [&core, &model, place, divides](torch::nn::Module& part) {
+    const bool cut = place.tensor && model_parallel::is_cut(part);
+    if (cut) model_parallel::take_rules_off(part);
+    auto engine = stage_engine(core, model, place, divides, part);
+    if (cut) {
+      engine = std::make_shared<model_parallel::TensorParallelEngine>(
+          std::move(engine), part, place.tensor, place.data, core.options.drift_check);
+    }
+    return engine;
   };
 }
 
@@ -183,7 +238,13 @@ void follow_megatron(const AcceleratorCore& core, optim::SchedulerCore& schedule
         "You can't use a custom scheduler with Megatron-LM. Please use the "
         "`accelerate::MegatronLMDummyScheduler` instead.");
   }
-  MegatronLMArguments arguments(*core.state.megatron_lm_plugin());
+  const auto plugin = core.state.megatron_lm_plugin();
+  if (plugin->train_samples && !ours->options().total_num_steps) {
+    throw ConfigError(
+        "train_samples of MegatronLMPlugin is set, but steps are counted: give "
+        "MegatronLMDummyScheduler its total_num_steps, which counts instead.");
+  }
+  MegatronLMArguments arguments(*plugin);
   const auto copies = core.state.parallelism_config()->data_parallel_size();
   arguments.set_training_args(/*micro_batch_size=*/1, copies);
   arguments.set_optimizer_type(ours->optimizer());
@@ -199,9 +260,10 @@ bool is_pipeline(const torch::nn::Module& module) {
 void prepare_pipeline(AcceleratorCore& core, ModelCore& model) {
   check_run(core);
   auto& pipeline = dynamic_cast<PipelineImpl&>(*model.module);
+  check_own_stage(core, pipeline);
   if (steps_by_megatron(core)) configure(*core.state.megatron_lm_plugin(), pipeline);
   const auto steps = steps_of(core, model.shared_from_this());
-  pipeline::RunnerPlace place{.device = model.device};
+  pipeline::RunnerPlace place{.device = model.device, .drift_check = core.options.drift_check};
   if (!core.state.use_distributed()) {
     pipeline.to(state::tensor_device(model.device));
     pipeline._prepare(std::make_shared<pipeline::StageRunner>(pipeline, place), steps);
@@ -209,8 +271,12 @@ void prepare_pipeline(AcceleratorCore& core, ModelCore& model) {
   }
   if (core.mesh->has("pp")) place.pipeline = core.mesh->get_group("pp");
   if (core.mesh->has("dp_replicate")) place.data = core.mesh->get_group("dp_replicate");
+  if (core.mesh->has("tp")) {
+    place.tensor = core.mesh->get_group("tp");
+    if (!model_parallel::is_cut(pipeline)) model_parallel::refuse_uncut(place.tensor->getSize());
+  }
   auto engine =
-      std::make_shared<pipeline::PipelineEngine>(pipeline, place, data_engines(core, model, place));
+      std::make_shared<pipeline::PipelineEngine>(pipeline, place, part_engines(core, model, place));
   model.moves_inputs = !model.device.is_cpu();
   pipeline._prepare(engine->runner(), steps);
   model.use(std::move(engine));

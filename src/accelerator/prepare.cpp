@@ -20,6 +20,7 @@
 #include "core/log.h"
 #include "core/text.h"
 #include "model_parallel/attention_calls.h"
+#include "model_parallel/parameter_part.h"
 #include "model_parallel/sequence_parallel.h"
 #include "modeling/stand_in.h"
 #include "optim/optimizer_state.h"
@@ -223,11 +224,13 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
                                            std::optional<bool> placement,
                                            bool evaluation_mode) const {
   const auto& core = core_;
-  const bool trains = has_trained_parameter(*module);
+  const bool trains = !evaluation_mode && has_trained_parameter(*module);
   if (!evaluation_mode && !core.deepspeed) begin_if_deepspeed(core_, {.models = {module}});
-  const bool joins = !evaluation_mode && (core.state.use_distributed() || core.deepspeed);
-  auto plan = joins && !trains ? frozen_plan(core, *module) : std::nullopt;
-  const bool shared = joins && (trains || plan);
+  const bool joins = core.state.use_distributed() || core.deepspeed;
+  auto plan = joins && !evaluation_mode && !trains ? frozen_plan(core, *module) : std::nullopt;
+  // Without an engine the parts of a cut model are not put together when it is saved.
+  const bool cut = core.mesh && core.mesh->has("tp") && model_parallel::is_cut(*module);
+  const bool shared = joins && (trains || plan || cut);
   for (const auto& known : core.registry.models) {
     if (known->module == module && (known->engine != nullptr) == shared) return known;
   }
@@ -246,7 +249,7 @@ std::shared_ptr<ModelCore> Preparer::model(std::shared_ptr<torch::nn::Module> mo
   }
   model->attention = attention_of(core, *model->module);
   const auto converted = fp8::converted_layers(*model->module);
-  if (shared) refuse_without_pipeline(core);
+  if (trains) refuse_without_pipeline(core);
   if (shared && trains) plan = sharding_of(core, *model->module);
   if (plan && quantized) {
     throw UnsupportedError(
@@ -332,6 +335,7 @@ std::shared_ptr<optim::SchedulerCore> Preparer::scheduler(optim::SchedulerParts 
     }
   }
   scheduler->parts = std::move(parts);
+  follow_megatron(core, *scheduler);
   const auto& options = core.options;
   const bool split = options.dataloader_config.split_batches;
   scheduler->step_with_optimizer = options.step_scheduler_with_optimizer;
@@ -342,7 +346,6 @@ std::shared_ptr<optim::SchedulerCore> Preparer::scheduler(optim::SchedulerParts 
                          !scheduler->parts.step_with_metric;
     if (follows && scheduler->steps_per_call > 1) explain_steps(scheduler->steps_per_call);
   }
-  follow_megatron(core, *scheduler);
   add(scheduler);
   return scheduler;
 }

@@ -330,8 +330,8 @@ void load_everything(AcceleratorCore& core, const fs::path& folder,
                                       .progress = options.progress});
   load_fp8_state(objects, folder, core.state.process_index());
   if (!manifest) return;  // Python saves no gradients, and keeps those that are there
-  const auto gradients =
-      gradients_in(folder, core.state.process_index(), core.state.num_processes(), saved_by);
+  const auto gradients = gradients_in(folder, core.registry, core.state.process_index(),
+                                      core.state.num_processes(), saved_by);
   AccumulatedGradients(core.registry, /*accumulating=*/false).load_state_dict(gradients);
   core.gradient_state._set_sync_gradients(gradients.as_dict().empty());
 }

@@ -62,7 +62,7 @@ constexpr auto kSections = std::to_array<Section>({
     {"mpirun_config", "mpirun_", false,
      "ccl hostfile"},
     {"parallelism_config", "parallelism_config_", false,
-     "cp_backend cp_comm_strategy cp_size dp_replicate_size dp_shard_size "
+     "cp_backend cp_comm_strategy cp_size dp_replicate_size dp_shard_size pp_size "
      "sp_attn_implementation sp_backend sp_seq_length sp_seq_length_is_variable sp_size "
      "tp_size"},
 });

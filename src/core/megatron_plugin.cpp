@@ -123,6 +123,7 @@ Value::Dict MegatronLMPlugin::megatron_lm_default_args() const {
       "recompute_method recompute_num_layers attention_backend expert_model_parallel_size "
       "context_parallel_size attention_dropout hidden_dropout attention_softmax_in_fp32 "
       "expert_tensor_parallel_size calculate_per_token_loss use_rotary_position_embeddings";
+  if (!collected_args.empty()) return collected_args;
   const Value::Dict fields = dict_of(*this);
   const Value::Dict renamed{{"tensor_model_parallel_size", fields.at("tp_degree")},
                             {"pipeline_model_parallel_size", fields.at("pp_degree")},

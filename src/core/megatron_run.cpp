@@ -24,12 +24,9 @@ std::vector<Refusal> refusals_of(const MegatronLMPlugin& plugin) {
   const auto more = [](const auto& size) { return size.value_or(1) > 1; };
   const auto on = [](const auto& flag) { return flag.value_or(false); };
   const auto off = [](const auto& flag) { return !flag.value_or(true); };
-  const bool selective = plugin.recompute_granularity == "selective";
   const bool consumed =
       plugin.consumed_samples && *plugin.consumed_samples != std::vector<std::int64_t>(3, 0);
   return {
-      {"tp_degree", more(plugin.tp_degree),
-       "Use tp_size of ParallelismConfig, which cuts the layers of a model by its TpPlan."},
       {"context_parallel_size", more(plugin.context_parallel_size),
        "Use cp_size of ParallelismConfig."},
       {"use_custom_fsdp", on(plugin.use_custom_fsdp),
@@ -41,9 +38,6 @@ std::vector<Refusal> refusals_of(const MegatronLMPlugin& plugin) {
       {"no_load_optim", on(plugin.no_load_optim),
        "Load the weights alone with load_checkpoint_in_model before prepare."},
       {"no_save_optim", on(plugin.no_save_optim), "Save the weights alone with save_model."},
-      {"recompute_activations", on(plugin.recompute_activations) || selective,
-       "C++ cannot find the attention inside of a layer: use recompute_granularity = full, or call "
-       "activation_checkpoint in your layer."},
       {"eod_mask_loss", on(plugin.eod_mask_loss), "Mask these tokens in the loss of the Pipeline."},
       {"attention_dropout", plugin.attention_dropout.value_or(0) != 0, kOwnModel},
       {"hidden_dropout", plugin.hidden_dropout.value_or(0) != 0, kOwnModel},
@@ -60,9 +54,12 @@ std::vector<Refusal> refusals_of(const MegatronLMPlugin& plugin) {
       {"scale_lr_cond", static_cast<bool>(plugin.scale_lr_cond),
        "Give the optimizer parameter groups with their own learning rates."},
       {"lr_mult", plugin.lr_mult != 1, "It belongs to scale_lr_cond. Leave it out."},
-      {"train_samples", plugin.train_samples.has_value(), "Use train_iters."},
-      {"lr_decay_samples", plugin.lr_decay_samples.has_value(), "Use lr_decay_iters."},
-      {"lr_warmup_samples", plugin.lr_warmup_samples.has_value(), "Use lr_warmup_iters."},
+      {"train_samples", plugin.train_samples && plugin.train_iters,
+       "A run counts steps or samples: use train_iters alone."},
+      {"lr_decay_samples", plugin.lr_decay_samples.has_value(),
+       "Steps are counted, as in Megatron-LM with a scheduler: use lr_decay_iters."},
+      {"lr_warmup_samples", plugin.lr_warmup_samples.value_or(0) != 0 && plugin.lr_warmup_iters,
+       "A run counts steps or samples: use lr_warmup_iters alone."},
       {"seq_length", plugin.seq_length.has_value(), "Lengths are those of the batches."},
       {"encoder_seq_length", plugin.encoder_seq_length.has_value(),
        "Lengths are those of the batches."},
@@ -85,9 +82,7 @@ std::vector<Refusal> refusals_of(const MegatronLMPlugin& plugin) {
       {"custom_prepare_model_function", static_cast<bool>(plugin.custom_prepare_model_function),
        "Change the model before the Pipeline is made."},
       {"custom_get_batch_function", static_cast<bool>(plugin.custom_get_batch_function),
-       "Change batches in the collate function of the data loader."},
-      {"custom_loss_function", static_cast<bool>(plugin.custom_loss_function),
-       "Give the Pipeline the loss."}};
+       "Change batches in the collate function of the data loader."}};
 }
 
 }  // namespace
@@ -109,25 +104,38 @@ MegatronLMPlugin megatron_for_run(const MegatronLMPlugin& given, const Environme
                                ", which has no equivalent here. ", instead));
   }
   if (plugin.sequence_parallelism.value_or(false)) {
+    warn_once(str("sequence_parallelism of MegatronLMPlugin has no effect: ",
+                  plugin.tp_degree.value_or(1) > 1
+                      ? "the layers decide. Set sequence_parallel of TpPlanOptions, or of the "
+                        "parallel layers."
+                      : "it belongs to tensor parallelism, and tp_degree is 1."));
+  }
+  if (plugin.recompute_activations.value_or(false) || plugin.recompute_granularity == "selective") {
     warn_once(
-        "sequence_parallelism of MegatronLMPlugin has no effect: it belongs to tensor parallelism, "
-        "and tp_degree is 1.");
+        "recompute_activations of MegatronLMPlugin, and recompute_granularity = selective, have no "
+        "effect: C++ cannot find the attention inside of a layer, so that its activations are "
+        "kept. Use recompute_granularity = full, or call activation_checkpoint in your layer.");
   }
   return plugin;
 }
 
 ParallelismConfig megatron_parallelism(const MegatronLMPlugin& plugin, std::int64_t num_processes) {
   const auto stages = plugin.pp_degree.value_or(1);
-  if (num_processes % stages != 0) {
-    throw ConfigError(str("pp_degree of MegatronLMPlugin is ", stages, ", but the run has ",
-                          num_processes, " processes, which is no multiple of it."));
+  const auto parts = plugin.tp_degree.value_or(1);
+  if (num_processes % (stages * parts) != 0) {
+    throw ConfigError(str("pp_degree of MegatronLMPlugin is ", stages, " and tp_degree ", parts,
+                          ", but the run has ", num_processes, " processes, which is no multiple ",
+                          "of ", stages * parts, "."));
   }
-  return resolved(ParallelismConfig{.dp_replicate_size = num_processes / stages,
-                                    .dp_shard_size = 1,
-                                    .tp_size = 1,
-                                    .cp_size = 1,
-                                    .sp_size = 1,
-                                    .pp_size = stages});
+  auto config = resolved(ParallelismConfig{.dp_replicate_size = 1,
+                                           .dp_shard_size = 1,
+                                           .tp_size = parts,
+                                           .cp_size = 1,
+                                           .sp_size = 1,
+                                           .pp_size = stages});
+  // A pipeline, also of one stage, has copies that are cut.
+  config.dp_replicate_size = num_processes / (stages * parts);
+  return config;
 }
 
 }  // namespace accelerate::detail::inline core

@@ -178,9 +178,10 @@ static void finish(ParallelismConfig& config, const ParallelismConfig&,
                           ": context and sequence parallelism exclude each other. Set one of ",
                           "them to 1."));
   }
-  // As in Python, sequence parallelism is free to stand beside pure replication.
-  if ((config.tp_enabled() || config.cp_enabled()) && config.dp_replicate_enabled() &&
-      !config.dp_shard_enabled()) {
+  // As in Python, sequence parallelism is free to stand beside pure replication. A pipeline has
+  // nothing else: its copies may be cut.
+  const bool is_cut = (config.tp_enabled() && !config.pp_enabled()) || config.cp_enabled();
+  if (is_cut && config.dp_replicate_enabled() && !config.dp_shard_enabled()) {
     throw ConfigError(str("tp_size is ", *config.tp_size, " and cp_size is ", *config.cp_size,
                           ", which do not go with pure replication (dp_replicate_size ",
                           *config.dp_replicate_size, ", dp_shard_size 1). Set dp_shard_size ",

@@ -114,12 +114,6 @@ void check_split(const LoaderRecipe& loader, const PrepareDataLoaderOptions& opt
 /// Process 0 sends to all there are.
 void check_dispatch(const PrepareDataLoaderOptions& options, const PartialState& state,
                     const Preparation& result) {
-  if (options.device_mesh && result.num_processes > 1 && ranks_together(options, state) > 1) {
-    throw UnsupportedError(
-        "Tensor or context parallelism together with data parallelism is not supported when "
-        "batches are dispatched. Set `dispatch_batches=False`: then each process reads its own "
-        "part.");
-  }
   if (!options.device_mesh && (result.num_processes != state.num_processes() ||
                                result.process_index != state.process_index())) {
     throw ArgumentError(str("Batches are dispatched to the ", state.num_processes(),

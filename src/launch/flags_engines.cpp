@@ -141,6 +141,7 @@ constexpr auto kParallelismFlags = std::to_array<Flag>({
      .help = "Copies of the model."},
     {.name = "parallelism_config_dp_shard_size", .kind = kInteger, .fallback = "1",
      .help = "Processes that share one copy's shards."},
+    {.name = "parallelism_config_pp_size", .kind = kInteger, .help = "Stages of a pipeline."},
     {.name = "parallelism_config_tp_size", .kind = kInteger, .fallback = "1", .help = "Tensor parallel size."},
     {.name = "parallelism_config_cp_size", .kind = kInteger, .fallback = "1", .help = "Context parallel size."},
     {.name = "parallelism_config_cp_backend", .fallback = "torch", .choices = "torch",

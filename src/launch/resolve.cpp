@@ -82,7 +82,7 @@ class Resolver {
     precision();
     threads();
     endpoint();
-    check_engines(arguments_, run_);
+    check_engines(run_);
     if (run_.mode == LaunchMode::kCommand && !run_.deepspeed) find_mpi();
     add_defaults();
     warn_about_idle_flags();
@@ -119,10 +119,6 @@ class Resolver {
     }
     run_.deepspeed = set_.truth("use_deepspeed");
     run_.fsdp = set_.truth("use_fsdp");
-    // Like Python's launcher, lets --cpu override this flag without a warning.
-    if (arguments_.on("cpu") && set_.truth("use_megatron_lm")) {
-      set_.set("use_megatron_lm", "false", SettingSource::kDefault);
-    }
     run_.megatron = set_.truth("use_megatron_lm");
     run_.multi_gpu = set_.truth("multi_gpu");
     run_.parallelism = set_.truth("use_parallelism_config");

@@ -20,6 +20,7 @@ namespace accelerate::nn {
 using detail::model_parallel::is_alone;
 using detail::model_parallel::LayerCut;
 using detail::model_parallel::ParameterPart;
+using detail::model_parallel::SummedGradientRule;
 
 namespace {
 
@@ -58,6 +59,11 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(std::int64_t in, std::int64_t
                                                    ProcessGroupPtr group,
                                                    const ColumnParallelLinearOptions& chosen)
     : in_features(in), out_features(out), options(chosen), group_(std::move(group)) {
+  if (options.skip_bias_add && options.bias && options.gather_output) {
+    throw ArgumentError(
+        "ColumnParallelLinear: skip_bias_add leaves the bias to the caller, but each process has "
+        "its part only, which does not fit a gathered output. Set gather_output = false.");
+  }
   ColumnParallelLinearImpl::reset();
 }
 
@@ -70,10 +76,11 @@ void ColumnParallelLinearImpl::reset() {
 }
 
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& input) {
-  if (is_alone(group_)) return at::linear(input, weight, bias);
+  const auto added = options.skip_bias_add ? at::Tensor() : bias;
+  if (is_alone(group_)) return at::linear(input, weight, added);
   const auto y = detail::model_parallel::column_linear(
       cut_of("ColumnParallelLinear", group_, options.sequence_parallel, options.sequence_dim),
-      input, weight, bias);
+      input, weight, added);
   return options.gather_output ? gather_from_region(y, -1, group_) : y;
 }
 
@@ -92,13 +99,24 @@ void RowParallelLinearImpl::reset() {
   const auto whole = whole_linear(in_features, out_features, options.bias);
   weight = add_part(*this, "weight", whole.weight, 1, group_);
   bias = add_part(*this, "bias", whole.bias, std::nullopt, group_);
+  if (is_alone(group_) || !bias.defined()) return;
+  if (!options.skip_bias_add || !options.sequence_parallel) return;
+  // The caller adds it to a part of the sequence.
+  auto known = std::make_shared<ParameterPart>();
+  known->group = group_;
+  known->name = "bias";
+  known->sizes = bias.sizes().vec();
+  known->rule = std::make_shared<SummedGradientRule>(group_, "bias of RowParallelLinear",
+                                                     /*of_rows=*/false);
+  detail::model_parallel::set_part(bias, std::move(known));
 }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& input) {
-  if (is_alone(group_)) return at::linear(input, weight, bias);
+  const auto added = options.skip_bias_add ? at::Tensor() : bias;
+  if (is_alone(group_)) return at::linear(input, weight, added);
   auto cut = cut_of("RowParallelLinear", group_, options.sequence_parallel, options.sequence_dim);
   cut.takes_input = !options.input_is_parallel;
-  return detail::model_parallel::row_linear(cut, input, weight, bias);
+  return detail::model_parallel::row_linear(cut, input, weight, added);
 }
 
 // ---- vocabulary ---------------------------------------------------------------------------------

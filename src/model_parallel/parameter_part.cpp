@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <shared_mutex>
 #include <unordered_map>
 #include <utility>
@@ -57,6 +58,21 @@ at::Tensor ParameterPart::cut(const at::Tensor& whole) const {
   return at::cat(parts, *dim).contiguous();
 }
 
+at::Tensor ParameterPart::join(const at::Tensor& values) const {
+  if (!dim) return values;
+  const at::NoGradGuard no_grad;
+  auto whole = at::zeros(sizes, values.options().requires_grad(false));
+  std::int64_t done = 0;
+  for (const auto& box : boxes()) {
+    const auto axis = static_cast<std::size_t>(*dim);
+    whole.narrow(*dim, box.offsets[axis], box.sizes[axis])
+        .copy_(values.detach().narrow(*dim, done, box.sizes[axis]));
+    done += box.sizes[axis];
+  }
+  all_reduce(whole, group, "whole " + name);
+  return whole;
+}
+
 void check_divisible(const ParameterPart& part) {
   const auto size = part.sizes[static_cast<std::size_t>(*part.dim)];
   const auto processes = part.group->getSize();
@@ -87,6 +103,13 @@ std::shared_ptr<const ParameterPart> find_part(const at::Tensor& parameter) {
   const std::shared_lock lock(registry().mutex);
   const auto found = registry().entries.find(parameter.unsafeGetTensorImpl());
   return found == registry().entries.end() ? nullptr : found->second.part;
+}
+
+bool is_cut(const torch::nn::Module& module) {
+  return std::ranges::any_of(module.parameters(), [](const at::Tensor& one) {
+    const auto part = find_part(one);
+    return part && part->dim;
+  });
 }
 
 void cut_in_place(const at::Tensor& parameter, const std::shared_ptr<const ParameterPart>& part) {

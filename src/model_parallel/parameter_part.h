@@ -38,6 +38,8 @@ struct ParameterPart {
   [[nodiscard]] std::vector<formats::Box> boxes() const;
   /// The part out of the whole, in memory of its own.
   [[nodiscard]] at::Tensor cut(const at::Tensor& whole) const;
+  /// Collective. The whole out of the parts of all processes of the group.
+  [[nodiscard]] at::Tensor join(const at::Tensor& values) const;
 };
 
 /// Throws `ArgumentError` if the dimension cannot be cut for as many processes.
@@ -47,6 +49,9 @@ void check_divisible(const ParameterPart& part);
 void set_part(const at::Tensor& parameter, std::shared_ptr<const ParameterPart> part);
 /// Null for a parameter that is not known here.
 [[nodiscard]] std::shared_ptr<const ParameterPart> find_part(const at::Tensor& parameter);
+
+/// Returns true if a process has a part only of some parameter.
+[[nodiscard]] bool is_cut(const torch::nn::Module& module);
 
 /// Makes `parameter` the part, in place, and its gradient that of the part.
 void cut_in_place(const at::Tensor& parameter, const std::shared_ptr<const ParameterPart>& part);

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "accelerate/errors.h"
+#include "accelerate/state/partial_state.h"
 #include "core/text.h"
 #include "optim/clip_grad.h"
 #include "optim/elementwise.h"
@@ -13,6 +14,17 @@
 #include "parallel/same_model.h"
 
 namespace accelerate::detail::model_parallel {
+
+void refuse_uncut(int processes) {
+  throw ArgumentError(detail::str(
+      "Model should undergo tensor parallel before passing it to accelerate: tp_size of "
+      "parallelism_config is ",
+      processes,
+      ", but no layer of the model is cut. Call apply_tp_plan(*model, plan, "
+      "accelerator.torch_device_mesh()) before prepare, or build the model of the layers of "
+      "accelerate/parallel.h."));
+}
+
 TensorParallelEngine::TensorParallelEngine(std::shared_ptr<parallel::Engine> inner,
                                            const torch::nn::Module& module, ProcessGroupPtr group,
                                            ProcessGroupPtr data, std::int64_t drift_check)
@@ -27,15 +39,7 @@ TensorParallelEngine::TensorParallelEngine(std::shared_ptr<parallel::Engine> inn
   for (const auto& entry : own) {
     if (find(entry.key()) == nullptr) buffers_.insert(entry.key(), entry.value());
   }
-  if (std::ranges::none_of(parameters_, &Named::is_cut)) {
-    throw ArgumentError(detail::str(
-        "Model should undergo tensor parallel before passing it to accelerate: tp_size of "
-        "parallelism_config is ",
-        group_->getSize(),
-        ", but no layer of the model is cut. Call apply_tp_plan(*model, plan, "
-        "accelerator.torch_device_mesh()) before prepare, or build the model of the layers of "
-        "accelerate/parallel.h."));
-  }
+  if (std::ranges::none_of(parameters_, &Named::is_cut)) refuse_uncut(group_->getSize());
   std::vector<std::string> facts;
   for (const auto& one : parameters_) {
     if (one.part && one.part->group->getSize() != group_->getSize()) {
@@ -149,27 +153,21 @@ void TensorParallelEngine::before_step() {
 }
 
 void TensorParallelEngine::gather_states(std::span<parallel::ParameterState> states) {
-  if (sharded_ != nullptr) {
-    throw UnsupportedError(
-        "state_dict: the parameters of this optimizer are cut by tensor parallelism and sharded "
-        "beside. Call save_state, which saves its state in parts.");
-  }
   const at::NoGradGuard no_grad;
+  inner().gather_states(states);
+  const auto device = parameters_.front().tensor.device();
   for (auto& state : states) {
     const auto* const part = cut_of(state.parameter);
     if (part == nullptr) continue;
+    auto local = part->sizes;
+    local[static_cast<std::size_t>(*part->dim)] /= group_->getSize();
     for (auto& [name, tensor] : state.tensors) {
-      if (!tensor.defined() || tensor.sizes() != state.parameter.sizes()) continue;
-      if (name == "step") continue;
-      const checkpoint::LocalShard shard{
-          .sizes = part->sizes, .end = tensor.numel(), .values = tensor, .boxes = part->boxes()};
-      auto whole = at::zeros(part->sizes, tensor.options());
-      checkpoint::place(shard, whole);
-      all_reduce(whole, group_, "state of " + part->name);
-      tensor = whole.cpu();
+      if (!tensor.defined() || tensor.sizes() != at::IntArrayRef(local) || name == "step") continue;
+      tensor = part->join(tensor.to(device)).cpu();
     }
   }
-  inner().gather_states(states);
+  if (sharded_ == nullptr || PartialState().is_local_main_process()) return;
+  for (auto& state : states) state.tensors.clear();
 }
 
 void TensorParallelEngine::cut_state(parallel::ParameterState& state) {
@@ -258,6 +256,28 @@ at::Tensor TensorParallelEngine::norm_over_processes(const parallel::GradientSha
 }
 
 // ---- state --------------------------------------------------------------------------------------
+
+at::Tensor TensorParallelEngine::accumulated_gradient(const at::Tensor& parameter) {
+  const auto gradient = inner().accumulated_gradient(parameter);
+  const auto* const part = cut_of(parameter);
+  if (part == nullptr || !gradient.defined()) return gradient;
+  auto whole = at::zeros(part->sizes, gradient.options());
+  checkpoint::place(
+      {.sizes = part->sizes, .end = gradient.numel(), .values = gradient, .boxes = part->boxes()},
+      whole);
+  return whole;
+}
+
+void TensorParallelEngine::set_accumulated_gradient(const at::Tensor& parameter,
+                                                    const at::Tensor& gradient) {
+  const auto* const part = cut_of(parameter);
+  const bool cuts = part != nullptr && gradient.defined();
+  inner().set_accumulated_gradient(parameter, cuts ? part->cut(gradient) : gradient);
+}
+
+std::int64_t TensorParallelEngine::parts_of(const at::Tensor& parameter) const {
+  return cut_of(parameter) == nullptr ? 1 : group_->getSize();
+}
 
 StateDict TensorParallelEngine::state_dict(const torch::nn::Module& module) {
   const at::NoGradGuard no_grad;

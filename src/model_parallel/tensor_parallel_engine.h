@@ -22,6 +22,9 @@
 
 namespace accelerate::detail::model_parallel {
 
+/// Throws the `ArgumentError` of a model without cut layers.
+[[noreturn]] void refuse_uncut(int processes);
+
 class ACCELERATE_API TensorParallelEngine final : public parallel::WrappedEngine,
                                                   public checkpoint::ShardedModel {
  public:
@@ -38,7 +41,8 @@ class ACCELERATE_API TensorParallelEngine final : public parallel::WrappedEngine
   /// Throws `UnsupportedError` for an optimizer that needs whole matrices.
   void attach(torch::optim::Optimizer& optimizer) override;
   void before_step() override;
-  /// Throws `UnsupportedError` if parts are sharded: `save_state` saves these.
+  /// Parts that are sharded beside are collected first: `ShardedEngine::keep_states` must be the
+  /// same for all processes of the group.
   void gather_states(std::span<parallel::ParameterState> states) override;
   void cut_state(parallel::ParameterState& state) override;
   [[nodiscard]] at::Tensor found_inf_over_processes(const at::Tensor& found_inf) override;
@@ -47,6 +51,10 @@ class ACCELERATE_API TensorParallelEngine final : public parallel::WrappedEngine
       std::span<const at::Tensor> parameters) override;
   [[nodiscard]] at::Tensor norm_over_processes(const parallel::GradientShards& shards,
                                                double norm_type) override;
+
+  [[nodiscard]] at::Tensor accumulated_gradient(const at::Tensor& parameter) override;
+  void set_accumulated_gradient(const at::Tensor& parameter, const at::Tensor& gradient) override;
+  [[nodiscard]] std::int64_t parts_of(const at::Tensor& parameter) const override;
 
   [[nodiscard]] bool is_sharded() const override { return true; }
   /// On all processes, in host memory.

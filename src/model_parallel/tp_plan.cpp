@@ -23,11 +23,14 @@ constexpr auto kWords = std::to_array<std::pair<std::string_view, TpStyle>>({
     {"colwise", TpStyle::kColwise},
     {"colwise_rep", TpStyle::kColwiseRep},
     {"colwise_gather_output", TpStyle::kColwiseRep},
+    {"colwise_gather", TpStyle::kColwiseRep},
     {"rowwise", TpStyle::kRowwise},
     {"rowwise_rep", TpStyle::kRowwiseRep},
     {"rowwise_split_input", TpStyle::kRowwiseRep},
     {"embedding_rowwise", TpStyle::kVocab},
+    {"vocab", TpStyle::kVocab},
     {"sequence_parallel", TpStyle::kSequenceParallel},
+    {"sequence", TpStyle::kSequenceParallel},
     {"replicated_with_grad_allreduce", TpStyle::kSequenceParallel},
     {"replicate", TpStyle::kReplicate},
 });
@@ -79,7 +82,10 @@ class Planner {
     }
     std::vector<at::Tensor> values;
     for (const auto& one : model.parameters()) {
-      if (!one.is_meta()) values.push_back(one);
+      // Each process has its own part of what a layer or an earlier plan has cut.
+      const auto known = find_part(one);
+      const bool is_cut = known && known->dim;
+      if (!one.is_meta() && !is_cut) values.push_back(one);
     }
     for (const auto& one : model.buffers()) {
       if (one.defined() && !one.is_meta()) values.push_back(one);
@@ -107,7 +113,7 @@ class Planner {
     }
     if (find_part(parameter)) {
       throw ArgumentError(
-          detail::str("apply_tp_plan: '", name, "' has been cut before. Apply one plan, once."));
+          detail::str("apply_tp_plan: '", name, "' has been cut before. Leave its layer out."));
     }
     auto part = std::make_shared<ParameterPart>();
     part->group = group_;

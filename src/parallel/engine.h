@@ -165,6 +165,12 @@ class Engine {
   virtual void set_accumulated_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
     parameter.mutable_grad() = gradient;
   }
+  /// How many processes hold a part each of the parameter: the gradient above is then that of the
+  /// whole parameter, with zeros for the parts of others.
+  [[nodiscard]] virtual std::int64_t parts_of(const at::Tensor& parameter) const {
+    static_cast<void>(parameter);
+    return 1;
+  }
   /// Returns true if the module of a process holds parts of parameters only.
   [[nodiscard]] virtual bool is_sharded() const { return false; }
   /// Collective. Returns the whole parameters and buffers of `module`, the module of the engine.

@@ -104,6 +104,50 @@ void MegatronLMArguments::set_scheduler_args(std::optional<std::int64_t> total_n
   arguments_.set("min_lr", plugin_.min_lr);
 }
 
+// ---- the plugin's own functions -----------------------------------------------------------------
+
+namespace {
+
+/// Collects what `f(arguments)` sets.
+template <class F>
+void collect(MegatronLMPlugin& plugin, F&& f) {
+  MegatronLMArguments arguments(plugin.collected_args.empty() ? resolved(plugin) : plugin);
+  f(arguments);
+  plugin.collected_args = arguments.megatron_lm_default_args();
+}
+
+}  // namespace
+
+// Members, as in Python. NOLINTBEGIN(readability-convert-member-functions-to-static)
+void MegatronLMPlugin::set_network_size_args(const torch::nn::Module& model) {
+  MegatronLMArguments::set_network_size_args(model);
+}
+
+void MegatronLMPlugin::set_tensorboard_logging_options() {
+  MegatronLMArguments::set_tensorboard_logging_options();
+}
+// NOLINTEND(readability-convert-member-functions-to-static)
+
+void MegatronLMPlugin::set_mixed_precision(std::string_view mixed_precision) {
+  collect(*this, [&](auto& arguments) { arguments.set_mixed_precision(mixed_precision); });
+}
+
+void MegatronLMPlugin::set_training_args(std::int64_t micro_batch_size, std::int64_t dp_degree) {
+  collect(*this,
+          [&](auto& arguments) { arguments.set_training_args(micro_batch_size, dp_degree); });
+}
+
+void MegatronLMPlugin::set_optimizer_type(const torch::optim::Optimizer& optimizer) {
+  collect(*this, [&](auto& arguments) { arguments.set_optimizer_type(optimizer); });
+}
+
+void MegatronLMPlugin::set_scheduler_args(const MegatronLMDummyScheduler& scheduler) {
+  collect(*this, [&](auto& arguments) {
+    arguments.set_scheduler_args(scheduler.options().total_num_steps,
+                                 scheduler.options().warmup_num_steps);
+  });
+}
+
 // ---- schedule -----------------------------------------------------------------------------------
 
 namespace {

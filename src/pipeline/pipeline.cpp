@@ -58,6 +58,31 @@ PipelineImpl::PipelineImpl(std::shared_ptr<torch::nn::Module> model, PipelineLos
     : model_(std::move(model)),
       loss_(std::move(loss)),
       layers_(detail::pipeline::layers_of(model_)) {
+  register_model();
+  _set_options(options);
+}
+
+PipelineImpl::PipelineImpl(const PipelineStage& stage, PipelineLoss loss,
+                           const PipelineOptions& options)
+    : model_(stage.module),
+      loss_(std::move(loss)),
+      layers_(detail::pipeline::layers_of(model_)),
+      own_stage_{stage.stage, stage.stages} {
+  if (stage.stages < 1 || stage.stage < 0 || stage.stage >= stage.stages) {
+    throw ArgumentError(str("A PipelineStage has the number ", stage.stage, " of ", stage.stages,
+                            " stages. Numbers go from 0 to below `stages`."));
+  }
+  if (stage.stages > 1 && (options.chunks > 1 || !options.split_points.empty())) {
+    throw ArgumentError(
+        "A PipelineStage is one stage of its process: leave chunks and split_points of "
+        "PipelineOptions out.");
+  }
+  // Else `prepare` registers all stages, in the same order on all processes.
+  if (stage.stages == 1) register_model();
+  _set_options(options);
+}
+
+void PipelineImpl::register_model() {
   // With the names of the model, so that checkpoints fit it.
   for (const auto& child : model_->named_children()) register_module(child.key(), child.value());
   for (const auto& entry : model_->named_parameters(/*recurse=*/false)) {
@@ -66,7 +91,12 @@ PipelineImpl::PipelineImpl(std::shared_ptr<torch::nn::Module> model, PipelineLos
   for (const auto& entry : model_->named_buffers(/*recurse=*/false)) {
     register_buffer(entry.key(), entry.value());
   }
-  _set_options(options);
+}
+
+void PipelineImpl::_join(std::vector<PipelineLayer> layers) {
+  layers_ = std::move(layers);
+  options_.split_points.clear();
+  for (std::size_t i = 1; i < layers_.size(); ++i) options_.split_points.push_back(layers_[i].name);
 }
 
 PipelineImpl::~PipelineImpl() = default;
@@ -85,6 +115,10 @@ void PipelineImpl::_set_options(const PipelineOptions& options) {
 
 StageRunner& PipelineImpl::runner() {
   if (!runner_) {
+    if (own_stage_.stages > 1) {
+      throw StateError(str("This pipeline is stage ", own_stage_.stage, " of ", own_stage_.stages,
+                           ": prepare it, so that the processes with the others take part."));
+    }
     // One process: all layers are one stage, wherever the model is.
     detail::pipeline::RunnerPlace place;
     const auto all = parameters();
@@ -134,7 +168,9 @@ PipelineTensors PipelineImpl::_infer(const PipelineTensors& inputs, std::int64_t
 at::Tensor PipelineImpl::forward_backward(const PipelineTensors& inputs,
                                           const PipelineTensors& targets) {
   check_loss(loss_);
-  return runner().train(inputs, targets);
+  auto loss = runner().train(inputs, targets);
+  if (steps_.averaged) steps_.averaged();
+  return loss;
 }
 
 at::Tensor PipelineImpl::train_step(const PipelineTensors& inputs, const PipelineTensors& targets) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <tuple>
 #include <unordered_map>
@@ -13,10 +14,12 @@
 #include "accelerate/state/partial_state.h"
 #include "comm/peers.h"
 #include "core/text.h"
+#include "model_parallel/parameter_part.h"
 #include "modeling/tensors.h"
 #include "optim/clip_grad.h"
 #include "optim/optimizer_state.h"
 #include "parallel/same_model.h"
+#include "pipeline/own_stages.h"
 
 namespace accelerate::detail::pipeline {
 namespace {
@@ -27,42 +30,46 @@ bool is_member(const std::vector<at::Tensor>& all, const at::Tensor& one) {
   return std::ranges::any_of(all, [&](const at::Tensor& other) { return other.is_same(one); });
 }
 
-/// Registers a tensor under a dotted name, with modules in between that hold nothing else.
-void put(torch::nn::Module& root, const std::string& name, const at::Tensor& tensor,
-         bool is_parameter) {
-  auto* module = &root;
-  const auto parts = split(name, '.');
-  for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
-    const auto children = module->named_children();
-    const auto* const known = children.find(parts[i]);
-    module = known != nullptr
-                 ? known->get()
-                 : module->register_module(parts[i], std::make_shared<torch::nn::Module>()).get();
-  }
-  if (is_parameter) {
-    module->register_parameter(parts.back(), tensor, tensor.requires_grad());
-  } else {
-    module->register_buffer(parts.back(), tensor);
-  }
+std::shared_ptr<StageRunner> make_runner(PipelineImpl& pipeline, const RunnerPlace& place) {
+  if (pipeline._own_stage().stages > 1) join_stages(pipeline, place.pipeline);
+  return std::make_shared<StageRunner>(pipeline, place);
 }
 
-/// Collective. The tensors of rank `root` on the others, which have tensors of the same shapes in
-/// host memory.
-void broadcast_tensors(const StageMessages::GroupHandle& group, int root,
-                       std::span<at::Tensor> tensors) {
-  const comm::Peers peers("pipeline state", {&group, kHere});
-  for (auto& one : tensors) peers.broadcast(one, root);
+/// The part that this process has of a parameter; null if it has all of it.
+std::shared_ptr<const model_parallel::ParameterPart> cut_of(const at::Tensor& parameter) {
+  auto part = model_parallel::find_part(parameter);
+  return part && part->dim ? part : nullptr;
+}
+
+/// Values of whole parameters, as far as this process has them.
+StateDict cut_values(const StateDict& own, const StateDict& state) {
+  StateDict parts("Tensor");
+  for (const auto& entry : state) {
+    const auto* const known = own.find(entry.key());
+    const auto part = known != nullptr ? cut_of(*known) : nullptr;
+    const bool is_whole = part && entry.value().sizes() == at::IntArrayRef(part->sizes);
+    parts.insert(entry.key(), is_whole ? part->cut(entry.value()) : entry.value());
+  }
+  return parts;
 }
 
 }  // namespace
 
+/// Collective. The tensors of rank `root` on the others, which have tensors of the same shapes in
+/// host memory.
+void PipelineEngine::broadcast(int root, std::span<at::Tensor> tensors) const {
+  if (!is_cut()) return;
+  const comm::Peers peers("pipeline state", {&runner_->place().pipeline, kHere});
+  for (auto& one : tensors) peers.broadcast(one, root);
+}
+
 PipelineEngine::PipelineEngine(PipelineImpl& pipeline, const RunnerPlace& place,
-                               const MakeDataEngine& make_data_engine)
-    : pipeline_(pipeline), runner_(std::make_shared<StageRunner>(pipeline, place)) {
+                               const MakePartEngine& make_part_engine)
+    : pipeline_(pipeline), runner_(make_runner(pipeline, place)) {
   check_layers();
   check_same();
   place_tensors();
-  if (place.data) make_parts(make_data_engine);
+  if (place.data || place.tensor) make_parts(make_part_engine);
 }
 
 PipelineEngine::~PipelineEngine() = default;
@@ -91,16 +98,16 @@ void PipelineEngine::check_same() const {
 void PipelineEngine::place_tensors() {
   const at::NoGradGuard no_grad;
   const auto device = runner_->place().device;
-  const auto& group = runner_->place().pipeline;
   std::vector<at::Tensor> done;
   const auto place = [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
     if (!tensor.defined() || is_member(done, tensor)) return;
     done.push_back(tensor);
-    if (is_cut() && is_parameter) {
+    if (is_cut() && is_parameter && pipeline_._own_stage().stages == 1) {
       std::vector<at::Tensor> message{tensor.detach().cpu().contiguous()};
-      broadcast_tensors(group, 0, message);
+      broadcast(0, message);
       if (plan().is_held(tensor)) tensor.copy_(message.front());
     }
+    if (tensor.is_meta()) return;
     if (!is_parameter || plan().is_held(tensor)) {
       if (tensor.device() != device) modeling::replace_data(tensor, tensor.to(device), name);
       return;
@@ -112,7 +119,7 @@ void PipelineEngine::place_tensors() {
   for (const auto& entry : pipeline_.named_buffers()) place(entry.key(), entry.value(), false);
 }
 
-void PipelineEngine::make_parts(const MakeDataEngine& make_data_engine) {
+void PipelineEngine::make_parts(const MakePartEngine& make_part_engine) {
   std::vector<std::shared_ptr<parallel::Engine>> engines;
   for (std::int64_t chunk = 0; chunk < plan().shape.chunks; ++chunk) {
     Part part{.module = std::make_shared<torch::nn::Module>()};
@@ -125,7 +132,7 @@ void PipelineEngine::make_parts(const MakeDataEngine& make_data_engine) {
         if (plan().rank_of(user) == plan().rank) own.push_back(user);
       }
       if (std::ranges::find(own, stage) == own.end()) return;
-      if (is_parameter && own.size() > 1 && tensor.requires_grad()) {
+      if (is_parameter && own.size() > 1 && tensor.requires_grad() && runner_->place().data) {
         throw UnsupportedError(
             str("prepare: the parameter '", name, "' is used by stages ", join(own),
                 ", which one process computes, and there are data parallel copies. Choose split "
@@ -135,8 +142,8 @@ void PipelineEngine::make_parts(const MakeDataEngine& make_data_engine) {
     };
     for (const auto& entry : pipeline_.named_parameters()) add(entry.key(), entry.value(), true);
     for (const auto& entry : pipeline_.named_buffers()) add(entry.key(), entry.value(), false);
-    part.engine = make_data_engine(*part.module);
-    refuse_tied_shards(part);
+    part.engine = make_part_engine(*part.module);
+    if (part.engine->divides_states()) refuse_tied_shards(part);
     engines.push_back(part.engine);
     parts_.push_back(std::move(part));
   }
@@ -145,7 +152,6 @@ void PipelineEngine::make_parts(const MakeDataEngine& make_data_engine) {
 
 /// Gradients of tied parameters are added up whole.
 void PipelineEngine::refuse_tied_shards(const Part& part) const {
-  if (!part.engine->divides_states()) return;
   for (const auto& entry : part.module->named_parameters()) {
     if (!entry.value().requires_grad() || plan().holders(entry.value()).size() < 2) continue;
     throw UnsupportedError(
@@ -165,6 +171,9 @@ void PipelineEngine::before_backward(const parallel::BackwardPass& /*pass*/) {}
 void PipelineEngine::after_backward() {}
 
 void PipelineEngine::attach(torch::optim::Optimizer& optimizer) {
+  if (pipeline_._own_stage().stages > 1) {
+    join_groups(optimizer, pipeline_, runner_->place().pipeline);
+  }
   for (const auto& part : parts_) part.engine->attach(optimizer);
   for (auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
@@ -207,9 +216,7 @@ bool PipelineEngine::counts(const at::Tensor& parameter) const {
 
 std::optional<parallel::GradientShards> PipelineEngine::shards_of(
     std::span<const at::Tensor> parameters) {
-  if (!is_cut()) {
-    return parts_.size() == 1 ? parts_.front().engine->shards_of(parameters) : std::nullopt;
-  }
+  if (is_one_part()) return parts_.front().engine->shards_of(parameters);
   parallel::GradientShards all;
   counted_.clear();
   counted_.emplace_back();
@@ -223,11 +230,17 @@ std::optional<parallel::GradientShards> PipelineEngine::shards_of(
     own.push_back(parameter);
   }
   std::vector<bool> taken(own.size());
+  std::vector<at::Tensor> counting;
+  for (const auto& one : own) counting.push_back(counts(one) ? one : at::Tensor());
   for (const auto& part : parts_) {
-    auto shards = part.engine->shards_of(own);
+    auto shards = part.engine->shards_of(counting);
     counted_.emplace_back(shards.value_or(parallel::GradientShards{}));
     if (!shards) continue;
-    for (std::size_t i = 0; i < own.size(); ++i) taken[i] = taken[i] || shards->sharded[i];
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (!shards->sharded[i]) continue;
+      taken[i] = true;
+      counting[i] = at::Tensor();  // not again by another stage of this process
+    }
     all.gradients.insert(all.gradients.end(), shards->gradients.begin(), shards->gradients.end());
   }
   for (std::size_t i = 0; i < own.size(); ++i) {
@@ -241,7 +254,7 @@ std::optional<parallel::GradientShards> PipelineEngine::shards_of(
 
 at::Tensor PipelineEngine::norm_over_processes(const parallel::GradientShards& given,
                                                double norm_type) {
-  if (!is_cut()) return parts_.front().engine->norm_over_processes(given, norm_type);
+  if (is_one_part()) return parts_.front().engine->norm_over_processes(given, norm_type);
   std::vector<at::Tensor> norms;
   bool is_double = false;
   for (std::size_t i = 0; i < counted_.size(); ++i) {
@@ -251,20 +264,32 @@ at::Tensor PipelineEngine::norm_over_processes(const parallel::GradientShards& g
     const auto& shards = counted_[i];
     const bool is_cut_by_part =
         i > 0 && std::ranges::find(shards.sharded, true) != shards.sharded.end();
+    if (!is_cut_by_part && shards.gradients.empty()) continue;
     const auto norm = is_cut_by_part ? parts_[i - 1].engine->norm_over_processes(shards, norm_type)
                                      : optim::get_total_norm(shards.gradients, norm_type);
     norms.push_back(norm.to(runner_->place().device, at::kDouble));
   }
   counted_.clear();
-  auto norm = at::linalg_vector_norm(at::stack(norms), norm_type);
-  if (is_cut()) {
-    const bool is_largest = std::isinf(norm_type);
-    if (!is_largest) norm = norm.pow(norm_type);
-    const comm::Peers peers("clip_grad_norm_", {&runner_->place().pipeline, kHere});
-    peers.all_reduce({{norm, is_largest ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM}});
-    if (!is_largest) norm = norm.pow(1.0 / norm_type);
+  // What changes no other norm.
+  const double neutral = norm_type < 0 ? std::numeric_limits<double>::infinity() : 0;
+  if (norms.empty()) {
+    norms.push_back(at::full({}, neutral, at::dtype(at::kDouble).device(runner_->place().device)));
   }
-  return is_double ? norm : norm.to(at::kFloat);
+  auto all = at::stack(norms);
+  auto op = c10d::ReduceOp::SUM;
+  if (std::isinf(norm_type)) {
+    op = norm_type > 0 ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN;
+    all = norm_type > 0 ? all.max() : all.min();
+  } else {
+    // Of order 0 the norm is a number.
+    all = norm_type == 0 ? all.sum() : all.pow(norm_type).sum();
+  }
+  if (is_cut()) {
+    const comm::Peers peers("clip_grad_norm_", {&runner_->place().pipeline, kHere});
+    peers.all_reduce({{all, op}});
+  }
+  if (!std::isinf(norm_type) && norm_type != 0) all = all.pow(1.0 / norm_type);
+  return is_double ? all : all.to(at::kFloat);
 }
 
 // ---- state --------------------------------------------------------------------------------------
@@ -275,10 +300,8 @@ bool PipelineEngine::is_sharded() const {
 }
 
 StateDict PipelineEngine::state_dict(const torch::nn::Module& module) {
-  if (!is_cut()) {
-    return is_sharded() ? parts_.front().engine->state_dict(module)
-                        : accelerate::state_dict(module);
-  }
+  if (!is_sharded()) return accelerate::state_dict(module);
+  if (is_one_part()) return parts_.front().engine->state_dict(module);
   const at::NoGradGuard no_grad;
   const bool keeps = PartialState().is_local_main_process();
   auto state = accelerate::state_dict(module);
@@ -290,9 +313,12 @@ StateDict PipelineEngine::state_dict(const torch::nn::Module& module) {
     auto& values = whole[own.unsafeGetTensorImpl()];
     if (!values.defined()) {
       const bool is_owner = plan().rank == holders.front();
-      std::vector<at::Tensor> message{is_owner ? own.detach().cpu().contiguous()
-                                               : at::empty(own.sizes(), own.scalar_type())};
-      broadcast_tensors(runner_->place().pipeline, static_cast<int>(holders.front()), message);
+      const auto part = cut_of(own);
+      const auto sizes = part ? at::IntArrayRef(part->sizes) : own.sizes();
+      const auto joined = is_owner && part ? part->join(own) : own;
+      std::vector<at::Tensor> message{is_owner ? joined.detach().cpu().contiguous()
+                                               : at::empty(sizes, own.scalar_type())};
+      broadcast(static_cast<int>(holders.front()), message);
       values = keeps ? message.front().clone() : at::empty({0});
     }
     state[entry.key()] = values;
@@ -303,30 +329,23 @@ StateDict PipelineEngine::state_dict(const torch::nn::Module& module) {
 void PipelineEngine::load_state_dict(torch::nn::Module& module, const StateDict& state,
                                      bool strict) {
   const at::NoGradGuard no_grad;
-  if (!is_cut() && is_sharded()) {
+  if (is_one_part() && is_sharded()) {
     return parts_.front().engine->load_state_dict(module, state, strict);
   }
   const auto own = accelerate::state_dict(module);
-  modeling::check_fits(own, state, strict);
+  const auto parts = cut_values(own, state);
+  modeling::check_fits(own, parts, strict);
   for (const auto& part : parts_) {
-    if (part.engine->is_sharded()) part.engine->load_state_dict(*part.module, state, false);
+    if (part.engine->is_sharded()) part.engine->load_state_dict(*part.module, parts, false);
   }
   for (const auto& entry : own) {
-    const auto* const values = state.find(entry.key());
+    const auto* const values = parts.find(entry.key());
     if (values != nullptr && !entry.value().is_meta()) entry.value().copy_(*values);
   }
 }
 
 void PipelineEngine::gather_states(std::span<parallel::ParameterState> states) {
-  for (const auto& part : parts_) {
-    if (is_cut() && part.engine->divides_states()) {
-      throw UnsupportedError(
-          "use_distributed_optimizer divides the states of optimizers over the copies of each "
-          "stage, and this version cannot collect them from several stages. Save the weights with "
-          "save_model, or turn it off.");
-    }
-    part.engine->gather_states(states);
-  }
+  for (const auto& part : parts_) part.engine->gather_states(states);
   if (!is_cut()) return;
   const at::NoGradGuard no_grad;
   const bool keeps = PartialState().is_local_main_process();
@@ -338,7 +357,9 @@ void PipelineEngine::gather_states(std::span<parallel::ParameterState> states) {
     std::vector<at::Tensor> tensors;
     for (std::size_t i = 0; is_root && i < states.size(); ++i) {
       const auto holders = plan().holders(states[i].parameter);
-      if (holders.empty() || holders.front() != root) continue;
+      // A process that has a part of the states steps on tensors that are in no layer.
+      const bool is_own = holders.empty() ? holds(states[i].parameter) : holders.front() == root;
+      if (!is_own) continue;
       for (const auto& [name, tensor] : states[i].tensors) {
         facts.emplace_back(i, name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec());
         tensors.push_back(tensor.detach().cpu().contiguous());
@@ -349,7 +370,7 @@ void PipelineEngine::gather_states(std::span<parallel::ParameterState> states) {
       const auto& [index, name, type, sizes] = facts[i];
       std::vector<at::Tensor> message{
           is_root ? tensors[i] : at::empty(sizes, static_cast<at::ScalarType>(type))};
-      broadcast_tensors(group, static_cast<int>(root), message);
+      broadcast(static_cast<int>(root), message);
       auto& into = states[index].tensors;
       if (is_root || !keeps) continue;
       std::erase_if(into, [&](const auto& one) { return one.first == name; });

@@ -22,19 +22,20 @@
 namespace accelerate::detail::pipeline {
 
 /// Makes the engine that averages the gradients of a part of the model over the processes of
-/// `RunnerPlace::data`. Its module has the names of the whole model.
-using MakeDataEngine = std::function<std::shared_ptr<parallel::Engine>(torch::nn::Module& part)>;
+/// `RunnerPlace::data`, and computes with those of `RunnerPlace::tensor`. Its module has the names
+/// of the whole model.
+using MakePartEngine = std::function<std::shared_ptr<parallel::Engine>(torch::nn::Module& part)>;
 
 class ACCELERATE_API PipelineEngine final : public parallel::Engine {
  public:
   /// Collective. Takes the pipeline over, with the values of the first process: puts the layers of
-  /// this process on its device and frees all others. `make_data_engine` is called for each stage
-  /// of the process if there are data parallel copies.
+  /// this process on its device and frees all others. An engine is made for each stage of the
+  /// process if there are data parallel copies, or if layers are cut.
   ///
   /// Throws `ArgumentError` for parameters of no layer, and `CommError` if processes have different
   /// models.
   PipelineEngine(PipelineImpl& pipeline, const RunnerPlace& place,
-                 const MakeDataEngine& make_data_engine);
+                 const MakePartEngine& make_part_engine);
   ~PipelineEngine() override;
   PipelineEngine(const PipelineEngine&) = delete;
   PipelineEngine& operator=(const PipelineEngine&) = delete;
@@ -73,12 +74,15 @@ class ACCELERATE_API PipelineEngine final : public parallel::Engine {
   [[nodiscard]] const StagePlan& plan() const { return runner_->plan(); }
   /// Whether several processes have stages.
   [[nodiscard]] bool is_cut() const { return plan().shape.ranks > 1; }
+  /// Whether the engine of a part knows all there is.
+  [[nodiscard]] bool is_one_part() const { return !is_cut() && parts_.size() == 1; }
   void check_layers() const;
   void check_same() const;
   void place_tensors();
-  void make_parts(const MakeDataEngine& make_data_engine);
+  void make_parts(const MakePartEngine& make_part_engine);
   void refuse_tied_shards(const Part& part) const;
   [[nodiscard]] bool counts(const at::Tensor& parameter) const;
+  void broadcast(int root, std::span<at::Tensor> tensors) const;
 
   PipelineImpl& pipeline_;
   std::shared_ptr<StageRunner> runner_;

@@ -120,7 +120,8 @@ StageRunner::StageRunner(const PipelineImpl& pipeline, const RunnerPlace& place)
 
 void StageRunner::find_tied(const PipelineImpl& pipeline) {
   std::vector<const void*> seen;
-  for (const auto& parameter : pipeline.parameters()) {
+  for (const auto& entry : pipeline.named_parameters()) {
+    const auto& parameter = entry.value();
     const void* const address = parameter.unsafeGetTensorImpl();
     auto holders = plan_.holders(parameter);
     if (!parameter.requires_grad() || holders.size() < 2) continue;
@@ -129,7 +130,7 @@ void StageRunner::find_tied(const PipelineImpl& pipeline) {
     // The same on all ranks: by the order in the model.
     const auto tag = static_cast<int>(2 * plan_.shape.stages()) + static_cast<int>(seen.size());
     if (std::ranges::find(holders, plan_.rank) == holders.end()) continue;
-    tied_.push_back({parameter, std::move(holders), tag});
+    tied_.push_back({entry.key(), parameter, std::move(holders), tag});
   }
 }
 
@@ -331,24 +332,62 @@ at::Tensor StageRunner::train(const PipelineTensors& inputs, const PipelineTenso
 
 void StageRunner::add_up_tied(const std::vector<at::Tensor>& before) {
   const at::NoGradGuard no_grad;
+  ++steps_;
   for (std::size_t i = 0; i < tied_.size(); ++i) {
-    const auto& [parameter, holders, tag] = tied_[i];
+    const auto& [name, parameter, holders, tag] = tied_[i];
     auto& gradient = parameter.mutable_grad();
     if (!gradient.defined()) gradient = at::zeros_like(parameter);
-    const MessageFacts facts{{gradient.scalar_type(), false, gradient.sizes().vec()}};
+    // The gradient and, if weights are compared in this step, a sum of them.
+    const auto message = [sum = check_sum(parameter)](const at::Tensor& of) {
+      return sum.defined() ? PipelineTensors{of, sum} : PipelineTensors{of};
+    };
+    const auto own = message(gradient);
+    const auto facts = facts_of(own);
     if (plan_.rank != holders.front()) {
-      messages_.send_known({holders.front(), tag}, {gradient});
-      gradient.copy_(messages_.receive_known({holders.front(), tag}, facts).front());
+      messages_.send_known({holders.front(), tag}, own);
+      const auto all = messages_.receive_known({holders.front(), tag}, facts);
+      gradient.copy_(all.front());
+      check_alike(tied_[i], holders.front(), own, all);
     } else {
+      std::vector<PipelineTensors> received;
       for (std::size_t k = 1; k < holders.size(); ++k) {
-        gradient.add_(messages_.receive_known({holders[k], tag}, facts).front());
+        received.push_back(messages_.receive_known({holders[k], tag}, facts));
+        gradient.add_(received.back().front());
       }
       for (std::size_t k = 1; k < holders.size(); ++k) {
-        messages_.send_known({holders[k], tag}, {gradient.clone()});
+        messages_.send_known({holders[k], tag}, message(gradient.clone()));
+      }
+      messages_.flush();
+      for (std::size_t k = 1; k < holders.size(); ++k) {
+        check_alike(tied_[i], holders[k], own, received[k - 1]);
       }
     }
     if (before[i].defined()) gradient.add_(before[i]);
   }
+}
+
+at::Tensor StageRunner::check_sum(const at::Tensor& parameter) const {
+  if (place_.drift_check <= 0 || steps_ % place_.drift_check != 0) return {};
+  // Other rows each time, so that large weights cost little.
+  constexpr std::int64_t kTurns = 16;
+  const auto parts = parameter.detach().reshape({-1}).tensor_split(kTurns);
+  const auto turn = steps_ / place_.drift_check % kTurns;
+  return parts[static_cast<std::size_t>(turn)].sum(at::kDouble).reshape({1});
+}
+
+void StageRunner::check_alike(const Tied& one, std::int64_t other, const PipelineTensors& own,
+                              const PipelineTensors& others) {
+  // Weights that an overflow has spoilt are NaN everywhere.
+  if (own.size() < 2 || at::allclose(own[1], others[1], 0, 0, /*equal_nan=*/true)) return;
+  messages_.drop();
+  throw CommError(str(
+      "The weight '", one.name,
+      "' is used by several stages of the pipeline, but differs between "
+      "the processes ",
+      std::min(plan_.rank, other), " and ", std::max(plan_.rank, other),
+      " of the pipeline at step ", steps_,
+      ": something has changed it on one of them only. Change weights on all processes alike, or "
+      "set drift_check = 0 of AcceleratorOptions."));
 }
 
 at::Tensor StageRunner::mean_loss() {

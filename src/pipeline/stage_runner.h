@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -27,7 +28,11 @@ struct RunnerPlace {
   StageMessages::GroupHandle pipeline = nullptr;
   /// The processes with the same stages; null if there are no others.
   StageMessages::GroupHandle data = nullptr;
+  /// The processes with which each layer is shared; null if layers are not cut.
+  StageMessages::GroupHandle tensor = nullptr;
   c10::Device device = c10::Device(c10::kCPU);
+  /// Steps from one comparison of tied weights to the next; 0 is never.
+  std::int64_t drift_check = 0;
 };
 
 class StageRunner {
@@ -71,6 +76,7 @@ class StageRunner {
   };
   /// A parameter of this process that other ranks hold too.
   struct Tied {
+    std::string name;
     at::Tensor parameter;
     std::vector<std::int64_t> holders;
     int tag = 0;
@@ -93,6 +99,11 @@ class StageRunner {
   void find_tied(const PipelineImpl& pipeline);
   /// `before` are their gradients from before the step.
   void add_up_tied(const std::vector<at::Tensor>& before);
+  /// The sum of a part of a tied weight, which all its holders must have alike; undefined if
+  /// weights are not compared in this step.
+  [[nodiscard]] at::Tensor check_sum(const at::Tensor& parameter) const;
+  void check_alike(const Tied& one, std::int64_t other, const PipelineTensors& own,
+                   const PipelineTensors& others);
   /// Collective. The mean loss over the micro-batches and data parallel copies.
   [[nodiscard]] at::Tensor mean_loss();
 
@@ -105,6 +116,7 @@ class StageRunner {
   StageMessages messages_;
   std::vector<std::shared_ptr<parallel::Engine>> engines_ = {};
   std::vector<Tied> tied_ = {};
+  std::int64_t steps_ = 0;  // of training
 
   // Of the step that runs.
   std::map<std::pair<std::int64_t, std::int64_t>, Saved> saved_ = {};  // by chunk and micro-batch

@@ -163,7 +163,7 @@ void ShardedEngine::gather_states(std::span<parallel::ParameterState> states) {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
   const at::NoGradGuard no_grad;
-  const bool keeps = PartialState().is_local_main_process();
+  const bool keeps = keeps_states_.value_or(PartialState().is_local_main_process());
   // One gather for each buffer and name, in the order of buffers.
   std::map<std::size_t, FlatStates> by_flat;
   for (auto& one : states) {

@@ -58,7 +58,11 @@ class ACCELERATE_API ShardedEngine final : public parallel::Engine,
   void before_step() override;
   void after_step(torch::optim::Optimizer& optimizer) override;
   [[nodiscard]] bool divides_states() const override { return true; }
+  /// Keeps what was gathered on the first process of each host, unless `keep_states` was called.
   void gather_states(std::span<parallel::ParameterState> states) override;
+  /// Whether this process keeps gathered states. For an engine around this one, which puts parts of
+  /// several models together.
+  void keep_states(bool keeps) { keeps_states_ = keeps; }
   void cut_state(parallel::ParameterState& state) override;
   [[nodiscard]] at::Tensor found_inf_over_processes(const at::Tensor& found_inf) override;
 
@@ -92,6 +96,7 @@ class ACCELERATE_API ShardedEngine final : public parallel::Engine,
 
  private:
   std::unique_ptr<ShardedState> state_;
+  std::optional<bool> keeps_states_ = std::nullopt;
 };
 
 }  // namespace accelerate::detail::sharding

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <initializer_list>
 #include <mutex>
 #include <ostream>
 
@@ -108,7 +109,12 @@ class Refinement {
     if (const auto asked = deepspeed_asked_by(); !asked.empty()) return deepspeed(asked, precision);
     const bool shardable = is_multi_accelerator(base) || base == DistributedType::kMultiCpu;
     if (!shardable) {
-      warn_without_effect();
+      // One process trains by calls that are whole steps, too.
+      if (base == DistributedType::kNo && engines_.megatron_lm && !megatron_asked_by().empty()) {
+        warn_without_effect({fsdp_asked_by()});
+        return DistributedType::kMegatronLm;
+      }
+      warn_without_effect({fsdp_asked_by(), megatron_asked_by()});
       return base;
     }
     check_context_parallelism();
@@ -197,8 +203,8 @@ class Refinement {
     }
   }
 
-  void warn_without_effect() const {
-    for (const auto& asked : {fsdp_asked_by(), megatron_asked_by()}) {
+  static void warn_without_effect(std::initializer_list<std::string> engines) {
+    for (const auto& asked : engines) {
       if (!asked.empty()) warn(str(asked, " has no effect: this run has one process."));
     }
   }

@@ -69,16 +69,19 @@ struct Check {
 constexpr auto kChecks = std::to_array<Check>({
     {"bf16", [] { return is_bf16_available(); }},
     {"cuda", is_cuda_available},
+    {"deepspeed", [] { return true; }},
     {"dvclive", [] { return true; }},
     {"fp16", [] { return !is_habana_gaudi1(); }},
     {"fp8", [] { return true; }},
     {"hpu", is_hpu_available},
+    {"megatron_lm", [] { return true; }},
     {"mlflow", [] { return true; }},
     {"mlu", [] { return is_private_use_named("mlu", false); }},
     {"mps", [] { return is_mps_available(); }},
     {"musa", [] { return is_private_use_named("musa", false); }},
     {"neuron", [] { return is_private_use_named("neuron", false); }},
     {"npu", [] { return is_npu_available(); }},
+    {"pippy", [] { return true; }},
     {"pynvml", [] { return detail::Nvml::system() != nullptr; }},
     {"rich", [] { return parse_flag_from_env("ACCELERATE_ENABLE_RICH"); }},
     {"rocm", is_rocm_available},
@@ -98,7 +101,7 @@ constexpr auto kChecks = std::to_array<Check>({
 /// What exists for Python only, or is not in this build.
 constexpr std::string_view kAbsent =
     "4bit_bnb 8bit_bnb aim bitsandbytes_multi_backend bnb boto3 clearml comet_ml datasets "
-    "deepspeed import_timer ipex lomo matplotlib megatron_lm msamp numpy pandas peft pippy "
+    "import_timer ipex lomo matplotlib msamp numpy pandas peft "
     "pytest sagemaker schedulefree swanlab timm torch_xla torchdata "
     "torchdata_stateful_dataloader torchvision tpu transformer_engine_mxfp8 "
     "transformers triton";

@@ -452,9 +452,16 @@ TEST(Dispatcher, GivesRanksOfOneModelTheWholeBatch) {
     options.device_mesh = MeshLayout({"tp"}, {2});
     const auto loader = prepare_data_loader(indexed(5, {.batch_size = 2}), options);
     EXPECT_EQ(batches(loader), (Batches{{0, 1}, {2, 3}, {4}}));
-    options.device_mesh = MeshLayout({"dp_replicate", "tp"}, {2, 2});
-    options.num_processes = 4;
-    EXPECT_THROW(std::ignore = prepare_data_loader(indexed(5, {}), options), UnsupportedError);
+  });
+}
+
+TEST(Dispatcher, GivesEachCopyOfACutModelItsPart) {
+  on_processes(4, [](PartialState& state) {
+    auto options = dispatching();
+    options.device_mesh = MeshLayout({"dp_shard", "tp"}, {2, 2});
+    const auto loader = prepare_data_loader(counted(8, {.batch_size = 2}), options);
+    const auto data = state.process_index() / 2;
+    EXPECT_EQ(batches(loader), (Batches{{2 * data, 2 * data + 1}, {4 + 2 * data, 5 + 2 * data}}));
   });
 }
 

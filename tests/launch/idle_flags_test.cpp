@@ -53,7 +53,6 @@ const std::vector<IdleCase> kIdleCases{
     {"--multi_gpu --num_processes 2 --mpirun_hostfile h --mpirun_bind_to core x",
      {},
      "--mpirun_hostfile, --mpirun_bind_to have"},
-    {"--cpu --use_megatron_lm --num_processes 2 x", {}, "--use_megatron_lm has"},
     {"--cpu --num_processes 2 --max_restarts 2 --tee 3 x", kMpiJob, "--max_restarts, --tee have"},
     {"--use_deepspeed --dynamo_backend inductor x", {}, "--dynamo_backend has"},
     {"--num_processes 2 --num_machines 2 --machine_rank 1 --rdzv_backend c10d "
@@ -82,9 +81,6 @@ TEST(IdleFlags, AreShownAsTheyAre) {
   const auto mpi = plan_of("--multi_gpu --num_processes 2 --mpirun_hostfile h x", around);
   EXPECT_EQ(setting(mpi, "mpirun_hostfile"), "h (flag)");
   EXPECT_EQ(setting(mpi, "mpirun_bind_to"), "not there");
-  const auto megatron = plan_of("--cpu --use_megatron_lm x", around);
-  EXPECT_EQ(setting(megatron, "use_megatron_lm"), "false (default)");
-  EXPECT_EQ(variable(megatron, "ACCELERATE_USE_MEGATRON_LM"), "not set");
 }
 
 TEST(IdleFlags, AreNumbersOfProcessesInsideOfAJob) {

@@ -517,6 +517,22 @@ TEST(LaunchedEngines, TrainAnUnchangedProgram) {
   EXPECT_EQ(trained({"--use_deepspeed", "--zero_stage", "3"}), wanted);
 }
 
+TEST(LaunchedEngines, DivideTheProcesses) {
+  const Folder folder;
+  std::ofstream(folder / "sizes.yaml") << "compute_environment: LOCAL_MACHINE\n"
+                                          "distributed_type: MULTI_CPU\nuse_cpu: true\n"
+                                          "parallelism_config:\n"
+                                          "  parallelism_config_tp_size: 2\n";
+  const auto expect_mesh = [](const Words& flags, const char* mesh) {
+    const auto outcome = run(launch(2, flags, worker({"mesh"})));
+    expect_clean_end(outcome, 0);
+    EXPECT_EQ(count_of(outcome.output, mesh), 2) << outcome.text();
+  };
+  expect_mesh({"--use_parallelism_config", "--parallelism_config_pp_size", "2"}, "mesh pp 2");
+  expect_mesh({"--use_megatron_lm", "--megatron_lm_pp_degree", "2"}, "mesh pp 2");
+  expect_mesh({"--config_file", folder / "sizes.yaml"}, "mesh tp 2");
+}
+
 TEST(LaunchedEngines, TakeADeepSpeedFile) {
   const Folder folder;
   std::ofstream(folder / "zero.json")

@@ -161,9 +161,11 @@ TEST(ConfigFileOfALaunch, SwitchesParallelismOnByItsSection) {
                                   config("FSDP",
                                          "num_processes: 2\nfsdp_config:\n  fsdp_version: "
                                          "2\nparallelism_config:\n"
-                                         "  parallelism_config_tp_size: 2\n"),
+                                         "  parallelism_config_tp_size: 2\n"
+                                         "  parallelism_config_pp_size: 4\n"),
                                   gpus(2)});
   EXPECT_TRUE(run.parallelism);
+  EXPECT_EQ(run.settings.integer("parallelism_config_pp_size"), 4);
 }
 
 TEST(ConfigFileOfALaunch, MustSayHowManyProcessesOrLeaveItToTheFlag) {
@@ -216,6 +218,7 @@ TEST(Checks, RefuseFlagsThatExcludeEachOther) {
             "--cpu and --multi_gpu exclude each other: pass one of --cpu, --multi_gpu, --tpu.");
   EXPECT_EQ(refusal_of("--cpu --use_fsdp x"), "no error");
   EXPECT_EQ(refusal_of("--cpu --use_deepspeed x"), "no error");
+  EXPECT_EQ(refusal_of("--cpu --use_megatron_lm x"), "no error");
   EXPECT_TRUE(has(refusal_of("--module --no_python x"), "--module and --no_python"));
 }
 
@@ -227,6 +230,7 @@ TEST(Checks, WantTwoProcessesForSeveralGpus) {
 TEST(Checks, WantTheSecondFsdpForParallelism) {
   EXPECT_TRUE(has(refusal_of("--use_parallelism_config x"),
                   "--use_parallelism_config needs --use_fsdp and --fsdp_version 2"));
+  EXPECT_EQ(refusal_of("--use_parallelism_config x", {{{"ACCELERATE_USE_CPU", "1"}}}), "no error");
   EXPECT_TRUE(has(refusal_of("--use_fsdp --use_parallelism_config x"), "but --fsdp_version is 1"));
   EXPECT_EQ(refusal_of("--use_fsdp --fsdp_version 2 --use_parallelism_config --num_processes 2 x"),
             "no error");

@@ -151,6 +151,22 @@ TEST(ModeVariables, OfParallelismComeWithTheirSizes) {
   EXPECT_EQ(variables.at("PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION"), "sdpa");
 }
 
+TEST(ModeVariables, OfAPipelineNeedNoFsdp) {
+  for (const auto* device : {"", "--cpu "}) {
+    const auto line = std::string(device) + "--use_parallelism_config --num_processes 2 ";
+    EXPECT_FALSE(
+        on_gpus(line + "--parallelism_config_pp_size 2 x").contains("ACCELERATE_USE_FSDP"));
+    EXPECT_EQ(on_gpus(line + "--parallelism_config_pp_size 2 x").at("PARALLELISM_CONFIG_PP_SIZE"),
+              "2");
+  }
+}
+
+TEST(ModeVariables, OfMegatronComeOnTheCpuToo) {
+  const auto variables = on_gpus("--cpu --use_megatron_lm --num_processes 2 x");
+  EXPECT_EQ(variables.at("ACCELERATE_USE_MEGATRON_LM"), "true");
+  EXPECT_EQ(variables.at("MEGATRON_LM_PP_DEGREE"), "1");
+}
+
 TEST(ModeVariables, OfMegatronAreAllThatHaveAValue) {
   const auto variables = on_gpus(
       "--use_megatron_lm --num_processes 8 --megatron_lm_pp_degree 4 "

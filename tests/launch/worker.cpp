@@ -11,8 +11,10 @@
 //     launcher
 //                    made, with its version and classes, or its stage and clipping
 //     train          trains by whatever engine there is, and prints "trained SUM-OF-WEIGHTS"
+//     mesh           "mesh pp 2 tp 2": how the processes are divided
 //     throw=TEXT     leaves by an exception
 #include <accelerate/accelerate.h>
+#include <accelerate/state/device_mesh.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -90,6 +92,16 @@ void train() {
   say(STDOUT_FILENO, "trained " + std::to_string(sum));
 }
 
+void print_mesh() {
+  const accelerate::Accelerator accelerator;
+  std::string line = "mesh";
+  const auto mesh = accelerator.torch_device_mesh();
+  for (const auto& name : mesh->mesh_dim_names()) {
+    line += " " + name + " " + std::to_string(mesh->size(name));
+  }
+  say(STDOUT_FILENO, line);
+}
+
 void loop_until(const std::string& stop_file) {
   const accelerate::PartialState state;
   for (int step = 1;; ++step) {
@@ -118,6 +130,7 @@ int main(int argc, char** argv) {
             {"loop", loop_until},
             {"engine", [](const std::string&) { print_engine(); }},
             {"train", [](const std::string&) { train(); }},
+            {"mesh", [](const std::string&) { print_mesh(); }},
             {"throw", [](const std::string& text) { throw std::runtime_error(text); }},
         });
   });

@@ -101,6 +101,43 @@ TEST(ParallelLayers, AreTheSerialPerceptron) {
   }
 }
 
+TEST(ParallelLayers, LeaveTheirBiasToTheCallerIfAsked) {
+  for (const int size : {1, 2}) {
+    on_processes(size, [](PartialState& state) {
+      const Precise precise;
+      const auto group = state.process_group();
+      const int rank = state.process_index();
+      Serial serial;
+      const auto x = input();
+      const auto weights = torch::arange(48, kDouble).view({2, 4, 6});
+      (serial.forward(x) * weights).sum().backward();
+      torch::manual_seed(4);
+      nn::ColumnParallelLinear up(
+          6, 8, group,
+          nn::ColumnParallelLinearOptions{
+              .gather_output = false, .sequence_parallel = true, .skip_bias_add = true});
+      nn::RowParallelLinear down(
+          8, 6, group,
+          nn::RowParallelLinearOptions{
+              .input_is_parallel = true, .sequence_parallel = true, .skip_bias_add = true});
+      const auto hidden = up(nn::scatter_to_region(input(), 1, group));
+      const auto y = down(torch::gelu(hidden + up->bias)) + down->bias;
+      const auto whole = nn::gather_from_region(y, 1, group);
+      EXPECT_LT(difference(whole, serial.forward(x)), 1e-14);
+      (whole * weights).sum().backward();
+      const auto processes = state.num_processes();
+      EXPECT_LT(difference(up->bias.grad(), part(serial.up->bias.grad(), 0, rank, processes)),
+                1e-12);
+      EXPECT_LT(difference(down->bias.grad(), serial.down->bias.grad()), 1e-12);
+      EXPECT_NE(message_of<ArgumentError>([&] {
+                  nn::ColumnParallelLinear(6, 8, group,
+                                           nn::ColumnParallelLinearOptions{.skip_bias_add = true});
+                }).find("Set gather_output = false"),
+                std::string::npos);
+    });
+  }
+}
+
 TEST(ParallelLayers, TakeAndGiveWholeTensorsByThemselves) {
   on_processes(2, [](PartialState& state) {
     const Precise precise;

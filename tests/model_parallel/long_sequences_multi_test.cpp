@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include "support/has.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
+#include "support/shared_folder.h"
 
 namespace accelerate {
 namespace {
@@ -46,6 +48,28 @@ Batch text(std::int64_t number) {
           {"labels", labels}};
 }
 
+/// Steps of a run that is saved behind the last of them, and that others may go on from.
+struct Steps {
+  int first = 0;
+  int last = kSteps;
+  std::filesystem::path state = {};
+};
+
+template <class F>
+void run_steps(Accelerator& accelerator, const Steps& steps, F&& step) {
+  if (steps.first > 0) accelerator.load_state(steps.state);
+  for (int i = steps.first; i < steps.last; ++i) step(i);
+  if (steps.last < kSteps) accelerator.save_state(steps.state);
+}
+
+/// Those of all steps from `first` on.
+void expect_goes_on(const std::vector<double>& seen, const std::vector<double>& wanted, int first) {
+  ASSERT_EQ(seen.size() + static_cast<std::size_t>(first), wanted.size());
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    EXPECT_NEAR(seen[i], wanted[i + static_cast<std::size_t>(first)], 1e-5) << i;
+  }
+}
+
 /// What predicts the next word at each place, and nothing in the last one.
 torch::Tensor shifted(const torch::Tensor& labels) {
   auto result = torch::full_like(labels, -100);
@@ -59,6 +83,7 @@ torch::Tensor loss_of(const torch::Tensor& scores, const torch::Tensor& labels) 
 
 struct Trace {
   std::vector<double> losses = {};
+  std::vector<double> norms = {};
   std::vector<torch::Tensor> first_gradients = {};
   std::vector<torch::Tensor> parameters = {};
 };
@@ -75,8 +100,10 @@ std::vector<torch::Tensor> gradients_of(const std::vector<torch::Tensor>& parame
   return result;
 }
 
+constexpr double kMaxNorm = 0.25;
+
 /// One process: each step has the mean of `batches` batches.
-Trace plain_trace(int batches = 1) {
+Trace plain_trace(int batches = 1, bool clips = false) {
   auto net = make_gpt();
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.3).momentum(0.9));
   Trace trace;
@@ -90,6 +117,9 @@ Trace plain_trace(int batches = 1) {
     }
     trace.losses.push_back(total);
     if (step == 0) trace.first_gradients = gradients_of(net->parameters());
+    if (clips) {
+      trace.norms.push_back(torch::nn::utils::clip_grad_norm_(net->parameters(), kMaxNorm));
+    }
     sgd.step();
     sgd.zero_grad();
   }
@@ -120,6 +150,8 @@ struct ContextRun {
   std::optional<FullyShardedDataParallelPlugin> plugin = std::nullopt;
   bool checkpoints = false;
   int batches = 1;
+  Steps steps = {};
+  bool clips = false;
 };
 
 Trace context_trace(const ContextRun& run) {
@@ -135,7 +167,7 @@ Trace context_trace(const ContextRun& run) {
   const auto mesh = accelerator.torch_device_mesh();
   const auto own = accelerator.process_index() / *accelerator.parallelism_config()->cp_size;
   Trace trace;
-  for (int step = 0; step < kSteps; ++step) {
+  run_steps(accelerator, run.steps, [&](int step) {
     auto batch = text(step * run.batches + own);
     auto labels = shifted(batch.at("labels"));
     const auto& ids = batch.at("input_ids");
@@ -151,9 +183,13 @@ Trace context_trace(const ContextRun& run) {
     if (step == 0 && !run.plugin && !mesh->has("dp_shard")) {
       trace.first_gradients = gradients_of(model.parameters());
     }
+    if (run.clips) {
+      trace.norms.push_back(
+          accelerator.clip_grad_norm_(model.parameters(), kMaxNorm).item<double>());
+    }
     optimizer.step();
     optimizer.zero_grad();
-  }
+  });
   for (const auto& entry : accelerator.get_state_dict(model)) {
     trace.parameters.push_back(entry.value());
   }
@@ -194,6 +230,31 @@ TEST(ContextParallelTraining, ShardsTheModelOverDataAndSequence) {
     if (!seen.parameters.empty()) expect_close(seen.parameters, wanted.parameters);
     const auto alone = context_trace({.sizes = context(4, "alltoall"), .plugin = plugin});
     EXPECT_NEAR(alone.losses.back(), plain_trace().losses.back(), 1e-5);
+  });
+}
+
+TEST(ContextParallelTraining, GoesOnFromASavedStateOnEightProcesses) {
+  const test::SharedFolder folder;
+  auto options = folder.options();
+  options.environment.insert(options.environment.end(), kStandalone.environment.begin(),
+                             kStandalone.environment.end());
+  const auto state = folder.path() / "state";
+  on_processes(8, options, [&] {
+    const ContextRun run{.sizes = context(2, "allgather", 4),
+                         .batches = 4,
+                         .steps = {.last = 2, .state = state},
+                         .clips = true};
+    const auto wanted = plain_trace(4, /*clips=*/true);
+    const auto seen = context_trace(run);
+    for (int step = 0; step < 2; ++step) {
+      EXPECT_NEAR(seen.losses[step], wanted.losses[step], 1e-5) << "step " << step;
+      EXPECT_NEAR(seen.norms[step], wanted.norms[step], 1e-5) << "step " << step;
+    }
+    auto rest = run;
+    rest.steps = {.first = 2, .state = state};
+    const auto last = context_trace(rest);
+    expect_goes_on(last.losses, wanted.losses, 2);
+    expect_goes_on(last.norms, wanted.norms, 2);
   });
 }
 

@@ -93,18 +93,22 @@ struct Cut {
   std::int64_t shard = 1;
   bool tied = false;
   int accumulate = 1;
+  std::int64_t replicate = 1;
 };
 
 struct CutRun {
   explicit CutRun(const Cut& cut)
-      : accelerator(anew({.gradient_accumulation_steps = cut.accumulate,
-                          .parallelism_config =
-                              ParallelismConfig{.dp_shard_size = cut.shard, .tp_size = cut.tp}})),
+      : accelerator(
+            anew({.gradient_accumulation_steps = cut.accumulate,
+                  .parallelism_config = ParallelismConfig{.dp_replicate_size = cut.replicate,
+                                                          .dp_shard_size = cut.shard,
+                                                          .tp_size = cut.tp}})),
         net(make_gpt(cut.tied)) {
     // Before and after the model is cut.
     AdamW adamw(net->parameters(), {.lr = 1e-2});
     apply_tp_plan(*net, gpt_plan(cut.tied), accelerator.torch_device_mesh());
-    auto data = make_data_loader(words(), {.batch_size = kGlobalBatch / cut.shard});
+    auto data =
+        make_data_loader(words(), {.batch_size = kGlobalBatch / (cut.shard * cut.replicate)});
     auto prepared = accelerator.prepare(net, std::move(adamw), std::move(data));
     model = std::get<0>(prepared);
     optimizer = std::get<1>(prepared);
@@ -184,7 +188,107 @@ TEST(TensorParallel, ShardsItsPartsOverProcessesWithOtherData) {
       CutRun run({.tp = 2, .shard = 2, .accumulate = accumulate});
       // The norm of sharded gradients is computed in float32, and scales them.
       expect_same(run.train(3, accumulate), serial(3, accumulate, false), 1e-7, 1e-6);
+      const auto state = run.optimizer.state_dict();
+      if (!run.accelerator.is_local_main_process()) continue;
+      EXPECT_EQ(state.at("state").as_dict().at(0).at("exp_avg").as_tensor().sizes(),
+                (std::vector<std::int64_t>{kConfig.vocab, kConfig.width}));
     }
+  });
+}
+
+/// Some layers are not trained, others not used.
+struct PartlyTrainedImpl : torch::nn::Module {
+  PartlyTrainedImpl() {
+    torch::manual_seed(3);
+    register_module("up", up = torch::nn::Linear(6, 8));
+    register_module("down", down = torch::nn::Linear(8, 6));
+    register_module("head", head = torch::nn::Linear(6, 4));
+    register_module("unused", unused = torch::nn::Linear(6, 4));
+    to(torch::kDouble);
+    up->weight.set_requires_grad(false);
+    head->bias.set_requires_grad(false);
+  }
+  Tensor forward(const Tensor& x) { return head(x + down(torch::gelu(up(x)))); }
+  torch::nn::Linear up = nullptr, down = nullptr, head = nullptr, unused = nullptr;
+};
+TORCH_MODULE(PartlyTrained);
+
+TEST(TensorParallel, LeavesFrozenAndUnusedLayersAsTheyAre) {
+  on_processes(2, [] {
+    Accelerator accelerator(anew({.parallelism_config = ParallelismConfig{.tp_size = 2}}));
+    PartlyTrained plain, net;
+    AdamW sgd(plain->parameters(), {.lr = 1e-2});
+    AdamW own(net->parameters(), {.lr = 1e-2});
+    apply_tp_plan(*net,
+                  make_tp_plan({{"up", "colwise"},
+                                {"down", "rowwise"},
+                                {"head", "colwise_rep"},
+                                {"unused", "colwise_rep"}}),
+                  accelerator.torch_device_mesh());
+    auto [model, optimizer] = accelerator.prepare(net, std::move(own));
+    for (int step = 0; step < 3; ++step) {
+      torch::manual_seed(20 + step);
+      const auto x = torch::randn({5, 6}, torch::kDouble);
+      plain(x).pow(2).sum().backward();
+      const auto norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), kMaxNorm);
+      accelerator.backward(model(x).pow(2).sum());
+      EXPECT_NEAR(accelerator.clip_grad_norm_(model.parameters(), kMaxNorm).item<double>(), norm,
+                  1e-10 * norm);
+      sgd.step();
+      sgd.zero_grad();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    const auto state = accelerator.get_state_dict(model);
+    for (const auto& entry : state_dict(*plain)) {
+      EXPECT_TRUE(torch::allclose(state[entry.key()], entry.value(), 0, 1e-12)) << entry.key();
+    }
+  });
+}
+
+TEST(TensorParallel, TrainsInBfloat16) {
+  on_processes(2, [] {
+    const auto losses = [](const AcceleratorOptions& options) {
+      Accelerator accelerator(options);
+      torch::manual_seed(5);
+      Gpt net(kConfig);
+      apply_tp_plan(*net, gpt_plan(false), accelerator.torch_device_mesh());
+      auto [model, optimizer] = accelerator.prepare(net, AdamW(net->parameters(), {.lr = 1e-2}));
+      const auto [inputs, targets] = words();
+      std::vector<double> result;
+      for (int step = 0; step < 4; ++step) {
+        const auto loss = loss_of(model(inputs.narrow(0, 0, 4)), targets.narrow(0, 0, 4));
+        accelerator.backward(loss);
+        optimizer.step();
+        optimizer.zero_grad();
+        result.push_back(loss.item<double>());
+      }
+      return result;
+    };
+    const auto cut = losses(anew({.mixed_precision = PrecisionType::kBf16,
+                                  .parallelism_config = ParallelismConfig{.tp_size = 2}}));
+    // The same batches on both processes: as one process.
+    const auto whole = losses(anew({.mixed_precision = PrecisionType::kBf16}));
+    for (std::size_t i = 0; i < cut.size(); ++i) EXPECT_NEAR(cut[i], whole[i], 2e-2) << i;
+    EXPECT_LT(cut.back(), cut.front());
+  });
+}
+
+TEST(TensorParallel, HasCopiesOfShardedPartsOnEightProcesses) {
+  const test::SharedFolder folder;
+  const Cut cut{.tp = 2, .shard = 2, .replicate = 2};
+  on_processes(8, folder.options(), [&] {
+    const auto wanted = serial(3, 1, false);
+    CutRun run(cut);
+    const auto first = run.train(2, 1);
+    EXPECT_NEAR(first.losses[1], wanted.losses[1], 1e-7);
+    EXPECT_NEAR(first.norms[1], wanted.norms[1], 1e-6 * wanted.norms[1]);
+    run.accelerator.save_state(folder.path() / "state");
+    CutRun other(cut);
+    other.accelerator.load_state(folder.path() / "state");
+    const auto last = other.train(1, 1, /*skipped=*/2);
+    EXPECT_NEAR(last.losses[0], wanted.losses[2], 1e-7);
+    EXPECT_NEAR(last.norms[0], wanted.norms[2], 1e-6 * wanted.norms[2]);
   });
 }
 
@@ -223,6 +327,43 @@ TEST(TensorParallel, CheckpointsFitAnyOtherCut) {
       EXPECT_LT((entry.value() - wanted.state[entry.key()]).abs().max().item<double>(), 1e-10);
     }
   });
+}
+
+TEST(TensorParallel, GradientsOfAnUnfinishedStepFitAnyOtherCut) {
+  const test::SharedFolder folder;
+  const auto options = folder.options();
+  const auto state = folder.path() / "state";
+  // One batch of the second step; the other comes after the checkpoint.
+  const auto goes_on = [&](const Cut& cut) {
+    CutRun run(cut);
+    run.accelerator.load_state(state);
+    const auto wanted = serial(2, 2, false);
+    auto accumulating = run.accelerator.accumulate(run.model);
+    const auto [inputs, targets] = words();
+    const auto rows = kGlobalBatch / cut.shard;
+    const auto first =
+        3 * kGlobalBatch + (cut.shard > 1 ? run.accelerator.process_index() * rows : 0);
+    run.accelerator.backward(
+        loss_of(run.model(inputs.narrow(0, first, rows)), targets.narrow(0, first, rows)));
+    ASSERT_TRUE(run.accelerator.sync_gradients());
+    const auto norm = run.accelerator.clip_grad_norm_(run.model.parameters(), kMaxNorm);
+    EXPECT_NEAR(norm.item<double>(), wanted.norms[1], 1e-6 * wanted.norms[1]);
+  };
+  on_processes(2, options, [&] {
+    CutRun run({.tp = 2, .accumulate = 2});
+    (void)run.train(1, 2);
+    const auto [inputs, targets] = words();
+    auto accumulating = run.accelerator.accumulate(run.model);
+    ASSERT_FALSE(run.accelerator.sync_gradients());
+    run.accelerator.backward(loss_of(run.model(inputs.narrow(0, 2 * kGlobalBatch, kGlobalBatch)),
+                                     targets.narrow(0, 2 * kGlobalBatch, kGlobalBatch)));
+    run.accelerator.save_state(state);
+  });
+  on_processes(2, options, [&] {
+    goes_on({.tp = 2, .accumulate = 2});
+    goes_on({.shard = 2, .accumulate = 2});
+  });
+  on_processes(1, options, [&] { goes_on({.accumulate = 2}); });
 }
 
 TEST(TensorParallel, CheckpointsOfOneProcessAndOfShardedPartsFitToo) {
@@ -334,6 +475,57 @@ TEST(TensorParallel, SequenceParallelismGivesTheSameNumbers) {
     EXPECT_TRUE(close(cut->up->weight.grad(), plain->up->weight.grad().chunk(2, 0)[rank]));
     EXPECT_TRUE(close(cut->down->weight.grad(), plain->down->weight.grad().chunk(2, 1)[rank]));
   });
+}
+
+TEST(TensorParallel, APlanLeavesWhatIsCutAlready) {
+  on_processes(2, [] {
+    const Accelerator accelerator(anew({.parallelism_config = ParallelismConfig{.tp_size = 2}}));
+    const auto mesh = accelerator.torch_device_mesh();
+    torch::manual_seed(3);
+    torch::nn::Sequential plain(torch::nn::Linear(6, 8), torch::nn::Linear(8, 6));
+    torch::manual_seed(3);
+    torch::nn::Sequential by_plans(torch::nn::Linear(6, 8), torch::nn::Linear(8, 6));
+    apply_tp_plan(*by_plans, make_tp_plan({{"0", "colwise_gather"}}), mesh);
+    apply_tp_plan(*by_plans, make_tp_plan({{"1", "rowwise_rep"}}), mesh);
+    torch::manual_seed(3);
+    torch::nn::Sequential by_layer(nn::ColumnParallelLinear(6, 8, mesh->get_group("tp")),
+                                   torch::nn::Linear(8, 6));
+    apply_tp_plan(*by_layer, make_tp_plan({{"1", "rowwise_rep"}}), mesh);
+    const auto x = torch::randn({3, 6});
+    EXPECT_TRUE(torch::allclose(by_plans->forward(x), plain->forward(x), 0, 1e-6));
+    EXPECT_TRUE(torch::allclose(by_layer->forward(x), plain->forward(x), 0, 1e-6));
+  });
+}
+
+TEST(TensorParallel, SavesAllOfACutModelThatIsNotTrained) {
+  const test::SharedFolder folder;
+  on_processes(4, folder.options(), [&] {
+    Accelerator accelerator(
+        anew({.parallelism_config = ParallelismConfig{.dp_shard_size = 2, .tp_size = 2}}));
+    auto whole = make_gpt(false);
+    auto net = make_gpt(false);
+    for (auto& one : net->parameters()) one.set_requires_grad(false);
+    apply_tp_plan(*net, gpt_plan(false), accelerator.torch_device_mesh());
+    auto model = accelerator.prepare(net);
+    const auto state = accelerator.get_state_dict(model);
+    accelerator.save_model(model, folder.path() / "model");
+    accelerator.wait_for_everyone();
+    auto loaded = make_gpt(false);
+    load_checkpoint_in_model(*loaded, folder.path() / "model", {.strict = true});
+    for (const auto& entry : state_dict(*whole)) {
+      EXPECT_TRUE(torch::equal(state[entry.key()], entry.value())) << entry.key();
+      EXPECT_TRUE(torch::equal(state_dict(*loaded)[entry.key()], entry.value())) << entry.key();
+    }
+    const auto ids = words().first.narrow(0, 0, 2);
+    EXPECT_TRUE(torch::allclose(model(ids), whole->forward(ids), 0, 1e-12));
+  });
+}
+
+TEST(TensorParallel, PlansTakeTheShortWordsToo) {
+  EXPECT_EQ(
+      make_tp_plan({{"a", "colwise_gather"}, {"b", "vocab"}, {"c", "sequence"}}),
+      (TpPlan{
+          {"a", TpStyle::kColwiseRep}, {"b", TpStyle::kVocab}, {"c", TpStyle::kSequenceParallel}}));
 }
 
 TEST(TensorParallel, ProcessesOfAGroupGetTheSameBatches) {

@@ -88,6 +88,48 @@ TEST(MegatronRun, OneCallIsOneStepWithItsSchedule) {
   });
 }
 
+TEST(MegatronRun, OfOneProcessIsTheSameLoop) {
+  on_processes(1, [] {
+    testing::internal::CaptureStderr();
+    Accelerator accelerator(megatron({.num_micro_batches = 2, .recompute_activations = true}));
+    EXPECT_EQ(accelerator.distributed_type(), DistributedType::kMegatronLm);
+    const auto batches = [](int i) { return numbers(i); };
+    expect_equal_runs(train(accelerator, batches, 6), expected(batches, 6));
+    EXPECT_TRUE(has(message_of<UnsupportedError>([&] { (void)accelerator.prepare(layers()); }),
+                    "accelerate::Pipeline"));
+    EXPECT_TRUE(has(testing::internal::GetCapturedStderr(), "recompute_activations"));
+  });
+}
+
+TEST(MegatronRun, StepsItsScheduleOncePerStepAndSaysNothingElse) {
+  on_processes(2, [] {
+    testing::internal::CaptureStderr();
+    Accelerator accelerator(
+        megatron({.pp_degree = 2, .train_samples = 48, .lr_warmup_samples = 16}));
+    const auto batches = [](int i) { return numbers(i); };
+    expect_equal_runs(train(accelerator, batches, 6), expected(batches, 6));
+    const auto warnings = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(warnings.find("Each step of a prepared scheduler"), std::string::npos) << warnings;
+    if (!accelerator.is_main_process()) return;
+    EXPECT_TRUE(has(warnings, "Ignoring `train_samples`"));
+    EXPECT_TRUE(has(warnings, "Ignoring `lr_warmup_samples`"));
+  });
+}
+
+TEST(MegatronRun, TakesTheLossOfThePlugin) {
+  on_processes(2, [] {
+    Accelerator accelerator(megatron(
+        {.pp_degree = 2, .custom_loss_function = [](const Value& batch, const at::Tensor& output) {
+           return 3 * mean_squares(output, batch.items()[0].as_tensor());
+         }}));
+    auto model = accelerator.prepare(Pipeline(layers(), mean_squares));
+    model->eval();
+    const auto [x, y] = numbers(0);
+    EXPECT_NEAR(model(x, y).item<double>(),
+                3 * mean_squares(layers()->forward(x), y).item<double>(), 1e-12);
+  });
+}
+
 TEST(MegatronRun, DividesTheOptimizerStateOverCopiesOfStages) {
   on_processes(4, [] {
     Accelerator accelerator(
@@ -100,17 +142,6 @@ TEST(MegatronRun, DividesTheOptimizerStateOverCopiesOfStages) {
     };
     // The norm of divided gradients has the precision of float32.
     expect_equal_runs(train(accelerator, half, 4), expected(whole, 4), 1e-8);
-  });
-}
-
-TEST(MegatronRun, CannotCollectDividedStatesFromSeveralStages) {
-  on_processes(4, [] {
-    Accelerator accelerator(megatron({.pp_degree = 2, .use_distributed_optimizer = true}));
-    auto net = layers();
-    auto [model, optimizer] =
-        accelerator.prepare(Pipeline(net, mean_squares), AdamW(net->parameters(), {.lr = 1e-2}));
-    EXPECT_TRUE(has(message_of<UnsupportedError>([&] { (void)optimizer.state_dict(); }),
-                    "use_distributed_optimizer"));
   });
 }
 
@@ -165,13 +196,21 @@ TEST(MegatronRun, IsSavedAndLoadedByAnotherNumberOfStages) {
     if (!loads) accelerator.save_state(shared.path() / "state");
     return result;
   };
-  on_processes(4, shared.options(),
-               [&] { (void)run({.pp_degree = 2, .num_micro_batches = 2}, false); });
-  on_processes(2, shared.options(), [&] {
+  // The optimizer states of each stage are divided over its copies, and put together again.
+  on_processes(4, shared.options(), [&] {
+    (void)run({.pp_degree = 2, .num_micro_batches = 2, .use_distributed_optimizer = true}, false);
+  });
+  const auto expect_goes_on = [&](const MegatronLMPlugin& plugin, double tolerance) {
     auto plain = plain_training(layers(), mean_squares, [](int i) { return numbers(i); }, 3);
     plain.losses.erase(plain.losses.begin());
     plain.norms = {0, 0};
-    expect_equal(run({.pp_degree = 2, .num_micro_batches = 4}, true), plain);
+    expect_equal(run(plugin, true), plain, tolerance);
+  };
+  on_processes(2, shared.options(),
+               [&] { expect_goes_on({.pp_degree = 2, .num_micro_batches = 4}, 1e-8); });
+  on_processes(4, shared.options(), [&] {
+    expect_goes_on({.pp_degree = 2, .num_micro_batches = 2, .use_distributed_optimizer = true},
+                   1e-8);
   });
 }
 
@@ -181,11 +220,12 @@ TEST(MegatronRun, RefusesByNameWhatItHasNoEquivalentFor) {
       AcceleratorState::_reset_state();
       return message_of<Error>([&] { Accelerator accelerator(megatron(plugin)); });
     };
-    EXPECT_TRUE(has(message({.tp_degree = 2}), "tp_degree of MegatronLMPlugin is 2"));
-    EXPECT_TRUE(has(message({.recompute_activations = true}), "recompute_granularity = full"));
+    EXPECT_TRUE(has(message({.lr_decay_samples = 8}), "use lr_decay_iters"));
+    EXPECT_TRUE(has(message({.train_iters = 2, .train_samples = 8}), "use train_iters alone"));
     EXPECT_TRUE(has(message({.attention_dropout = 0.1}), "attention_dropout"));
     EXPECT_TRUE(has(message({.context_parallel_size = 2}), "Use cp_size of ParallelismConfig"));
-    EXPECT_TRUE(has(message({.pp_degree = 3}), "2 processes, which is no multiple"));
+    EXPECT_TRUE(has(message({.pp_degree = 3}), "2 processes, which is no multiple of 3"));
+    EXPECT_TRUE(has(message({.tp_degree = 2, .pp_degree = 2}), "which is no multiple of 4"));
     AcceleratorState::_reset_state();
     Accelerator accelerator(megatron({.pp_degree = 2}));
     auto net = layers();

@@ -42,6 +42,27 @@ TEST(MegatronLMArguments, CollectsWhatPythonsMethodsSet) {
   EXPECT_EQ(all.at("min_lr"), Value(0.125));
 }
 
+TEST(MegatronLMPlugin, HasThePythonMethodsToo) {
+  const torch::nn::Linear net(2, 2);
+  SGD sgd(net->parameters(), {.lr = 0.5, .momentum = 0.75});
+  MegatronLMPlugin plugin{.context_parallel_size = 1, .num_micro_batches = 4, .min_lr = 0.125};
+  plugin.set_mixed_precision("bf16");
+  plugin.set_training_args(/*micro_batch_size=*/2, /*dp_degree=*/3);
+  plugin.set_optimizer_type(sgd);
+  plugin.set_scheduler_args(
+      MegatronLMDummyScheduler(sgd, {.total_num_steps = 31, .warmup_num_steps = 7}));
+
+  const auto all = plugin.megatron_lm_default_args();
+  EXPECT_EQ(all.at("bf16"), Value(true));
+  EXPECT_EQ(all.at("global_batch_size"), Value(24));
+  EXPECT_EQ(all.at("sgd_momentum"), Value(0.75));
+  EXPECT_EQ(all.at("train_iters"), Value(10));
+  EXPECT_EQ(all.at("lr_warmup_iters"), Value(2));
+  EXPECT_EQ(all.at("clip_grad"), Value(1.0));
+  EXPECT_THROW(plugin.set_network_size_args(*net), UnsupportedError);
+  EXPECT_THROW(plugin.set_tensorboard_logging_options(), UnsupportedError);
+}
+
 TEST(MegatronLMArguments, RefusesWhatReadsPythonObjects) {
   const torch::nn::Linear net(2, 2);
   EXPECT_NE(message_of<UnsupportedError>([&] {

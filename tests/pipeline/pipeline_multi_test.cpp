@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <limits>
 
 #include "../examples/gpt_model.h"
 #include "accelerate/errors.h"
@@ -44,6 +45,28 @@ TEST(PipelineTraining, OnTwoProcessesEqualsThatOfOne) {
   });
 }
 
+TEST(PipelineTraining, FindsNormsOfAnyOrder) {
+  on_processes(2, [] {
+    Accelerator accelerator(stages(2));
+    const auto [x, y] = numbers(0);
+    auto plain = layers();
+    mean_squares(plain->forward(x), y).backward();
+    auto model = accelerator.prepare(Pipeline(layers(), mean_squares));
+    const double infinity = std::numeric_limits<double>::infinity();
+    for (const double order : {2.0, 1.0, 0.0, -1.0, infinity, -infinity}) {
+      model->zero_grad();
+      model->forward_backward({x}, {y});
+      std::vector<torch::Tensor> norms;
+      for (const auto& one : plain->parameters()) {
+        norms.push_back(torch::linalg_vector_norm(one.grad(), order));
+      }
+      EXPECT_NEAR(accelerator.clip_grad_norm_(model.parameters(), 1e9, order).item<double>(),
+                  torch::linalg_vector_norm(torch::stack(norms), order).item<double>(), 1e-10)
+          << order;
+    }
+  });
+}
+
 TEST(PipelineTraining, OnFourProcessesEqualsThatOfOne) {
   on_processes(4, [] {
     Accelerator accelerator(stages(4));
@@ -51,6 +74,24 @@ TEST(PipelineTraining, OnFourProcessesEqualsThatOfOne) {
     expect_equal(plain_training(layers(), mean_squares, batches, 3),
                  pipeline_training(accelerator, layers(), mean_squares, {.num_micro_batches = 3},
                                    batches, 3));
+  });
+}
+
+TEST(PipelineTraining, LeavesFrozenLayersAsTheyAre) {
+  on_processes(2, [] {
+    Accelerator accelerator(stages(2));
+    const auto batches = [](int i) { return numbers(i); };
+    // All of the first stage but a bias, and a part of the second one.
+    const auto net = [] {
+      auto result = layers();
+      for (const std::size_t frozen : {0U, 2U, 5U}) {
+        result->parameters()[frozen].set_requires_grad(false);
+      }
+      return result;
+    };
+    expect_equal(
+        plain_training(net(), mean_squares, batches, 3),
+        pipeline_training(accelerator, net(), mean_squares, {.num_micro_batches = 4}, batches, 3));
   });
 }
 
@@ -64,6 +105,26 @@ TEST(PipelineTraining, AddsUpTheGradientsOfTiedWeightsOnce) {
     expect_equal(
         plain, pipeline_training(accelerator, TiedNet(), entropy,
                                  {.num_micro_batches = 4, .split_points = {"second"}}, batches, 4));
+  });
+}
+
+TEST(PipelineTraining, NoticesTiedWeightsThatDriftApart) {
+  on_processes(2, [] {
+    Accelerator accelerator(stages(2));
+    TiedNet net;
+    auto [model, optimizer] = accelerator.prepare(Pipeline(net, entropy, {.num_micro_batches = 2}),
+                                                  AdamW(net->parameters(), {.lr = 1e-2}));
+    const auto step = [&, &model = model](int i) {
+      const auto [x, y] = tokens(i);
+      (void)model(x, y);
+    };
+    for (int i = 0; i < 3; ++i) step(i);
+    if (accelerator.process_index() == 1) {
+      const torch::NoGradGuard no_grad;
+      net->tokens->weight.add_(0.5);
+    }
+    EXPECT_TRUE(has(message_of<CommError>([&] { step(3); }),
+                    "The weight 'tokens.weight' is used by several stages"));
   });
 }
 

@@ -56,8 +56,8 @@ TEST(CompareVersions, SaysThatACudaLibraryIsNotLoaded) {
 }
 
 TEST(Availability, OfPythonsPackagesIsFalse) {
-  for (const auto* name : {"transformers", "numpy", "deepspeed", "megatron_lm", "torch_xla",
-                           "4bit_bnb", "clearml", "transformer_engine_mxfp8", "msamp"}) {
+  for (const auto* name : {"transformers", "numpy", "torch_xla", "4bit_bnb", "clearml",
+                           "transformer_engine_mxfp8", "msamp"}) {
     EXPECT_FALSE(is_available(name)) << name;
   }
   EXPECT_FALSE(is_tpu_available());
@@ -65,9 +65,9 @@ TEST(Availability, OfPythonsPackagesIsFalse) {
 }
 
 TEST(Availability, OfWhatThisBuildContainsIsTrue) {
-  for (const auto* name :
-       {"torch_distributed", "tqdm", "weights_only", "bf16", "fp16", "tensorboard", "mlflow",
-        "wandb", "dvclive", "trackio", "fp8", "torchao", "transformer_engine"}) {
+  for (const auto* name : {"torch_distributed", "tqdm", "weights_only", "bf16", "fp16",
+                           "tensorboard", "mlflow", "wandb", "dvclive", "trackio", "fp8", "torchao",
+                           "transformer_engine", "deepspeed", "megatron_lm", "pippy"}) {
     EXPECT_TRUE(is_available(name)) << name;
   }
   EXPECT_TRUE(is_bf16_available());

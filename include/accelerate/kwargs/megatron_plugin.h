@@ -17,9 +17,14 @@
 #include "accelerate/kwargs/options.h"
 #include "accelerate/value.h"
 
+namespace torch::optim {
+class Optimizer;
+}  // namespace torch::optim
+
 namespace accelerate {
 
 class AbstractTrainStep;
+class MegatronLMDummyScheduler;
 
 struct ACCELERATE_API MegatronLMPlugin {
   static constexpr std::string_view kOptionsName = "MegatronLMPlugin";
@@ -98,13 +103,26 @@ struct ACCELERATE_API MegatronLMPlugin {
   Callback<Value(const std::vector<std::int64_t>& train_valid_test_num_samples)>
       custom_megatron_datasets_provider_function = {};
   Callback<Value(const Value& batch)> custom_get_batch_function = {};
+  /// Takes the place of the loss of a `Pipeline`. `batch` is the list of the targets of a
+  /// micro-batch.
   Callback<at::Tensor(const Value& batch, const at::Tensor& output)> custom_loss_function = {};
   std::optional<Value::Dict> other_megatron_args = std::nullopt;
+  /// Arguments of a run, as `set_training_args` and the functions beside it have collected them.
+  Value::Dict collected_args = {};
 
   /// "local" or "torch": who reduces gradients.
   [[nodiscard]] std::string ddp_impl() const;
   /// The arguments that Megatron-LM would get from this resolved plugin.
   [[nodiscard]] Value::Dict megatron_lm_default_args() const;
+
+  // What `Accelerator::prepare` calls in Python: arguments of the run, which
+  // `megatron_lm_default_args` gives from then on. `MegatronLMArguments` has their contracts.
+  [[noreturn]] void set_network_size_args(const torch::nn::Module& model);
+  void set_mixed_precision(std::string_view mixed_precision);
+  void set_training_args(std::int64_t micro_batch_size, std::int64_t dp_degree);
+  void set_optimizer_type(const torch::optim::Optimizer& optimizer);
+  void set_scheduler_args(const MegatronLMDummyScheduler& scheduler);
+  [[noreturn]] void set_tensorboard_logging_options();
 
   bool operator==(const MegatronLMPlugin&) const = default;
 };

@@ -29,13 +29,17 @@ struct ColumnParallelLinearOptions {
   /// The input is cut along its sequence.
   bool sequence_parallel = false;
   std::int64_t sequence_dim = 1;
+  /// `forward` leaves the bias to the caller, who adds `bias` of the layer, for example together
+  /// with what comes next. Needs `gather_output` off, since `bias` is that of the part.
+  bool skip_bias_add = false;
 };
 
 /// A Linear whose outputs are divided: `weight` is [out / t, in], `bias` [out / t].
 class ACCELERATE_API ColumnParallelLinearImpl
     : public torch::nn::Cloneable<ColumnParallelLinearImpl> {
  public:
-  /// Throws `ArgumentError` if `out_features` cannot be divided among the processes.
+  /// Throws `ArgumentError` if `out_features` cannot be divided among the processes, and for
+  /// `skip_bias_add` with `gather_output`.
   ColumnParallelLinearImpl(std::int64_t in_features, std::int64_t out_features,
                            ProcessGroupPtr group, const ColumnParallelLinearOptions& options = {});
   ~ColumnParallelLinearImpl() override;
@@ -59,6 +63,8 @@ struct RowParallelLinearOptions {
   /// The result is cut along its sequence.
   bool sequence_parallel = false;
   std::int64_t sequence_dim = 1;
+  /// `forward` leaves the bias to the caller, who adds `bias` of the layer.
+  bool skip_bias_add = false;
 };
 
 /// A Linear whose inputs are divided: `weight` is [out, in / t]. `bias` is whole, and added to the

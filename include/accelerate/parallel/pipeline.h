@@ -84,6 +84,7 @@ class ACCELERATE_API PipelineImpl : public torch::nn::Module {
   /// See `Pipeline`.
   PipelineImpl(std::shared_ptr<torch::nn::Module> model, PipelineLoss loss,
                const PipelineOptions& options);
+  PipelineImpl(const PipelineStage& stage, PipelineLoss loss, const PipelineOptions& options);
   ~PipelineImpl() override;
 
   /// Collective. With a model that is training: `train_step`. Otherwise the loss of the batch,
@@ -117,13 +118,24 @@ class ACCELERATE_API PipelineImpl : public torch::nn::Module {
 
   /// What a training step ends with.
   struct Steps {
+    /// Gradients are averaged over all processes.
+    std::function<void()> averaged;
     std::function<at::Tensor(double max_norm)> clip;
     std::function<void()> step;
     std::function<void()> zero_grad;
   };
   void _set_options(const PipelineOptions& options);
+  void _set_loss(PipelineLoss loss) { loss_ = std::move(loss); }
   void _prepare(std::shared_ptr<detail::pipeline::StageRunner> runner, Steps steps);
   [[nodiscard]] const std::vector<PipelineLayer>& _layers() const { return layers_; }
+  /// The part of the model that this process was given: `stage` of `stages`, 0 of 1 for all of it.
+  struct OwnStage {
+    std::int64_t stage;
+    std::int64_t stages;
+  };
+  [[nodiscard]] OwnStage _own_stage() const { return own_stage_; }
+  /// Takes the layers of all stages, one of each.
+  void _join(std::vector<PipelineLayer> layers);
   [[nodiscard]] const PipelineLoss& _loss() const { return loss_; }
   /// Outputs of a batch that is cut into `parts`; processes without the first stage may give no
   /// inputs.
@@ -132,11 +144,13 @@ class ACCELERATE_API PipelineImpl : public torch::nn::Module {
 
  private:
   detail::pipeline::StageRunner& runner();
+  void register_model();
 
   std::shared_ptr<torch::nn::Module> model_;
   PipelineLoss loss_;
   PipelineOptions options_;
   std::vector<PipelineLayer> layers_;
+  OwnStage own_stage_{0, 1};
   std::shared_ptr<detail::pipeline::StageRunner> runner_;
   Steps steps_ = {};
   at::Tensor grad_norm_ = {};
@@ -159,6 +173,12 @@ class Pipeline : public torch::nn::ModuleHolder<PipelineImpl> {
       : ModuleHolder(std::make_shared<PipelineImpl>(
             detail::modeling::ModuleOf<Model>::pointer(model), loss_of(std::move(loss)), options)) {
   }
+
+  /// Of one stage, which needs no other layers. Does not go with `chunks`, `split_points` and
+  /// weights that stages share; `recompute` counts the stage as one layer.
+  template <class Loss>
+  Pipeline(const PipelineStage& stage, Loss loss, const PipelineOptions& options = {})
+      : ModuleHolder(std::make_shared<PipelineImpl>(stage, loss_of(std::move(loss)), options)) {}
 
  private:
   template <class Loss>

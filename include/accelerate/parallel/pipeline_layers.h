@@ -21,6 +21,7 @@
 #include <torch/nn/module.h>
 
 #include <concepts>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -51,6 +52,16 @@ class ACCELERATE_API StageList {
  public:
   virtual ~StageList();
   [[nodiscard]] virtual std::vector<PipelineLayer> pipeline_layers() = 0;
+};
+
+/// Stage `stage` (from 0) of a model that is cut into `stages` already: a process builds its own
+/// layers only, that is those of `accelerator.pipeline_parallel_rank()`, and an optimizer of their
+/// parameters. Names must be those of the whole model, so that no two stages have the same one.
+struct PipelineStage {
+  /// A `torch::nn::Sequential` or a `StageList`.
+  std::shared_ptr<torch::nn::Module> module = nullptr;
+  std::int64_t stage = 0;
+  std::int64_t stages = 1;
 };
 
 namespace detail::pipeline {

@@ -25,22 +25,25 @@ namespace accelerate {
 
 class DeviceMesh;
 
-/// What becomes of a layer; in quotes the words of Transformers' plans.
+/// What becomes of a layer; in quotes the words of `make_tp_plan`, which are those of Transformers'
+/// plans and a few short ones.
 enum class TpStyle : std::uint8_t {
   /// "colwise": each process has a part of the outputs of a Linear, or of the columns of an
   /// Embedding. The result is cut along its last dimension.
   kColwise,
-  /// "colwise_rep", "colwise_gather_output": the same, and all processes get the whole result.
+  /// "colwise_rep", "colwise_gather_output", "colwise_gather": the same, and all processes get the
+  /// whole result.
   kColwiseRep,
   /// "rowwise": each process has a part of the inputs of a Linear, gets that part of the input
   /// and adds its result to those of the others; of an Embedding it has a part of the rows.
   kRowwise,
   /// "rowwise_rep", "rowwise_split_input": the same for a Linear whose input is whole.
   kRowwiseRep,
-  /// "embedding_rowwise": each process has a part of the vocabulary. `kRowwise` means the same.
+  /// "embedding_rowwise", "vocab": each process has a part of the vocabulary. `kRowwise` means the
+  /// same.
   kVocab,
-  /// "sequence_parallel": all processes have the module whole and use it on different parts of a
-  /// sequence, so that the gradients of its parameters are summed.
+  /// "sequence_parallel", "sequence": all processes have the module whole and use it on different
+  /// parts of a sequence, so that the gradients of its parameters are summed.
   kSequenceParallel,
   /// "replicate", "replicated_with_grad_allreduce" is `kSequenceParallel`: the module stays whole.
   kReplicate,
@@ -79,6 +82,7 @@ make_tp_plan(const std::vector<std::pair<std::string, std::string>>& words);
 /// Collective. Cuts the layers of `model` that `plan` names over the dimension "tp" of `mesh`, in
 /// place: a layer takes the first rule that fits it. All processes get the values of the first one
 /// of their group, then each keeps its part, so that a model starts the same however it is cut.
+/// What was cut before, by an earlier plan or by a layer of accelerate/parallel.h, stays as it is.
 /// Optimizers may be built before or after; `prepare` cuts the state that they have. Load weights
 /// before, or by `load_state` after `prepare`. Does nothing if the mesh is null or has no "tp".
 ///
