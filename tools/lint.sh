@@ -115,6 +115,7 @@ docs/formats.md examples/saved_models.cpp
 docs/inference.md examples/inference.cpp
 docs/launching.md tests/examples/snippets.cpp
 docs/migrating.md examples/migrated.cpp
+docs/modules.md tests/nn/attention_test.cpp
 docs/options.md tests/examples/snippets.cpp
 docs/parallelism.md examples/by_feature/context_parallel.cpp examples/by_feature/pipeline.cpp examples/by_feature/tensor_parallel.cpp
 docs/precision.md examples/by_feature/mixed_precision.cpp

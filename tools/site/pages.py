@@ -25,6 +25,7 @@ NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 NAVIGATION = {
     "Start": ["docs/quickstart.md", "docs/migrating.md", "docs/launching.md"],
     "Guides": ["docs/training.md", "docs/accumulation.md", "docs/precision.md", "docs/fp8.md",
+               "docs/modules.md",
                "docs/activation_checkpointing.md", "docs/sharding.md", "docs/parallelism.md", "docs/data.md",
                "docs/checkpointing.md", "docs/formats.md", "docs/inference.md", "docs/trackers.md", "docs/monitor.md",
                "docs/commands.md", "docs/profiling.md", "docs/capture.md",
