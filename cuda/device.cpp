@@ -14,6 +14,7 @@
 #include "accelerate/api.h"
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "device_kernels.h"
 #include "nccl_group.h"
 #include "state/accelerator_backend.h"
 #include "step_graphs.h"
@@ -23,11 +24,23 @@ namespace {
 
 constexpr auto kAggregate = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
-class CudaBackend final : public state::AcceleratorBackend, public state::StepGraphMaker {
+class CudaBackend final : public state::AcceleratorBackend,
+                          public state::StepGraphMaker,
+                          public state::DeviceKernelMaker {
  public:
   std::unique_ptr<state::StepGraphs> make_step_graphs(c10::Device device) override {
     return cuda::make_step_graphs(device);
   }
+
+  bool can_compile() noexcept override { return can_compile_kernels(); }
+  std::shared_ptr<const state::DeviceKernel> make_kernel(std::string source,
+                                                         const std::string& name) override {
+    return make_device_kernel(std::move(source), name);
+  }
+  int multiprocessors() override {
+    return at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
+  }
+
   c10::DeviceType type() const override { return c10::kCUDA; }
   int device_count() const override { return c10::cuda::device_count(); }
   void set_device(int index) override { c10::cuda::set_device(checked(index)); }

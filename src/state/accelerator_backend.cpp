@@ -17,6 +17,7 @@
 #include "accelerate/environment.h"
 #include "core/cpu_features.h"
 #include "core/text.h"
+#include "state/device_kernel.h"
 
 namespace accelerate::detail::state {
 namespace {
@@ -129,5 +130,10 @@ AcceleratorBackend* accelerator_backend() noexcept {
 void replace_accelerator_backend(AcceleratorBackend* backend) noexcept { replacement = backend; }
 
 std::string why_no_accelerator() { return found().why_not; }
+
+DeviceKernelMaker* device_kernel_maker() noexcept {
+  auto* const maker = dynamic_cast<DeviceKernelMaker*>(accelerator_backend());
+  return maker != nullptr && maker->can_compile() ? maker : nullptr;
+}
 
 }  // namespace accelerate::detail::state
