@@ -13,6 +13,7 @@
 #include "core/text.h"
 #include "formats/quant_state.h"
 #include "modeling/torch_dtype.h"
+#include "quantization/gpu_kernels.h"
 #include "quantization/tensors.h"
 
 namespace accelerate {
@@ -97,6 +98,7 @@ at::Tensor dequantize_4bit(const at::Tensor& packed, const QuantState& state,
   const auto values = c10::multiply_integers(state.shape);
   const auto type = four_bit_type(state.quant_type);
   const auto bytes = packed.view(at::kByte).flatten();
+  if (auto expanded = expand_4bit_on_gpu(bytes, state, dtype)) return *std::move(expanded);
   const auto scales = block_scales(state);
   if (!packed.is_cpu()) {
     const auto codes = at::stack({bytes.bitwise_right_shift(4), bytes.bitwise_and(15)}, 1)
@@ -117,10 +119,12 @@ at::Tensor dequantize_4bit(const at::Tensor& packed, const QuantState& state,
 }
 
 at::Tensor dequantize_int8(const Int8Weight& weight, at::ScalarType dtype) {
+  if (auto expanded = expand_8bit_on_gpu(weight, dtype)) return *std::move(expanded);
   return weight.CB.to(at::kFloat).mul_(weight.SCB.unsqueeze(-1)).mul_(1.0 / 127.0).to(dtype);
 }
 
 Int8Weight quantize_rows(const at::Tensor& matrix, double threshold, bool& is_finite) {
+  if (auto weight = quantize_rows_on_gpu(matrix, threshold, is_finite)) return *std::move(weight);
   auto values = host_floats(matrix.detach().to(at::kHalf));
   const auto rows = values.size(0);
   const auto columns = values.size(1);
@@ -158,6 +162,27 @@ namespace {
 
 using detail::str;
 using namespace detail::quantization;  // NOLINT(google-build-using-namespace)
+
+/// Packed codes and scales, on the CPU.
+std::pair<at::Tensor, at::Tensor> quantize_4bit_on_host(const at::Tensor& tensor, FourBitType type,
+                                                        std::int64_t blocksize, bool& is_finite) {
+  const auto values = host_floats(tensor);
+  const auto count = values.numel();
+  auto packed = at::empty({(count + 1) / 2, 1}, at::kByte);
+  auto absmax = at::empty({blocks_of(count, blocksize)}, at::kFloat);
+  const auto* const from = values.const_data_ptr<float>();
+  auto* const bytes = packed.mutable_data_ptr<std::uint8_t>();
+  auto* const scales = absmax.mutable_data_ptr<float>();
+  std::atomic<bool> all_finite = true;
+  for_blocks(count, blocksize, [&](std::int64_t first, std::int64_t size, std::int64_t block) {
+    if (!detail::quantization::quantize_4bit(type, from + first, size, blocksize, bytes + first / 2,
+                                             scales + block)) {
+      all_finite = false;
+    }
+  });
+  is_finite = all_finite;
+  return {std::move(packed), std::move(absmax)};
+}
 
 /// 0.1 to 1 in `cells` equal parts, as float32: torch.linspace.
 at::Tensor cell_means(std::int64_t cells) {
@@ -232,27 +257,17 @@ std::pair<at::Tensor, QuantState> quantize_4bit(const at::Tensor& tensor,
   check_floats(tensor, "quantize_4bit");
   check_blocksize(options.blocksize, 32, "quantize_4bit");
   const auto type = four_bit_type(options.quant_type);
-  const auto values = host_floats(tensor);
-  const auto count = values.numel();
+  const auto count = tensor.numel();
   if ((count + 1) / 2 % static_cast<std::int64_t>(c10::elementSize(options.quant_storage)) != 0) {
     throw ArgumentError(str("quantize_4bit: ", (count + 1) / 2,
                             " bytes of codes are no whole number of elements of quant_storage, ",
                             at::toString(options.quant_storage), ". Choose Byte."));
   }
-  auto packed = at::empty({(count + 1) / 2, 1}, at::kByte);
-  auto absmax = at::empty({blocks_of(count, options.blocksize)}, at::kFloat);
-  const auto* const from = values.const_data_ptr<float>();
-  auto* const bytes = packed.mutable_data_ptr<std::uint8_t>();
-  auto* const scales = absmax.mutable_data_ptr<float>();
-  std::atomic<bool> all_finite = true;
-  for_blocks(count, options.blocksize,
-             [&](std::int64_t first, std::int64_t size, std::int64_t block) {
-               if (!detail::quantization::quantize_4bit(type, from + first, size, options.blocksize,
-                                                        bytes + first / 2, scales + block)) {
-                 all_finite = false;
-               }
-             });
-  if (!all_finite) refuse_values("quantize_4bit");
+  bool is_finite = true;
+  auto coded = quantize_4bit_on_gpu(tensor, type, options.blocksize, is_finite);
+  if (!coded) coded = quantize_4bit_on_host(tensor, type, options.blocksize, is_finite);
+  auto [packed, absmax] = *std::move(coded);
+  if (!is_finite) refuse_values("quantize_4bit");
   const auto device = tensor.device();
   QuantState state{.shape = tensor.sizes().vec(),
                    .code = table_tensor(type).to(device),
@@ -260,6 +275,8 @@ std::pair<at::Tensor, QuantState> quantize_4bit(const at::Tensor& tensor,
                    .blocksize = options.blocksize,
                    .quant_type = options.quant_type};
   if (options.compress_statistics) {
+    // The mean on the host: its bits depend on the order of additions.
+    absmax = absmax.cpu();
     state.offset = mean_of(absmax);
     auto [codes, nested] = quantize_blockwise(absmax - *state.offset, {.blocksize = 256});
     nested.absmax = nested.absmax.to(device);

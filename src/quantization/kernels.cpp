@@ -208,6 +208,11 @@ const std::array<float, 16>& table_of(FourBitType type) {
   return type == FourBitType::kNf4 ? kNf4 : kFp4;
 }
 
+std::span<const float> thresholds_of(FourBitType type) {
+  if (type == FourBitType::kNf4) return kNf4Thresholds;
+  return kFp4Thresholds;
+}
+
 bool quantize_4bit(FourBitType type, const float* values, std::int64_t count,
                    std::int64_t blocksize, std::uint8_t* packed, float* absmax) {
   const std::uint8_t zero = type == FourBitType::kNf4 ? 7 : 0;

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 namespace accelerate::detail::quantization {
 
@@ -13,6 +14,9 @@ enum class FourBitType : std::uint8_t { kFp4, kNf4 };
 
 /// The value of each code.
 [[nodiscard]] const std::array<float, 16>& table_of(FourBitType type);
+/// The bounds between codes, in rising order: of values for nf4, of magnitudes for fp4. A value on
+/// a bound has the code below it.
+[[nodiscard]] std::span<const float> thresholds_of(FourBitType type);
 
 /// Blocks of values become 4-bit codes, two per byte, the first in the high half; an odd last one
 /// is followed by the code of zero. `blocksize` is even. Writes one scale per block, and returns

@@ -7,6 +7,7 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "quantization/gpu_kernels.h"
 #include "quantization/tensors.h"
 
 namespace accelerate {
@@ -167,6 +168,7 @@ class Product : public torch::autograd::Function<Product> {
 at::Tensor product_4bit(const at::Tensor& x, const at::Tensor& packed, const QuantState& state,
                         const at::Tensor& bias) {
   check_inputs(x, state.shape[1]);
+  if (auto y = product_4bit_on_gpu(x, packed, state, bias)) return *std::move(y);
   if (!x.is_cpu()) return at::linear(x, dequantize_4bit(packed, state, x.scalar_type()), bias);
   const HostWeight weight(packed, state);
   const auto rows = x.to(at::kFloat).contiguous();
@@ -194,6 +196,7 @@ at::Tensor backward_4bit(const at::Tensor& gradient, const at::Tensor& packed,
 at::Tensor product_int8(const at::Tensor& x, const Int8Weight& weight, const at::Tensor& bias,
                         double threshold) {
   check_inputs(x, weight.CB.size(1));
+  if (auto y = product_int8_on_gpu(x, weight, bias, threshold)) return *std::move(y);
   bool is_finite = true;  // a row that is not gives a row that is not
   const auto a = quantize_rows(x, threshold, is_finite);
   const auto scales = a.SCB.unsqueeze(1) * weight.SCB.unsqueeze(0) * (1.0 / 16129.0);
@@ -232,7 +235,9 @@ at::Tensor differentiable_product(std::shared_ptr<const LinearProduct> weight, c
   shape.back() = weight->outputs();
   const auto rows = x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
   const auto added = bias.defined() ? std::optional(bias) : std::nullopt;
-  const auto y = Product::apply(rows, added, weight);
+  const bool is_recorded =
+      at::GradMode::is_enabled() && (x.requires_grad() || (added && bias.requires_grad()));
+  const auto y = is_recorded ? Product::apply(rows, added, weight) : weight->forward(rows, bias);
   return x.dim() == 2 ? y : y.view(shape);
 }
 
