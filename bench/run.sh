@@ -6,11 +6,11 @@
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
 #   BENCH_THREADS      threads of each process, 1    BENCH_JSON    file for the figures; plots go beside it
-#   BENCH              which of: startup collectives ddp training activations sharding hosts data files models offload planner states guard quantization monitor launches; by default all
+#   BENCH              which of: startup collectives ddp training activations sharding model_parallel hosts data files models offload planner states guard quantization monitor launches; by default all
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp training activations sharding hosts data files models offload planner states guard quantization monitor launches} "
+wanted=" ${BENCH:-startup collectives ddp training activations sharding model_parallel hosts data files models offload planner states guard quantization monitor launches} "
 if [ -n "${BENCH_JSON:-}" ]; then
   BENCH_JSON=$(realpath "$BENCH_JSON")
   rm -f "$BENCH_JSON"
@@ -73,6 +73,15 @@ if [[ $wanted == *" sharding "* ]]; then
     launch $processes "$results/sharding-memory-$processes" --no-python "$folder/bench_sharding" memory
     "$ACCELERATE_PYTHON" compare.py "sharding, memory of each of $processes processes" "$results/sharding-memory-$processes"
   done
+fi
+if [[ $wanted == *" model_parallel "* ]]; then
+  for _ in 1 2 3; do
+    launch 2 "$results/model-parallel-python" model_parallel.py
+    for mode in tp cp sp pp memory_tp memory_pp; do
+      launch 2 "$results/model-parallel" --no-python "$folder/bench_model_parallel" $mode
+    done
+  done
+  "$ACCELERATE_PYTHON" compare.py "models cut over 2 processes" "$results/model-parallel" "$results/model-parallel-python"
 fi
 for processes in 2 4; do
   compare collectives $processes

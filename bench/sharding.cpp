@@ -9,13 +9,13 @@
 #include <torch/torch.h>
 
 #include <ctime>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "../examples/gpt_model.h"
+#include "memory.h"
 #include "sharding/sharded_engine.h"
 #include "support.h"
 
@@ -150,19 +150,6 @@ void measure_steps(Accelerator& accelerator) {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-double bytes_in_status(const std::string& name) {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  while (status >> word && word != name) {
-  }
-  double kilobytes = 0;
-  status >> kilobytes;
-  return kilobytes * 1024;
-}
-
-/// Beside what is mapped: memory of several processes, which has a fixed size.
-double private_bytes() { return bytes_in_status("VmRSS:") - bytes_in_status("RssShmem:"); }
-
 /// What the table of docs/sharding.md says: with `prefetch` 1, two reduce buffers and that of the
 /// root, whose gradients come first and last.
 double memory_by_the_table(int level, const Elements& elements, double processes) {
@@ -189,12 +176,12 @@ void measure_memory(Accelerator& accelerator) {
   bench::report("parameters", static_cast<double>(elements.all) / kMega, "M");
   for (int level = 3; level >= 0; --level) {
     malloc_trim(0);
-    const double before = private_bytes();
+    const double before = bench::private_bytes();
     Training training(accelerator, level, config, 1, config.block);
     for (int i = 0; i < 2; ++i) training.step();
-    std::ofstream("/proc/self/clear_refs") << 5;  // the peak is counted from here
+    bench::forget_peak();
     training.step();
-    const double most = bytes_in_status("VmHWM:") - bytes_in_status("RssShmem:") - before;
+    const double most = bench::peak_private_bytes() - before;
     double largest = 0;
     for (const double one : accelerate::gather_object(std::vector<double>{most})) {
       largest = std::max(largest, one);
