@@ -61,7 +61,7 @@ check_headers() {
   [ "$count" -le 50 ] || complain "include/accelerate has $count headers at its top; 50 is the limit: parts belong into folders, internals into detail/"
   # What is marked, programs link against: a struct without functions of its own needs no mark (see optim/options.h).
   count=$(sources | grep '^include/' | xargs grep -ow ACCELERATE_API | wc -l)
-  [ "$count" -le 426 ] || complain "include/ has $count times ACCELERATE_API; 426 is the limit: export functions, not aggregates and internals"
+  [ "$count" -le 438 ] || complain "include/ has $count times ACCELERATE_API; 438 is the limit: export functions, not aggregates and internals"
 }
 
 # The first line of a header is its path, as it is included, and what it is for.
