@@ -143,7 +143,7 @@ class NvrtcProgram {
     for (const auto& option : options) pointers.push_back(option.c_str());
     if (nvrtc_.compile(program_, static_cast<int>(pointers.size()), pointers.data()) != 0) {
       throw UnsupportedError(str("A GPU kernel could not be compiled with ", join(options, " "),
-                                 ". NVRTC reports:\n", read(nvrtc_.log_size, nvrtc_.log)));
+                                 ". NVRTC reports:\n", read(nvrtc_.log_size, nvrtc_.log).c_str()));
     }
     return read(nvrtc_.binary_size, nvrtc_.binary);
   }

@@ -36,14 +36,16 @@ std::string gpu_text(GpuText text) {
 
 std::string gpu_source(GpuText text, at::ScalarType dtype, const GpuVariant& variant) {
   std::string constants;
-  const auto add = [&](const char* name, int value) {
-    if (value != 0) constants += str("constexpr int ", name, " = ", value, ";\n");
+  const auto add = [&](const char* type_and_name, auto value) {
+    constants += str("constexpr ", type_and_name, " = ", value, ";\n");
   };
-  add("kSplit", variant.split);
-  add("kColumnTiles", variant.column_tiles);
-  add("kRowTiles", variant.row_tiles);
-  return str(kGpuTypes, "\nusing Value = ", gpu_type(dtype), ";\n", constants,
-             "constexpr bool kNested = ", variant.is_nested, ";\n", gpu_text(text));
+  if (variant.column_tiles != 0) add("int kColumnTiles", variant.column_tiles);
+  if (text == GpuText::kProduct4bit) {
+    add("int kSplit", variant.split);
+    add("int kRowTiles", variant.row_tiles);
+    add("bool kNested", variant.is_nested);
+  }
+  return str(kGpuTypes, "\nusing Value = ", gpu_type(dtype), ";\n", constants, gpu_text(text));
 }
 
 }  // namespace

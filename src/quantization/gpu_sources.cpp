@@ -282,8 +282,8 @@ const std::string_view kGpuProduct4bit = R"cuda(
 // k, and their sums are added in a fixed order.
 //
 // A step of a warp is k = 64 * kSplit values of 16 * kRowTiles rows. Lane 4 * g + t has the values
-// 16 * kSplit * t ... of rows g and g + 8, which is one piece of memory and in one block of 64. Both
-// values of a byte come from a table, of which every lane has a copy in its bank of shared memory.
+// 16 * kSplit * t ... of rows g and g + 8: one piece of memory, within one block of 64. Both values
+// of a byte come from a table, of which every lane has a copy in its bank of shared memory.
 // A scale is applied to the sums over its block. With kSplit = 2 a step has two blocks, which must
 // not meet in a sum: inputs 0 to 3 are columns 0 to 3 for lanes t = 0, 1 and columns 4 to 7 for
 // lanes t = 2, 3; other elements of the second factor are 0.
@@ -469,9 +469,9 @@ __device__ __forceinline__ void add_steps(Stream& stream, int tile, int next, co
 
 // Adds the totals of the warps and stores the outputs of a tile. `area` is not used by the next
 // tile: one barrier per tile is enough.
-__device__ __forceinline__ void finish(const float (&total)[kRowTiles][kColumnTiles][4], float* area,
-                                       int tile, const Value* bias, Value* y, int rows,
-                                       int outputs) {
+__device__ __forceinline__ void finish(const float (&total)[kRowTiles][kColumnTiles][4],
+                                       float* area, int tile, const Value* bias, Value* y,
+                                       int rows, int outputs) {
   const int warp = threadIdx.x / 32;
   const int g = threadIdx.x % 32 / 4;
   const int t = threadIdx.x % 4;

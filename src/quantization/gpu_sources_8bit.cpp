@@ -190,8 +190,9 @@ finish_8bit(const int* sums, const Value* x, const signed char* codes, Finish by
 )cuda";
 
 const std::string_view kGpuProduct8bit = R"cuda(
-// y = codes of x [rows, inputs] * codes of the weight [outputs, inputs]^T, finished, plus the product
-// of the listed columns. inputs is a multiple of 16. 256 or 512 threads, whose warps divide k.
+// y = codes of x [rows, inputs] * codes of the weight [outputs, inputs]^T, finished, plus the
+// product of the listed columns. inputs is a multiple of 16. 256 or 512 threads, whose warps divide
+// k.
 //
 // A step is k = 64 values of 16 rows; lane 4 * g + t has the values 16 * t ... of rows g and g + 8.
 constexpr int kSteps = 4;  // whose bytes are on their way

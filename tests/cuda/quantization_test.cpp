@@ -73,7 +73,7 @@ struct Shape {
 };
 
 /// |found - expected| over |expected|.
-double error_of(const torch::Tensor& found, const torch::Tensor& expected) {
+double share_of_error(const torch::Tensor& found, const torch::Tensor& expected) {
   const auto exact = expected.to(torch::kDouble);
   return ((found.cpu().to(torch::kDouble) - exact).norm() / exact.norm()).item<double>();
 }
@@ -162,9 +162,9 @@ TEST_F(CudaQuantization, TakesCodesAtAnyAddress) {
   there.code = state.code.cuda();
   EXPECT_TRUE(same(quant::dequantize_4bit(moved, there), quant::dequantize_4bit(packed, state)));
   const auto x = torch::randn({2, 128}).to(torch::kBFloat16);
-  EXPECT_LT(
-      error_of(quant::linear_4bit(x.cuda(), moved, there), quant::linear_4bit(x, packed, state)),
-      5e-3);
+  EXPECT_LT(share_of_error(quant::linear_4bit(x.cuda(), moved, there),
+                           quant::linear_4bit(x, packed, state)),
+            5e-3);
 }
 
 // -- products -------------------------------------------------------------------------------------
@@ -184,11 +184,11 @@ void expect_products_4bit(const Shape& shape, const quant::Quantize4bitOptions& 
       const auto exact = torch::linear(x.to(torch::kDouble), values, bias.to(torch::kDouble));
       const auto y = quant::linear_4bit(x.cuda(), packed, state, bias.cuda());
       ASSERT_EQ(y.scalar_type(), dtype);
-      EXPECT_LT(error_of(y, exact), tolerance);
+      EXPECT_LT(share_of_error(y, exact), tolerance);
       const auto far = (y.cpu().to(torch::kDouble) - exact).abs().max() / exact.abs().max();
       EXPECT_LT(far.item<double>(), 5 * tolerance);
       const auto plain = quant::linear_4bit(x.cuda(), packed, state);
-      EXPECT_LT(error_of(plain, exact - bias.to(torch::kDouble)), tolerance);
+      EXPECT_LT(share_of_error(plain, exact - bias.to(torch::kDouble)), tolerance);
       EXPECT_TRUE(torch::equal(quant::linear_4bit(x.cuda(), packed, state), plain));
     }
   }
@@ -237,11 +237,12 @@ TEST_F(CudaQuantization, InputsGetGradients) {
   const auto expected = [&](const torch::Tensor& values) {
     return g.cpu().to(torch::kDouble).matmul(values.cpu().to(torch::kDouble));
   };
-  EXPECT_LT(error_of(gradient([&](const auto& x) { return quant::linear_4bit(x, packed, state); }),
+  EXPECT_LT(
+      share_of_error(gradient([&](const auto& x) { return quant::linear_4bit(x, packed, state); }),
                      expected(quant::dequantize_4bit(packed, state))),
-            5e-3);
-  EXPECT_LT(error_of(gradient([&](const auto& x) { return quant::int8_linear(x, int8); }),
-                     expected(quant::int8_vectorwise_dequant(int8))),
+      5e-3);
+  EXPECT_LT(share_of_error(gradient([&](const auto& x) { return quant::int8_linear(x, int8); }),
+                           expected(quant::int8_vectorwise_dequant(int8))),
             5e-3);
 }
 
@@ -288,12 +289,12 @@ TEST_F(CudaQuantization, ColumnsWithOutliersAreComputedInTheDtypeOfTheInput) {
         x = x.to(dtype);
         const auto bias = torch::randn({shape.outputs}).to(dtype);
         const auto y = quant::int8_linear(x.cuda(), weight, bias.cuda(), 6);
-        EXPECT_LT(error_of(y, quant::int8_linear(x, on_cpu(weight), bias, 6)), tolerance);
+        EXPECT_LT(share_of_error(y, quant::int8_linear(x, on_cpu(weight), bias, 6)), tolerance);
         // Columns of outliers are not rounded to 8 bits: the error is that of the others.
         const auto exact = torch::linear(
             x.to(torch::kDouble), quant::int8_vectorwise_dequant(weight).cpu().to(torch::kDouble),
             bias.to(torch::kDouble));
-        EXPECT_LT(error_of(y, exact), 0.02);
+        EXPECT_LT(share_of_error(y, exact), 0.02);
       }
     }
   }
@@ -365,7 +366,7 @@ void expect_the_model_of_the_cpu(const BnbQuantizationConfig& config, double tol
     const auto x = torch::randn({rows, 256}).to(torch::kBFloat16);
     const auto y = there(x.cuda());
     EXPECT_TRUE(y.is_cuda());
-    EXPECT_LT(error_of(y, here(x)), tolerance) << rows;
+    EXPECT_LT(share_of_error(y, here(x)), tolerance) << rows;
   }
 }
 
