@@ -202,7 +202,7 @@ TEST_F(AutomaticNamesTest, AreThoseOfPythonOnTheSameCalls) {
   for (const auto& one : reference.at("naming")) {
     SCOPED_TRACE(one.at("name"));
     const Folder project;
-    std::optional<SavedRun> run;
+    std::unique_ptr<SavedRun> run;
     auto results = one.at("results").begin();
     const auto& calls = one.at("calls");
     for (auto call = calls.begin(); call != calls.end(); ++call) {
@@ -214,7 +214,7 @@ TEST_F(AutomaticNamesTest, AreThoseOfPythonOnTheSameCalls) {
         }
         options.project_config->iteration = fields.value("iteration", 0);
         run.reset();
-        run.emplace(options);
+        run = std::make_unique<SavedRun>(options);
       } else if (call->is_number()) {
         run->accelerator.set_save_iteration(*call);
       } else {
