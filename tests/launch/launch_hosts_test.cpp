@@ -300,6 +300,7 @@ TEST_F(LaunchHosts, EndAtOnceOnASignalWhileTheyWait) {
   auto leader = start(0, {}, probe({}));
   auto seeker = start(1, {.address = "10.77.0.200"}, probe({}));
   ASSERT_TRUE(eventually([&] { return !hosts_->listening_ports(0).empty(); }));
+  ASSERT_TRUE(eventually([&] { return seeker.takes_signal(SIGTERM); }));
   leader.signal(SIGINT);
   seeker.signal(SIGTERM);
   const auto first = leader.wait(Seconds(5));

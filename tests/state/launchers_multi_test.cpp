@@ -598,8 +598,8 @@ TEST(NotebookLauncher, WaitsForOtherMachinesAsLongAsItIsTold) {
     const auto of_second = failure_of([&] { launch(1); });
     EXPECT_EQ(of_second.rank(), 1);
     EXPECT_NE(std::string(of_second.what())
-                  .find("rank 1 failed: accelerate::CommError: nobody "
-                        "answers at 127.0.0.1:"),
+                  .find("rank 1 failed: accelerate::CommError: no answer from "
+                        "127.0.0.1:"),
               std::string::npos)
         << of_second.what();
     EXPECT_NE(std::string(of_second.what()).find("tried for 1500 ms"), std::string::npos)

@@ -357,6 +357,17 @@ void Command::signal_group(int number) const {
   if (!state_->status) ::kill(-state_->pid, number);
 }
 
+bool Command::takes_signal(int number) const {
+  std::ifstream status("/proc/" + std::to_string(pid()) + "/status");
+  std::uint64_t taken = 0;
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("SigBlk:") || line.starts_with("SigCgt:")) {
+      taken |= std::stoull(line.substr(7), nullptr, 16);
+    }
+  }
+  return (taken >> (number - 1) & 1) != 0;
+}
+
 void Command::kill_all() const {
   signal(SIGKILL);
   for (const pid_t each : processes()) ::kill(each, SIGKILL);

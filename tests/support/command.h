@@ -85,6 +85,8 @@ class Command {
   /// To the command alone; `signal_group` reaches its group, as a key in a terminal does.
   void signal(int number) const;
   void signal_group(int number) const;
+  /// Whether it handles or reads this signal by now, and does not end by it.
+  [[nodiscard]] bool takes_signal(int number) const;
   /// Kills the command and all that it marked, at once: the machine loses its power.
   void kill_all() const;
 
