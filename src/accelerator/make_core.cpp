@@ -115,7 +115,10 @@ AcceleratorStateOptions state_options(const AcceleratorOptions& options,
   AcceleratorStateOptions wanted;
   wanted.mixed_precision = options.mixed_precision;
   wanted.cpu = options.cpu;
-  wanted.dynamo_plugin = std::make_shared<TorchDynamoPlugin>(dynamo_plugin(options, environment));
+  // As `asked_for`: the variables speak to the first accelerator only.
+  if (options.dynamo_plugin || options.dynamo_backend || !AcceleratorState::initialized()) {
+    wanted.dynamo_plugin = std::make_shared<TorchDynamoPlugin>(dynamo_plugin(options, environment));
+  }
   const auto add_deepspeed = [&](const std::string& name, const DeepSpeedPlugin& plugin) {
     auto filled = std::make_shared<DeepSpeedPlugin>(resolved(plugin, environment));
     require_supported(*filled);
