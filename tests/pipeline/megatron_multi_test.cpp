@@ -145,6 +145,18 @@ TEST(MegatronRun, DividesTheOptimizerStateOverCopiesOfStages) {
   });
 }
 
+TEST(MegatronRun, RefusesToCompressGradientsThatAreDivided) {
+  on_processes(2, [] {
+    auto options = megatron({.use_distributed_optimizer = true});
+    options.kwargs_handlers = {
+        DistributedDataParallelKwargs{.comm_hook = DDPCommunicationHookType::kBf16}};
+    Accelerator accelerator(options);
+    EXPECT_TRUE(has(message_of<ConfigError>(
+                        [&] { (void)accelerator.prepare(Pipeline(layers(), mean_squares)); }),
+                    "comm_hook of DistributedDataParallelKwargs is 'bf16'"));
+  });
+}
+
 TEST(MegatronRun, FollowsTheFieldsThatDivideLayers) {
   on_processes(2, [] {
     const auto stages_of = [](const MegatronLMPlugin& plugin) {
