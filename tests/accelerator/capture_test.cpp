@@ -418,6 +418,28 @@ TEST_F(CaptureTest, OptionsOfPythonsCompilerHaveNoEffectAndSaySo) {
             std::string::npos);
 }
 
+TEST_F(CaptureTest, OptionsOfRecordedStepsHaveNoEffectElsewhereAndSaySo) {
+  const test::CapturedLog log;
+  const auto make = [](TorchDynamoPlugin plugin) {
+    const Accelerator accelerator(anew({.dynamo_plugin = plugin}));
+  };
+  make({.fullgraph = true, .dynamic = false});
+  {
+    // The launcher writes each of its flags.
+    const auto patched = patch_environment(
+        {{"accelerate_dynamo_use_fullgraph", "False"}, {"accelerate_dynamo_use_dynamic", "False"}});
+    make({.backend = DynamoBackend::kEager});
+  }
+  EXPECT_TRUE(log.messages().empty());
+  make({.backend = DynamoBackend::kEager, .fullgraph = true, .dynamic = false});
+  ASSERT_EQ(log.messages().size(), 2u);
+  EXPECT_EQ(
+      log.messages()[0],
+      "[RANK 0] fullgraph of the TorchDynamoPlugin has no effect with the backend EAGER: it is for "
+      "steps that are recorded. Choose CUDAGRAPHS, or leave it out.");
+  EXPECT_EQ(log.messages()[1].find("dynamic of the TorchDynamoPlugin"), 9u);
+}
+
 TEST_F(CaptureTest, APluginThatComesTooLateIsRefused) {
   const AcceleratorOptions given{.cpu = true, .dynamo_backend = DynamoBackend::kCudagraphs};
   {

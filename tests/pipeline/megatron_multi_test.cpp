@@ -91,13 +91,17 @@ TEST(MegatronRun, OneCallIsOneStepWithItsSchedule) {
 TEST(MegatronRun, OfOneProcessIsTheSameLoop) {
   on_processes(1, [] {
     testing::internal::CaptureStderr();
-    Accelerator accelerator(megatron({.num_micro_batches = 2, .recompute_activations = true}));
+    Accelerator accelerator(megatron({.use_precision_aware_optimizer = true,
+                                      .num_micro_batches = 2,
+                                      .recompute_activations = true}));
     EXPECT_EQ(accelerator.distributed_type(), DistributedType::kMegatronLm);
     const auto batches = [](int i) { return numbers(i); };
     expect_equal_runs(train(accelerator, batches, 6), expected(batches, 6));
     EXPECT_TRUE(has(message_of<UnsupportedError>([&] { (void)accelerator.prepare(layers()); }),
                     "accelerate::Pipeline"));
-    EXPECT_TRUE(has(testing::internal::GetCapturedStderr(), "recompute_activations"));
+    const auto warnings = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(has(warnings, "recompute_activations"));
+    EXPECT_TRUE(has(warnings, "use_precision_aware_optimizer of MegatronLMPlugin has no effect"));
   });
 }
 
