@@ -16,6 +16,7 @@ function field(text, about,   left, right, at, name) {
   at = index(text, " = ")
   left = at > 0 ? substr(text, 1, at - 1) : text
   right = at > 0 ? substr(text, at + 3) : ""
+  if (left ~ /(^| )[a-z_0-9]+\(/) return  # a member function
   if (left ~ /\)( const| noexcept)*$/ || left !~ / /) return
   name = left
   sub(/.* /, "", name)

@@ -160,6 +160,17 @@ def missing_names(sections: list[Section]) -> list[str]:
             if re.split(r"\.|::|->", name)[-1] not in (internal if "detail::" in name else public)]
 
 
+def missing_tests(sections: list[Section]) -> list[str]:
+    """What is done has a test; a file that is named is there."""
+    files = {path.name for folder in ("tests", "examples") for path in Path(folder).rglob("*")}
+    rows = [row for section in sections for row in section.rows]
+    return [f"{TABLE}: the row {row['python'][:60]} is done, but names no test"
+            for row in rows if row["status"].startswith("done") and not row.get("test")] + [
+        f"{TABLE}: the row {row['python'][:60]} names {name}, which is no file of tests/ or examples/"
+        for row in rows for name in re.findall(r"[\w/]+\.(?:cpp|py|sh)\b", row.get("test", ""))
+        if Path(name).name not in files]
+
+
 def main() -> int:
     if sys.argv[1:] == ["--adopt"]:
         TABLE.write_text(write_table(read_page()), encoding="utf-8")
@@ -167,7 +178,7 @@ def main() -> int:
     if sys.argv[1:] != ["--check"]:
         PAGE.write_text(page(sections), encoding="utf-8")
         return 0
-    complaints = missing_names(sections)
+    complaints = missing_names(sections) + missing_tests(sections)
     if page(sections) != PAGE.read_text(encoding="utf-8"):
         complaints.append(f"{PAGE} is not what {TABLE} says: tools/parity.py mends it (--adopt keeps changes of the page)")
     for complaint in complaints:

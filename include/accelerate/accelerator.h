@@ -248,7 +248,7 @@ class ACCELERATE_API Accelerator : public CheckpointMembers,
   /// With `cp_size` above 1: until the scope ends each buffer is its part of this process, changed
   /// in place, and attention is computed over the sequence of all processes; see
   /// accelerate/parallel/context_parallel.h. Forward and backward belong into it; make a new one
-  /// for each step. Otherwise it has no effect, and a warning says so once. Throws `ArgumentError`
+  /// for each step. Otherwise it has no effect, with one warning. Throws `ArgumentError`
   /// for a buffer that cannot be cut, and no buffer has changed then.
   ///
   ///     auto split = accelerator.maybe_context_parallel({.buffers = {x}, .buffer_seq_dims = {1}});

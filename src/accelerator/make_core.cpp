@@ -20,6 +20,8 @@ namespace {
 
 constexpr const char* kStepsVariable = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 constexpr const char* kDriftVariable = "ACCELERATE_DRIFT_CHECK";
+constexpr const char* kNoPrecision =
+    "mixed_precision is no. Set mixed_precision, or leave the handler out.";
 
 /// Where two fields mean the same, one of them is given at most.
 void check_given_once(const AcceleratorOptions& options) {
@@ -58,14 +60,33 @@ void check_plugins(const AcceleratorOptions& options, const Environment& environ
   for (const auto& [name, plugin] : options.deepspeed_plugins) validate(plugin, environment);
   check(options.fsdp_plugin);
   check(options.torch_tp_plugin);
+  if (options.torch_tp_plugin && options.torch_tp_plugin->torch_device_mesh) {
+    throw ConfigError(
+        "torch_device_mesh of TorchTensorParallelPlugin is given, but the accelerator makes the "
+        "mesh itself. Leave it out, and take accelerator.torch_device_mesh().");
+  }
   check(options.megatron_lm_plugin);
   check(options.gradient_accumulation_plugin);
   validate(options.dataloader_config, environment);
 }
 
+/// What only the backend CUDAGRAPHS follows. The launcher's variable for `dynamic` is false where
+/// it was not asked for, so that only a plugin with it counts.
+void warn_of_capture_options(const TorchDynamoPlugin& plugin, std::optional<bool> given_dynamic) {
+  if (plugin.backend == DynamoBackend::kCudagraphs) return;
+  const auto warn_of = [&](std::string_view field) {
+    warn_once(str(field, " of the TorchDynamoPlugin has no effect with the backend ",
+                  *plugin.backend,
+                  ": it is for steps that are recorded. Choose CUDAGRAPHS, or leave it out."));
+  };
+  if (plugin.fullgraph.value_or(false)) warn_of("fullgraph");
+  if (given_dynamic == false) warn_of("dynamic");
+}
+
 /// Options of Python's compiler, of which there is none here.
-void warn_of_compiler_options(const TorchDynamoPlugin& plugin) {
+void warn_of_compiler_options(const TorchDynamoPlugin& plugin, std::optional<bool> given_dynamic) {
   if (plugin.disable || plugin.backend == DynamoBackend::kNo) return;
+  warn_of_capture_options(plugin, given_dynamic);
   if (plugin.mode != "default") {
     warn_once(str("mode of the TorchDynamoPlugin is '", *plugin.mode,
                   "', which has no effect: models are not compiled. Use accelerator.capture for "
@@ -80,13 +101,14 @@ void warn_of_compiler_options(const TorchDynamoPlugin& plugin) {
 
 TorchDynamoPlugin dynamo_plugin(const AcceleratorOptions& options, const Environment& environment) {
   TorchDynamoPlugin plugin = options.dynamo_plugin.value_or(TorchDynamoPlugin{});
+  const auto given_dynamic = plugin.dynamic;
   if (options.dynamo_backend) plugin.backend = options.dynamo_backend;
   plugin = resolved(plugin, environment);
   require_supported(plugin);
   if (!plugin.disable && plugin.backend == DynamoBackend::kInductor) {
     static_cast<void>(modeling::compiled_package(plugin));  // what CompiledModel loads
   }
-  warn_of_compiler_options(plugin);
+  warn_of_compiler_options(plugin, given_dynamic);
   return plugin;
 }
 
@@ -115,7 +137,10 @@ AcceleratorStateOptions state_options(const AcceleratorOptions& options,
   AcceleratorStateOptions wanted;
   wanted.mixed_precision = options.mixed_precision;
   wanted.cpu = options.cpu;
-  wanted.dynamo_plugin = std::make_shared<TorchDynamoPlugin>(dynamo_plugin(options, environment));
+  // As `asked_for`: the variables speak to the first accelerator only.
+  if (options.dynamo_plugin || options.dynamo_backend || !AcceleratorState::initialized()) {
+    wanted.dynamo_plugin = std::make_shared<TorchDynamoPlugin>(dynamo_plugin(options, environment));
+  }
   const auto add_deepspeed = [&](const std::string& name, const DeepSpeedPlugin& plugin) {
     auto filled = std::make_shared<DeepSpeedPlugin>(resolved(plugin, environment));
     require_supported(*filled);
@@ -234,10 +259,28 @@ void set_accumulation(const std::optional<GradientAccumulationPlugin>& plugin,
            ": all accelerators of a process share it."));
 }
 
+/// Of a handler that is given, unless it is switched off.
+template <class Handler>
+void warn_without_effect(const AcceleratorCore& core, std::string_view why) {
+  const auto* given = find_handler<Handler>(core.options.kwargs_handlers);
+  if (given == nullptr || !given->enabled) return;
+  warn_once(str(Handler::kOptionsName, " in kwargs_handlers has no effect: ", why));
+}
+
 /// Float16 needs a factor on the loss; bfloat16 has the range of float32. A DeepSpeed engine casts
 /// the model itself and scales the loss by rules of its own.
 void set_precision(AcceleratorCore& core) {
-  if (core.state.distributed_type() == DistributedType::kDeepspeed) return;
+  if (core.state.distributed_type() == DistributedType::kDeepspeed) {
+    warn_without_effect<AutocastKwargs>(
+        core,
+        "a run with DeepSpeed casts the model, not its operators. Set fp16 or bf16 of its "
+        "configuration, or leave the handler out.");
+    warn_without_effect<GradScalerKwargs>(
+        core,
+        "a run with DeepSpeed scales the loss by its configuration. Set fp16.loss_scale or "
+        "fp16.initial_scale_power there, or leave the handler out.");
+    return;
+  }
   const auto device = core.state.device();
   const auto& handlers = core.options.kwargs_handlers;
   AutocastKwargs kwargs;
@@ -248,6 +291,10 @@ void set_precision(AcceleratorCore& core) {
         warn_once(
             "mixed_precision is fp16, which a CPU does not train in: all is computed in float32. "
             "Use bf16 for mixed precision on a CPU.");
+        constexpr const char* kWhy =
+            "a CPU computes in float32 where mixed_precision is fp16. Leave it out.";
+        warn_without_effect<AutocastKwargs>(core, kWhy);
+        warn_without_effect<GradScalerKwargs>(core, kWhy);
         return;
       }
       core.cast = CastSettings{device.type(), at::kHalf, kwargs};
@@ -265,8 +312,13 @@ void set_precision(AcceleratorCore& core) {
                                    "fp16 or no."));
       }
       core.cast = CastSettings{device.type(), at::kBFloat16, kwargs};
+      warn_without_effect<GradScalerKwargs>(
+          core, str("mixed_precision is ", core.state.mixed_precision(),
+                    ", whose gradients have the range of float32. Leave it out, or use fp16."));
       return;
     default:
+      warn_without_effect<AutocastKwargs>(core, kNoPrecision);
+      warn_without_effect<GradScalerKwargs>(core, kNoPrecision);
       return;
   }
 }

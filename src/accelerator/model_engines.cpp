@@ -73,6 +73,7 @@ sharding::ShardProcesses processes_of(const AcceleratorCore& core,
 /// Collective. A model of which each process keeps a part.
 std::shared_ptr<parallel::Engine> sharded_engine(const AcceleratorCore& core, ModelCore& model,
                                                  const sharding::ShardPlan& plan) {
+  check_averaging_of_shards(core.ddp);
   if (!core.deepspeed && data_group(*core.mesh) == nullptr) {
     throw ConfigError(
         "prepare: a plugin shards the model, but the mesh of parallelism_config has no processes "
@@ -153,6 +154,29 @@ std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
     plan->spec.precision.float32_masters = true;
   }
   return plan;
+}
+
+void check_averaging_of_shards(const DistributedDataParallelKwargs& options) {
+  if (options.comm_hook != DDPCommunicationHookType::kNo) {
+    throw ConfigError(
+        str("comm_hook of DistributedDataParallelKwargs is '", options.comm_hook,
+            "', but gradients of a sharded model are not compressed. Leave it out, or "
+            "train by data parallelism. With an FSDP plugin, reduce_dtype of its "
+            "mixed_precision_policy chooses a smaller type."));
+  }
+  // A sharded model lets each process have its own buffers and parameters unused, whatever
+  // broadcast_buffers and find_unused_parameters are.
+  const DistributedDataParallelKwargs defaults;
+  const auto warn_of = [&](std::string_view field, auto DistributedDataParallelKwargs::* member) {
+    if (options.*member == defaults.*member) return;
+    warn_once(str(field,
+                  " of DistributedDataParallelKwargs has no effect: the model is sharded, so "
+                  "that its gradients are reduced unit by unit. Leave it out."));
+  };
+  warn_of("bucket_cap_mb", &DistributedDataParallelKwargs::bucket_cap_mb);
+  warn_of("check_reduction", &DistributedDataParallelKwargs::check_reduction);
+  warn_of("gradient_as_bucket_view", &DistributedDataParallelKwargs::gradient_as_bucket_view);
+  warn_of("static_graph", &DistributedDataParallelKwargs::static_graph);
 }
 
 bool keeps_states(const AcceleratorCore& core) {

@@ -22,6 +22,10 @@ namespace accelerate::detail::accelerator {
 /// data: if the first process of a host needs them, to put them together over "tp" and "pp".
 [[nodiscard]] bool keeps_states(const AcceleratorCore& core);
 
+/// Of the options for averaging gradients, for a model whose gradients are sharded: warns of those
+/// without effect, and throws `ConfigError` if they compress.
+void check_averaging_of_shards(const DistributedDataParallelKwargs& options);
+
 /// Collective. Gives the model the engine that trains it on all processes. Throws
 /// `UnsupportedError` for a dimension of the mesh in which this version cannot train a model.
 void give_engine(const AcceleratorCore& core, ModelCore& model,

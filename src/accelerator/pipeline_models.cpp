@@ -182,6 +182,7 @@ std::shared_ptr<parallel::Engine> stage_engine(const AcceleratorCore& core, cons
     return std::make_shared<parallel::DataParallel>(part, place.data, core.ddp,
                                                     core.options.drift_check);
   }
+  check_averaging_of_shards(core.ddp);
   sharding::ShardSpec spec;
   spec.level = sharding::ShardLevel::kOptimizer;
   auto engine = std::make_shared<sharding::ShardedEngine>(

@@ -110,6 +110,11 @@ MegatronLMPlugin megatron_for_run(const MegatronLMPlugin& given, const Environme
                         "parallel layers."
                       : "it belongs to tensor parallelism, and tp_degree is 1."));
   }
+  if (plugin.use_precision_aware_optimizer.value_or(false)) {
+    warn_once(
+        "use_precision_aware_optimizer of MegatronLMPlugin has no effect: the states of optimizers "
+        "are float32. Use use_distributed_optimizer, which divides them.");
+  }
   if (plugin.recompute_activations.value_or(false) || plugin.recompute_granularity == "selective") {
     warn_once(
         "recompute_activations of MegatronLMPlugin, and recompute_granularity = selective, have no "

@@ -172,28 +172,9 @@ void check_script(const std::string& path, const Environment& environment) {
 
 // ---- binaries -----------------------------------------------------------------------------------
 
-// The loader that a binary of this machine's word size names (PT_INTERP); "" if there is none.
-std::string loader_of(const std::string& path) {
+std::string loader_of_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  const auto read_at = [&](std::uint64_t offset, char* bytes, std::size_t count) {
-    file.seekg(static_cast<std::streamoff>(offset));
-    return static_cast<bool>(file.read(bytes, static_cast<std::streamsize>(count)));
-  };
-  ElfW(Ehdr) header = {};
-  if (!read_at(0, reinterpret_cast<char*>(&header), sizeof header)) return "";
-  constexpr int kClass = sizeof(void*) == 8 ? ELFCLASS64 : ELFCLASS32;
-  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != kClass) {
-    return "";
-  }
-  for (std::uint64_t i = 0; i < header.e_phnum; ++i) {
-    ElfW(Phdr) segment = {};
-    const auto offset = header.e_phoff + i * header.e_phentsize;
-    if (!read_at(offset, reinterpret_cast<char*>(&segment), sizeof segment)) return "";
-    if (segment.p_type != PT_INTERP || segment.p_filesz > PATH_MAX) continue;
-    std::string loader(segment.p_filesz, '\0');
-    return read_at(segment.p_offset, loader.data(), loader.size()) ? loader.c_str() : "";
-  }
-  return "";
+  return loader_of(file);
 }
 
 // Throws if execve() refuses the file. A traced child stops before its first instruction and is
@@ -231,7 +212,7 @@ void require_accepted_by_kernel(const std::string& path) {
            "Build it on this machine, or begin a script with a line such as #!/bin/sh.");
   }
   if (error == ENOENT) {
-    refuse(path, str("needs the loader '", loader_of(path), "', which is not on this machine"),
+    refuse(path, str("needs the loader '", loader_of_file(path), "', which is not on this machine"),
            "Build it here, or run it in the container it was built for.");
   }
   if (error != 0) refuse(path, str("cannot be executed: ", std::strerror(error)), "");
@@ -241,7 +222,7 @@ void require_accepted_by_kernel(const std::string& path) {
 // it can execute the file. Executes nothing of the program. Throws if the file cannot be executed,
 // and with the loader's words if a library or a version of one is missing.
 bool loads_accelerate(const std::string& path, const Environment& environment) {
-  const std::string loader = loader_of(path);
+  const std::string loader = loader_of_file(path);
   const auto name = fs::path(loader).filename().string();
   std::error_code failed;
   // $ORIGIN is the folder of the file, not of a link to it.
@@ -332,6 +313,28 @@ void check_python_script(const std::string& path) {
 }
 
 }  // namespace
+
+std::string loader_of(std::istream& file) {
+  const auto read_at = [&](std::uint64_t offset, char* bytes, std::size_t count) {
+    file.seekg(static_cast<std::streamoff>(offset));
+    return static_cast<bool>(file.read(bytes, static_cast<std::streamsize>(count)));
+  };
+  ElfW(Ehdr) header = {};
+  if (!read_at(0, reinterpret_cast<char*>(&header), sizeof header)) return "";
+  constexpr int kClass = sizeof(void*) == 8 ? ELFCLASS64 : ELFCLASS32;
+  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != kClass) {
+    return "";
+  }
+  for (std::uint64_t i = 0; i < header.e_phnum; ++i) {
+    ElfW(Phdr) segment = {};
+    const auto offset = header.e_phoff + i * header.e_phentsize;
+    if (!read_at(offset, reinterpret_cast<char*>(&segment), sizeof segment)) return "";
+    if (segment.p_type != PT_INTERP || segment.p_filesz > PATH_MAX) continue;
+    std::string loader(segment.p_filesz, '\0');
+    return read_at(segment.p_offset, loader.data(), loader.size()) ? loader.c_str() : "";
+  }
+  return "";
+}
 
 ProgramFacts inspect_program(const std::vector<std::string>& argv, const Environment& environment) {
   if (argv.empty() || argv[0].empty()) throw ConfigError("There is no program to start.");

@@ -1,6 +1,7 @@
 // src/launch/program.h - checks the program of a launch before anything starts.
 #pragma once
 
+#include <istream>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct ProgramFacts {
 
   bool operator==(const ProgramFacts&) const = default;
 };
+
+/// The loader that a binary of this machine's word size names (PT_INTERP); "" if there is none.
+[[nodiscard]] std::string loader_of(std::istream& file);
 
 /// Finds the program of a command and checks that it can start, without running it.
 ///

@@ -300,17 +300,19 @@ void check_engines_unchanged(const AcceleratorStateOptions& options, FromAcceler
 }
 
 // The first construction has fixed these.
-void check_unchanged(const AcceleratorStateOptions& options, bool cpu, const PartialFacts& partial,
-                     PrecisionType precision) {
-  if (cpu && !partial.device.is_cpu()) {
-    throw ConfigError(str("The accelerator state is already set up on ", partial.device.str(),
-                          " and cannot be changed. Pass cpu = true to the first `Accelerator`."));
-  }
+void check_unchanged(const AcceleratorStateOptions& options, const PartialFacts& partial,
+                     const AcceleratorFacts& facts) {
+  const PrecisionType precision = precision_of(facts, facts.type);
   const auto& wanted = options.mixed_precision;
   if (wanted && *wanted != precision && partial.type != DistributedType::kDeepspeed) {
     throw ConfigError(str("The accelerator state is already set up with mixed_precision = '",
                           precision, "' and cannot be changed. Pass mixed_precision = '", *wanted,
                           "' to the first `Accelerator`."));
+  }
+  const auto& dynamo = options.dynamo_plugin;
+  if (dynamo && resolved(*dynamo).backend != DynamoBackend::kNo &&
+      !same(dynamo, facts.options.dynamo_plugin)) {
+    refuse_late("dynamo_plugin");
   }
 }
 
@@ -324,12 +326,13 @@ void allow_tf32_for_compiled(const AcceleratorStateOptions& options, PrecisionTy
 }
 
 /// Calls `f(partial facts)` with a `PartialState`, which is reset again if `f` throws and it was
-/// made here.
+/// made here. One that was there before is checked to be what `options` and `cpu` ask for.
 template <class F>
 void with_partial_state(const AcceleratorStateOptions& options, bool cpu, F&& f) {
   const bool had_partial = PartialState::initialized();
   PartialStateOptions partial_options = options.process_group;
   partial_options.cpu = partial_options.cpu || cpu;
+  if (had_partial) check_as_made(partial_options);
   const PartialState partial(partial_options);
   try {
     f(*current_facts());
@@ -366,7 +369,7 @@ void attach(const AcceleratorStateOptions& options, FromAccelerator engines, boo
   // Made again if the partial state alone was reset.
   with_partial_state(options, cpu, [&](PartialFacts& partial) {
     partial.type = facts.type;
-    check_unchanged(options, cpu, partial, precision_of(facts, facts.type));
+    check_unchanged(options, partial, facts);
     check_engines_unchanged(options, engines, partial, facts);
     const auto wanted = parallelism_of(options, partial, facts.type, environment);
     if (wanted && !same(wanted, facts.options.parallelism_config)) {

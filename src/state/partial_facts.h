@@ -66,6 +66,9 @@ struct DefaultGroup {
   World world = {};
   std::string backend = {};
   std::chrono::milliseconds timeout = {};
+  /// The meeting point that was asked for; the store is compared only.
+  std::string init_method = {};
+  const c10d::Store* told_store = nullptr;
   /// The process that made or took the group; a forked copy of it must not use the group.
   OwnerProcess owner = {};
 };
@@ -82,6 +85,11 @@ struct Startup {
 /// Collective when there are several processes. Finds the others and chooses a device; fills
 /// `default_group()`. Leaves that untouched when it throws.
 [[nodiscard]] Startup start_up(const PartialStateOptions& options);
+
+/// Throws `ConfigError` that names the first of `options` that the current state was not made with.
+/// There must be one. Store, timeout, backend and init_method count only if it has a group, the
+/// latter two only if that is not lent.
+void check_as_made(const PartialStateOptions& options);
 
 /// The current facts, or null.
 [[nodiscard]] PartialFacts* current_facts() noexcept;

@@ -82,7 +82,47 @@ std::vector<std::string> fill_slot(const PartialStateOptions& options) {
   return std::move(startup.warnings);
 }
 
+/// A backend for the device may have one for the CPU beside it.
+bool is_backend_of(const std::string& asked, const PartialFacts& facts) {
+  const auto device = c10::DeviceTypeName(facts.device.type(), /*lower_case=*/true);
+  const std::string made = facts.backend.value_or("");
+  return made == asked || made.starts_with(str(device, ":", asked, ","));
+}
+
 }  // namespace
+
+void check_as_made(const PartialStateOptions& options) {
+  const PartialFacts& facts = *current_facts();
+  const auto check = [](bool fits, const std::string& asked, const std::string& made) {
+    if (fits) return;
+    throw ConfigError(str(asked, ", but the state of this process is already set up with ", made,
+                          " and cannot be changed. Pass it to the first `PartialState` or "
+                          "`Accelerator`, or leave it out."));
+  };
+  check(!options.cpu || facts.device.is_cpu(), "cpu is true", str("device ", facts.device.str()));
+  const std::lock_guard lock(slot().mutex);
+  const DefaultGroup& own = default_group();
+  if (const auto& asked = options.process_group) {
+    // A process alone may have done without the group of itself.
+    const bool alone = !own.group && asked.get()->getSize() == 1;
+    check(alone || asked.get() == own.group, "process_group is given",
+          own.group ? "another group" : "no group");
+  }
+  if (!own.group) return;
+  const auto& store = options.store;
+  check(!store || store.get().get() == own.told_store, "store is given",
+        own.told_store != nullptr ? "another store" : "no store of the program");
+  const auto timeout = options.timeout.value_or(facts.timeout);
+  check(timeout == facts.timeout, str("timeout is ", timeout.count(), " ms"),
+        str(facts.timeout.count(), " ms"));
+  if (own.lent) return;  // it has its backend and has met
+  const auto backend = options.backend.value_or(own.backend);
+  check(is_backend_of(backend, facts), str("backend is '", backend, "'"),
+        str("'", own.backend, "'"));
+  const auto init_method = options.init_method.value_or(own.init_method);
+  check(init_method == own.init_method, str("init_method is '", init_method, "'"),
+        str("'", own.init_method, "'"));
+}
 
 PartialFacts* current_facts() noexcept { return slot().current.load(std::memory_order_acquire); }
 

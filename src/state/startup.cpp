@@ -26,6 +26,8 @@
 namespace accelerate::detail::state {
 namespace {
 
+constexpr const char* kDefaultInitMethod = "env://";
+
 struct Accelerator {
   std::string name = {};  // Python's word, "" for none
   int count = 0;
@@ -250,8 +252,8 @@ c10::intrusive_ptr<c10d::Store> meet_the_others(const PartialStateOptions& optio
                         .attempt = world.restarts,
                         .listen_fd = environment.get(kListenFdVariable).value_or("")};
   if (options.store) return meet_at(options.store.get(), rendezvous);
-  rendezvous.init_method = options.init_method.value_or("env://");
-  if (rendezvous.init_method == "env://") {
+  rendezvous.init_method = options.init_method.value_or(kDefaultInitMethod);
+  if (rendezvous.init_method == kDefaultInitMethod) {
     if (const auto file = environment.get("ACCELERATE_DEBUG_RDV_FILE")) {
       rendezvous.init_method = str("file://", *file);
     } else {
@@ -351,7 +353,10 @@ DefaultGroup find_group(const PartialStateOptions& options, const Environment& e
   const World world = find_world(options, environment);
   if (options.process_group) return adopt(options, world);
   if (world.size > 1) watch.emplace(world.rank, world.size);
-  DefaultGroup group{.world = world, .timeout = timeout_of_meeting(options)};
+  DefaultGroup group{.world = world,
+                     .timeout = timeout_of_meeting(options),
+                     .init_method = options.init_method.value_or(kDefaultInitMethod),
+                     .told_store = options.store ? options.store.get().get() : nullptr};
   // Who shares this host has to be known before device and backend are chosen.
   if (world.size > 1 && !(world.local_rank && world.local_size)) {
     group.store = meet_the_others(options, world, environment);

@@ -379,7 +379,7 @@ TEST_F(AcceleratorTest, LeavesNothingBehindWhenItsConstructionFails) {
 }
 
 TEST_F(AcceleratorTest, KeepsTheStateThatWasThereBeforeAFailedConstruction) {
-  const PartialState partial;
+  const PartialState partial({.cpu = true});
   EXPECT_THROW(Accelerator(on_cpu({.parallelism_config = {{.dp_replicate_size = 3}}})),
                ConfigError);
   EXPECT_TRUE(PartialState::initialized());

@@ -418,6 +418,45 @@ TEST_F(CaptureTest, OptionsOfPythonsCompilerHaveNoEffectAndSaySo) {
             std::string::npos);
 }
 
+TEST_F(CaptureTest, OptionsOfRecordedStepsHaveNoEffectElsewhereAndSaySo) {
+  const test::CapturedLog log;
+  const auto make = [](TorchDynamoPlugin plugin) {
+    const Accelerator accelerator(anew({.dynamo_plugin = plugin}));
+  };
+  make({.fullgraph = true, .dynamic = false});
+  {
+    // The launcher writes each of its flags.
+    const auto patched = patch_environment(
+        {{"accelerate_dynamo_use_fullgraph", "False"}, {"accelerate_dynamo_use_dynamic", "False"}});
+    make({.backend = DynamoBackend::kEager});
+  }
+  EXPECT_TRUE(log.messages().empty());
+  make({.backend = DynamoBackend::kEager, .fullgraph = true, .dynamic = false});
+  ASSERT_EQ(log.messages().size(), 2u);
+  EXPECT_EQ(
+      log.messages()[0],
+      "[RANK 0] fullgraph of the TorchDynamoPlugin has no effect with the backend EAGER: it is for "
+      "steps that are recorded. Choose CUDAGRAPHS, or leave it out.");
+  EXPECT_EQ(log.messages()[1].find("dynamic of the TorchDynamoPlugin"), 9u);
+}
+
+TEST_F(CaptureTest, APluginThatComesTooLateIsRefused) {
+  const AcceleratorOptions given{.cpu = true, .dynamo_backend = DynamoBackend::kCudagraphs};
+  {
+    const Accelerator first(anew());
+    EXPECT_EQ(message_of<ConfigError>([&] { const Accelerator second(given); }),
+              "The accelerator state is already set up without this dynamo_plugin and cannot be "
+              "changed. Pass it to the first `Accelerator`, or leave it out.");
+    EXPECT_NO_THROW(Accelerator({.cpu = true, .dynamo_backend = DynamoBackend::kNo}));
+  }
+  const Accelerator first(anew(given));
+  EXPECT_NO_THROW(Accelerator{given}) << "the same again";
+  const auto patched = patch_environment(
+      {{"accelerate_dynamo_use_fullgraph", "True"}, {"accelerate_dynamo_backend", "EAGER"}});
+  EXPECT_NO_THROW(Accelerator({.cpu = true})) << "variables speak to the first one";
+  EXPECT_EQ(first.state().dynamo_plugin()->backend, DynamoBackend::kCudagraphs);
+}
+
 TEST_F(CaptureTest, CompileRegionsPointHere) {
   const test::Line net;
   for (const auto& message :

@@ -1,4 +1,5 @@
-// Objects that prepare cannot take over, handles that are empty, and what optimizers pass on.
+// Objects that prepare cannot take over, handles that are empty, options that this run cannot
+// follow, and what optimizers pass on.
 #include <accelerate/accelerate.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "accelerator/nets.h"
+#include "core/captured_log.h"
 #include "support/message_of.h"
 
 namespace accelerate {
@@ -110,6 +112,54 @@ TEST_F(RefusalsTest, RefusesHoldersAndPointersThatAreEmpty) {
             "The model is empty: its holder was made with nullptr, or the pointer was never "
             "assigned. Assign a module first, for example net = torch::nn::Linear(4, 2).");
   EXPECT_EQ(accelerator._state_entries().size(), entries) << "something of it was registered";
+}
+
+/// What an accelerator with handlers for mixed precision warns of.
+std::vector<std::string> warnings_of(AcceleratorOptions options, bool enabled = true) {
+  options.kwargs_handlers = {AutocastKwargs{.enabled = enabled},
+                             GradScalerKwargs{.enabled = enabled}};
+  const test::CapturedLog log;
+  const Accelerator accelerator(anew(std::move(options)));
+  return log.messages();
+}
+
+TEST_F(RefusalsTest, WarnsOfHandlersForAnotherPrecision) {
+  EXPECT_TRUE(warnings_of({}, /*enabled=*/false).empty());
+  const std::string autocast = "[RANK 0] AutocastKwargs in kwargs_handlers has no effect: ";
+  const std::string scaler = "[RANK 0] GradScalerKwargs in kwargs_handlers has no effect: ";
+  const std::string why = "mixed_precision is no. Set mixed_precision, or leave the handler out.";
+  EXPECT_EQ(warnings_of({}), (std::vector{autocast + why, scaler + why}));
+  for (const auto precision : {PrecisionType::kBf16, PrecisionType::kFp8}) {
+    const auto warnings = warnings_of({.mixed_precision = precision});
+    ASSERT_FALSE(warnings.empty());
+    EXPECT_EQ(warnings[0], scaler + "mixed_precision is " + to_string(precision) +
+                               ", whose gradients have the range of float32. Leave it out, or use "
+                               "fp16.");
+  }
+  const auto on_a_cpu = warnings_of({.mixed_precision = PrecisionType::kFp16});
+  ASSERT_GE(on_a_cpu.size(), 2U);
+  const std::string in_float32 =
+      "a CPU computes in float32 where mixed_precision is fp16. Leave it out.";
+  EXPECT_EQ(on_a_cpu.rbegin()[1], autocast + in_float32);
+  EXPECT_EQ(on_a_cpu.back(), scaler + in_float32);
+  EXPECT_EQ(warnings_of({.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 2}}),
+            (std::vector{autocast +
+                             "a run with DeepSpeed casts the model, not its operators. Set fp16 or "
+                             "bf16 of its configuration, or leave the handler out.",
+                         scaler + "a run with DeepSpeed scales the loss by its configuration. Set "
+                                  "fp16.loss_scale or fp16.initial_scale_power there, or leave the "
+                                  "handler out."}));
+}
+
+TEST_F(RefusalsTest, RefusesAMeshInThePluginOfTensorParallelism) {
+  EXPECT_EQ(message_of<ConfigError>([] {
+              const auto mesh =
+                  std::make_shared<DeviceMesh>("cpu", MeshLayout({"tp"}, {std::int64_t{1}}));
+              Accelerator accelerator(
+                  anew({.torch_tp_plugin = TorchTensorParallelPlugin{.torch_device_mesh = mesh}}));
+            }),
+            "torch_device_mesh of TorchTensorParallelPlugin is given, but the accelerator makes "
+            "the mesh itself. Leave it out, and take accelerator.torch_device_mesh().");
 }
 
 /// An optimizer that is told when training goes on.

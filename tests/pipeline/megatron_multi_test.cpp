@@ -91,13 +91,17 @@ TEST(MegatronRun, OneCallIsOneStepWithItsSchedule) {
 TEST(MegatronRun, OfOneProcessIsTheSameLoop) {
   on_processes(1, [] {
     testing::internal::CaptureStderr();
-    Accelerator accelerator(megatron({.num_micro_batches = 2, .recompute_activations = true}));
+    Accelerator accelerator(megatron({.use_precision_aware_optimizer = true,
+                                      .num_micro_batches = 2,
+                                      .recompute_activations = true}));
     EXPECT_EQ(accelerator.distributed_type(), DistributedType::kMegatronLm);
     const auto batches = [](int i) { return numbers(i); };
     expect_equal_runs(train(accelerator, batches, 6), expected(batches, 6));
     EXPECT_TRUE(has(message_of<UnsupportedError>([&] { (void)accelerator.prepare(layers()); }),
                     "accelerate::Pipeline"));
-    EXPECT_TRUE(has(testing::internal::GetCapturedStderr(), "recompute_activations"));
+    const auto warnings = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(has(warnings, "recompute_activations"));
+    EXPECT_TRUE(has(warnings, "use_precision_aware_optimizer of MegatronLMPlugin has no effect"));
   });
 }
 
@@ -142,6 +146,18 @@ TEST(MegatronRun, DividesTheOptimizerStateOverCopiesOfStages) {
     };
     // The norm of divided gradients has the precision of float32.
     expect_equal_runs(train(accelerator, half, 4), expected(whole, 4), 1e-8);
+  });
+}
+
+TEST(MegatronRun, RefusesToCompressGradientsThatAreDivided) {
+  on_processes(2, [] {
+    auto options = megatron({.use_distributed_optimizer = true});
+    options.kwargs_handlers = {
+        DistributedDataParallelKwargs{.comm_hook = DDPCommunicationHookType::kBf16}};
+    Accelerator accelerator(options);
+    EXPECT_TRUE(has(message_of<ConfigError>(
+                        [&] { (void)accelerator.prepare(Pipeline(layers(), mean_squares)); }),
+                    "comm_hook of DistributedDataParallelKwargs is 'bf16'"));
   });
 }
 

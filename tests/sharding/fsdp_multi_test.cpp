@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "accelerator/nets.h"
+#include "core/captured_log.h"
 #include "sharding/sharded_nets.h"
+#include "support/message_of.h"
 #include "support/on_processes.h"
 #include "support/shared_folder.h"
 
@@ -70,6 +72,31 @@ TEST(ShardedByPlugin, BothVersionsOfFsdpTrainAsDataParallelismDoes) {
       EXPECT_EQ(run.accelerator.distributed_type(), DistributedType::kFsdp);
       EXPECT_EQ(run.train(0, 4), wanted);
     }
+  });
+}
+
+TEST(ShardedByPlugin, OptionsOfDataParallelismAreRefusedOrTold) {
+  on_processes(2, [] {
+    const auto prepare = [](const DistributedDataParallelKwargs& ddp) {
+      Accelerator accelerator(
+          anew({.fsdp_plugin = by_blocks({.fsdp_version = 2}), .kwargs_handlers = {ddp}}));
+      static_cast<void>(accelerator.prepare(TinyGpt()));
+    };
+    EXPECT_EQ(test::message_of<ConfigError>(
+                  [&] { prepare({.comm_hook = DDPCommunicationHookType::kFp16}); }),
+              "comm_hook of DistributedDataParallelKwargs is 'fp16', but gradients of a sharded "
+              "model are not compressed. Leave it out, or train by data parallelism. With an FSDP "
+              "plugin, reduce_dtype of its mixed_precision_policy chooses a smaller type.");
+    const test::CapturedLog log;
+    prepare({.broadcast_buffers = false, .find_unused_parameters = true});
+    EXPECT_TRUE(log.messages().empty()) << "that is how shards are trained";
+    prepare({.bucket_cap_mb = 50, .gradient_as_bucket_view = true, .static_graph = true});
+    if (!PartialState().is_main_process()) return;
+    ASSERT_EQ(log.messages().size(), 3U);
+    EXPECT_EQ(log.messages()[0],
+              "[RANK 0] bucket_cap_mb of DistributedDataParallelKwargs has no effect: the model is "
+              "sharded, "
+              "so that its gradients are reduced unit by unit. Leave it out.");
   });
 }
 

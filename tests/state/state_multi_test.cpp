@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "accelerate/kwargs/plugins.h"
 #include "accelerate/state.h"
 #include "support/listening_socket.h"
+#include "support/message_of.h"
 #include "support/on_processes.h"
 #include "support/reference_path.h"
 
@@ -25,6 +27,7 @@ namespace accelerate {
 namespace {
 
 using test::ListeningSocket;
+using test::message_of;
 
 // Ranks that meet at a free port instead of the harness's file.
 OnProcessesOptions on_a_port() {
@@ -595,6 +598,53 @@ TEST(AcceleratorStateOnProcesses, TakesNoEngineAfterTheFirstConstruction) {
     }
     EXPECT_TRUE(state.is_fsdp2());
     state.wait_for_everyone();
+  });
+}
+
+TEST(AcceleratorStateOnProcesses, RefusesAnotherGroupThanThatOfThePartialState) {
+  on_processes(2, [] {
+    using namespace std::chrono_literals;
+    const auto refusal = [](const PartialStateOptions& options) {
+      return message_of<ConfigError>([&] {
+        AcceleratorState state({.process_group = options}, detail::state::FromAccelerator{});
+      });
+    };
+    const PartialState partial({.timeout = 40s});
+    const std::string remedy =
+        " and cannot be changed. Pass it to the first `PartialState` or `Accelerator`, or leave it "
+        "out.";
+    const std::string set_up = ", but the state of this process is already set up with ";
+    const auto other = partial.process_group()->splitGroup({0, 1}, std::nullopt, std::nullopt,
+                                                           std::nullopt, std::nullopt);
+    EXPECT_EQ(refusal({.process_group = other}),
+              "process_group is given" + set_up + "another group" + remedy);
+    EXPECT_EQ(refusal({.store = partial.store(), .rank = 0, .world_size = 2}),
+              "store is given" + set_up + "no store of the program" + remedy);
+    EXPECT_EQ(refusal({.timeout = 50s}), "timeout is 50000 ms" + set_up + "40000 ms" + remedy);
+    EXPECT_EQ(refusal({.backend = "nccl"}), "backend is 'nccl'" + set_up + "'gloo'" + remedy);
+    EXPECT_EQ(refusal({.init_method = "tcp://127.0.0.1:1"}),
+              "init_method is 'tcp://127.0.0.1:1'" + set_up + "'env://'" + remedy);
+    EXPECT_FALSE(AcceleratorState::initialized());
+
+    // What is there may be asked for, by the first one and by those after it.
+    const AcceleratorStateOptions same{.process_group = {.backend = "gloo",
+                                                         .init_method = "env://",
+                                                         .timeout = 40s,
+                                                         .process_group = partial.process_group()}};
+    const AcceleratorState first(same, detail::state::FromAccelerator{});
+    EXPECT_EQ(AcceleratorState(same).timeout(), 40s);
+    EXPECT_EQ(refusal({.timeout = 50s}), "timeout is 50000 ms" + set_up + "40000 ms" + remedy);
+    first.wait_for_everyone();
+  });
+}
+
+TEST(AcceleratorStateOnProcesses, TakesTheGroupOfOneProcessAsOftenAsItIsGiven) {
+  on_processes(1, {.environment = {{"ACCELERATE_USE_CPU", std::nullopt}}}, [] {
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(
+        c10::intrusive_ptr<c10d::Store>(c10::make_intrusive<c10d::HashStore>()), 0, 1);
+    const AcceleratorStateOptions options{.process_group = {.process_group = group}};
+    const AcceleratorState first(options, detail::state::FromAccelerator{});
+    EXPECT_NO_THROW(AcceleratorState{options});
   });
 }
 

@@ -471,10 +471,17 @@ TEST_F(AcceleratorStateTest, CannotBeChangedByALaterConstruction) {
 TEST_F(AcceleratorStateTest, CannotMoveToTheCpuAfterwards) {
   auto patched = patch_environment({{"ACCELERATE_TORCH_DEVICE", "meta"}});
   auto without = patch_environment({{"ACCELERATE_USE_CPU", "0"}});
+  const std::string refusal =
+      "cpu is true, but the state of this process is already set up with device meta and cannot be "
+      "changed. Pass it to the first `PartialState` or `Accelerator`, or leave it out.";
+  const PartialState partial;
+  EXPECT_EQ(
+      message_of<ConfigError>([] { AcceleratorState other({.cpu = true}, FromAccelerator{}); }),
+      refusal);
+  EXPECT_TRUE(PartialState::initialized());
+  EXPECT_FALSE(AcceleratorState::initialized());
   const AcceleratorState state({}, FromAccelerator{});
-  EXPECT_EQ(message_of<ConfigError>([] { AcceleratorState other({.cpu = true}); }),
-            "The accelerator state is already set up on meta and cannot be changed. Pass cpu = "
-            "true to the first `Accelerator`.");
+  EXPECT_EQ(message_of<ConfigError>([] { AcceleratorState other({.cpu = true}); }), refusal);
 }
 
 TEST_F(AcceleratorStateTest, NamesTheAttributeReadAfterAResetAndKeepsPartialState) {

@@ -24,7 +24,7 @@ struct TorchTensorParallelPlugin {
   static constexpr std::string_view kOptionsName = "TorchTensorParallelPlugin";
 
   std::int64_t tp_size = 1;
-  std::shared_ptr<DeviceMesh> torch_device_mesh = nullptr;
+  std::shared_ptr<DeviceMesh> torch_device_mesh = nullptr;  ///< Refused: sizes make the mesh.
 
   bool operator==(const TorchTensorParallelPlugin&) const = default;
 };

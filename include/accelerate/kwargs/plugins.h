@@ -50,7 +50,7 @@ struct TorchDynamoPlugin {
   std::optional<DynamoBackend> backend = std::nullopt;
   /// MODE, default: one of `kTorchDynamoModes`, or max-autotune-no-cudagraphs. Has no effect here.
   std::optional<std::string> mode = std::nullopt;
-  /// USE_FULLGRAPH, false.
+  /// USE_FULLGRAPH, false. For the backend CUDAGRAPHS, as the next.
   std::optional<bool> fullgraph = std::nullopt;
   /// USE_DYNAMIC, unset.
   std::optional<bool> dynamic = std::nullopt;
