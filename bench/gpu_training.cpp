@@ -19,13 +19,12 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "../examples/gpt_model.h"
+#include "gpu_models.h"
 #include "module_gpt.h"
 #include "resnet.h"
 #include "since_start.h"
@@ -39,15 +38,6 @@ using accelerate::PrecisionType;
 using examples::GptConfig;
 using torch::Tensor;
 
-bool on_gpu() { return torch::cuda::is_available(); }
-
-std::string variable(const char* name, const char* fallback) {
-  const char* const text = std::getenv(name);
-  return text != nullptr ? text : fallback;
-}
-
-int rounds() { return on_gpu() ? std::max(1, std::stoi(variable("BENCH_GPU_ROUNDS", "5"))) : 1; }
-
 /// Of the device since the last call, in GB.
 double peak_memory(torch::Device device) {
   if (device.is_cpu()) return 0;
@@ -55,24 +45,6 @@ double peak_memory(torch::Device device) {
   at::accelerator::resetPeakStats(device.index());
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return static_cast<double>(stats.allocated_bytes[kAll].peak) / 1e9;
-}
-
-/// Microseconds of a step.
-template <class Step, class Wait>
-double time_of(const Step& step, const Wait& wait, int steps) {
-  if (!on_gpu()) steps = 1;
-  for (int i = 0; i < std::min(8, 2 * steps); ++i) step();
-  std::vector<double> times;
-  for (int round = 0; round < rounds(); ++round) {
-    wait();
-    times.push_back(bench::microseconds(1,
-                                        [&] {
-                                          for (int i = 0; i < steps; ++i) step();
-                                          wait();
-                                        }) /
-                    steps);
-  }
-  return bench::median(times);
 }
 
 /// After the first step of the program.
@@ -102,7 +74,7 @@ void measure(Accelerator& accelerator, const std::string& name, Net net, Optimiz
   wait();
   report_start(prepared);
   const auto report = [&](const std::string& what, const auto& step) {
-    bench::report(name + what, time_of(step, wait, steps), "us");
+    bench::report(name + what, bench::time_of(step, wait, steps), "us");
     bench::report(name + what + ", peak memory", peak_memory(accelerator.device()), "GB");
   };
   report("step", [&] { body(input, target); });
@@ -115,22 +87,6 @@ const auto loss_of_scores = [](auto& model, const Tensor& x, const Tensor& y) {
   return F::cross_entropy(model(x).flatten(0, -2), y.flatten());
 };
 
-/// A GPT that is made on the device: random numbers of the CPU take seconds for large ones.
-template <class Net>
-Net made_on(torch::Device device, const GptConfig& config) {
-  auto net = accelerate::init_empty_weights([&] { return Net(config); });
-  const torch::NoGradGuard no_grad;
-  for (const auto& item : net->named_parameters()) {
-    const auto& shape = item.value().sizes();
-    const auto value = shape.size() > 1 ? torch::randn(shape, device) * 0.02
-                                        : torch::full(shape, item.key().ends_with("weight") ? 1 : 0,
-                                                      torch::TensorOptions(device));
-    accelerate::set_module_tensor_to_device(*net, item.key(), device,
-                                            {.value = value.to(torch::kFloat)});
-  }
-  return net;
-}
-
 /// 8 sequences of all tokens that the model sees.
 template <class Net, class LossOf>
 void measure_gpt(Accelerator& accelerator, const std::string& name, const GptConfig& config,
@@ -142,38 +98,30 @@ void measure_gpt(Accelerator& accelerator, const std::string& name, const GptCon
           steps, loss_of);
 }
 
-GptConfig sized(GptConfig config) { return on_gpu() ? config : GptConfig{.tied = config.tied}; }
-
-GptConfig gpt124() {
-  auto config = GptConfig::gpt2();
-  config.vocab = 50304;  // a multiple of 64, which kernels like
-  return sized(config);
-}
-
 void measure_gpt3m(Accelerator& accelerator) {
   torch::manual_seed(0);
-  const auto config = sized(GptConfig::small());
+  const auto config = bench::sized(GptConfig::small());
   measure_gpt(accelerator, "GPT 3.3 M, 8 x 128: ", config, examples::Gpt(config), 200,
               loss_of_scores);
 }
 
 void measure_gpt124(Accelerator& accelerator) {
-  const auto config = gpt124();
+  const auto config = bench::gpt124();
   measure_gpt(accelerator, "GPT 124 M, 8 x 1024: ", config,
-              made_on<examples::Gpt>(accelerator.device(), config), 20, loss_of_scores);
+              bench::made_on<examples::Gpt>(accelerator.device(), config), 20, loss_of_scores);
 }
 
 void measure_modules(Accelerator& accelerator) {
-  const auto config = gpt124();
+  const auto config = bench::gpt124();
   measure_gpt(accelerator, "GPT 124 M, modules: ", config,
-              made_on<bench::ModuleGpt>(accelerator.device(), config), 20,
+              bench::made_on<bench::ModuleGpt>(accelerator.device(), config), 20,
               [](auto& model, const Tensor& x, const Tensor& y) { return model(x, y); });
 }
 
 void measure_resnet(Accelerator& accelerator) {
   torch::manual_seed(0);
   auto net = bench::make_resnet();
-  const std::int64_t batch = on_gpu() ? 64 : 2;
+  const std::int64_t batch = bench::on_gpu() ? 64 : 2;
   const auto images = torch::randn({batch, 3, 64, 64}, accelerator.device());
   const auto labels =
       torch::randint(100, {batch}, torch::TensorOptions(accelerator.device()).dtype(torch::kLong));
@@ -185,10 +133,11 @@ void measure_resnet(Accelerator& accelerator) {
 /// 1.2 billion parameters in few and wide layers, whose products take most of the time.
 void measure_wide(Accelerator& accelerator) {
   const auto config =
-      sized({.vocab = 50304, .block = 1024, .layers = 4, .heads = 32, .width = 4096});
+      bench::sized({.vocab = 50304, .block = 1024, .layers = 4, .heads = 32, .width = 4096});
   const auto precision = accelerator.mixed_precision();
   measure_gpt(accelerator, "wide GPT: " + std::string(accelerate::to_string(precision)) + " ",
-              config, made_on<examples::Gpt>(accelerator.device(), config), 4, loss_of_scores);
+              config, bench::made_on<examples::Gpt>(accelerator.device(), config), 4,
+              loss_of_scores);
 }
 
 struct Part {
@@ -208,7 +157,7 @@ const std::vector<Part>& all_parts() {
 std::vector<Part> chosen_parts(int argc, char** argv) {
   std::vector<std::string> names(argv + 1, argv + argc);
   if (names.empty()) {
-    std::istringstream words(variable("BENCH_GPU_PARTS", ""));
+    std::istringstream words(bench::variable("BENCH_GPU_PARTS", ""));
     for (std::string word; words >> word;) names.push_back(word);
   }
   if (names.empty()) return all_parts();
@@ -231,8 +180,9 @@ void measure_parts(const std::vector<Part>& parts, PrecisionType precision) {
   accelerate::AcceleratorState::_reset_state();
   accelerate::AcceleratorOptions options{.mixed_precision = precision};
   if (precision == PrecisionType::kFp8) {
-    options.kwargs_handlers = {accelerate::AORecipeKwargs{
-        .config = accelerate::Float8LinearConfig{.pad_inner_dim = true, .emulate = !on_gpu()}}};
+    options.kwargs_handlers = {
+        accelerate::AORecipeKwargs{.config = accelerate::Float8LinearConfig{
+                                       .pad_inner_dim = true, .emulate = !bench::on_gpu()}}};
   }
   Accelerator accelerator(options);
   static bool first = true;
@@ -249,7 +199,7 @@ void measure_parts(const std::vector<Part>& parts, PrecisionType precision) {
 int main(int argc, char** argv) {
   return accelerate::record([&] {
     const auto parts = chosen_parts(argc, argv);
-    if (!on_gpu()) std::cerr << "bench_gpu_training: no GPU, so tiny models on the CPU\n";
+    if (!bench::on_gpu()) std::cerr << "bench_gpu_training: no GPU, so tiny models on the CPU\n";
     measure_parts(parts, PrecisionType::kBf16);
     measure_parts(parts, PrecisionType::kFp8);
   });

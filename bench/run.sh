@@ -8,11 +8,12 @@
 #   BENCH_THREADS      threads of each process, 1    BENCH_JSON    file for the figures; plots go beside it
 #   BENCH              which parts, by default all; those of the CPU and of a GPU stand in the lists below
 #   BENCH_GPU_PARTS    parts of bench_gpu_training: gpu_training.cpp lists them
+#   BENCH_GPU_ROUNDS   rounds of each of its medians, 5
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
 parts="startup collectives ddp training activations sharding model_parallel hosts data files models offload planner states guard quantization monitor launches"
-if [ "${1:-cpu}" = gpu ]; then parts="startup training files offload states data quantization"; fi
+if [ "${1:-cpu}" = gpu ]; then parts="startup training files offload states sharding data quantization"; fi
 wanted=" ${BENCH:-$parts} "
 for part in $wanted; do
   [[ " $parts " == *" $part "* ]] ||
@@ -65,6 +66,11 @@ if [ "${1:-cpu}" = gpu ]; then
     "$ACCELERATE_PYTHON" compare.py "data, steps of a GPT with fixed inputs and with a loader" "$results/gpu_data"
     launch 1 "$results/log" --no-python "$folder/bench_gpu_data" "$results/trace.json"
     "$ACCELERATE_PYTHON" gpu_overlap.py "$results/trace.json"
+  fi
+  if [[ $wanted == *" sharding "* ]]; then
+    # With all cores, for the optimizer on the host.
+    for _ in 1 2 3; do "$folder/bench_gpu_sharding" >>"$results/gpu_sharding"; done
+    "$ACCELERATE_PYTHON" compare.py "sharding, one process on a GPU" "$results/gpu_sharding"
   fi
   if [[ $wanted == *" quantization "* ]]; then
     for _ in 1 2 3; do "$folder/bench_quantization" gpu >>"$results/quantization"; done
