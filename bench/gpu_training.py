@@ -35,7 +35,7 @@ def time_of(step, wait, steps):
     for _ in range(8):
         step()
     times = []
-    for _ in range(5):
+    for _ in range(int(os.environ.get("BENCH_GPU_ROUNDS", "5"))):
         wait()
         start = time.perf_counter()
         for _ in range(steps):
@@ -100,8 +100,12 @@ def measure_resnet():
 
 
 report("start to the accelerator", since_start(), "ms")
-measure_gpt("GPT 3.3 M, 8 x 128", (256, 128, 4, 4, 256, False), 200)
-measure_gpt("GPT 124 M, 8 x 1024", (50304, 1024, 12, 12, 768, True), 20)
-measure_resnet()
+parts = os.environ.get("BENCH_GPU_PARTS", "gpt3m gpt124 resnet").split()
+if "gpt3m" in parts:
+    measure_gpt("GPT 3.3 M, 8 x 128", (256, 128, 4, 4, 256, False), 200)
+if "gpt124" in parts:
+    measure_gpt("GPT 124 M, 8 x 1024", (50304, 1024, 12, 12, 768, True), 20)
+if "resnet" in parts:
+    measure_resnet()
 if accelerator.num_processes > 1:
     torch.distributed.destroy_process_group()

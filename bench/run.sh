@@ -6,11 +6,19 @@
 #
 #   ACCELERATE_PYTHON  python of the comparison      BENCH_FOLDER  folder of our programs
 #   BENCH_THREADS      threads of each process, 1    BENCH_JSON    file for the figures; plots go beside it
-#   BENCH              which of: startup collectives ddp training activations sharding model_parallel hosts data files models offload planner states guard quantization monitor launches; by default all
+#   BENCH              which parts, by default all; those of the CPU and of a GPU stand in the lists below
+#   BENCH_GPU_PARTS    parts of bench_gpu_training: gpu_training.cpp lists them
+#   BENCH_GPU_ROUNDS   rounds of each of its medians, 5
 set -euo pipefail
 : "${ACCELERATE_PYTHON:?}" "${BENCH_FOLDER:?}"
 folder=$(cd "$BENCH_FOLDER" && pwd)
-wanted=" ${BENCH:-startup collectives ddp training activations sharding model_parallel hosts data files models offload planner states guard quantization monitor launches} "
+parts="startup collectives ddp training activations sharding model_parallel hosts data files models offload planner states guard quantization monitor launches"
+if [ "${1:-cpu}" = gpu ]; then parts="startup training files offload states sharding data quantization"; fi
+wanted=" ${BENCH:-$parts} "
+for part in $wanted; do
+  [[ " $parts " == *" $part "* ]] ||
+    { echo "bench: BENCH has '$part', which is no part of the ${1:-cpu} benchmarks. Choose from: $parts" >&2; exit 2; }
+done
 if [ -n "${BENCH_JSON:-}" ]; then
   BENCH_JSON=$(realpath "$BENCH_JSON")
   rm -f "$BENCH_JSON"
@@ -58,6 +66,15 @@ if [ "${1:-cpu}" = gpu ]; then
     "$ACCELERATE_PYTHON" compare.py "data, steps of a GPT with fixed inputs and with a loader" "$results/gpu_data"
     launch 1 "$results/log" --no-python "$folder/bench_gpu_data" "$results/trace.json"
     "$ACCELERATE_PYTHON" gpu_overlap.py "$results/trace.json"
+  fi
+  if [[ $wanted == *" sharding "* ]]; then
+    # With all cores, for the optimizer on the host.
+    for _ in 1 2 3; do "$folder/bench_gpu_sharding" >>"$results/gpu_sharding"; done
+    "$ACCELERATE_PYTHON" compare.py "sharding, one process on a GPU" "$results/gpu_sharding"
+  fi
+  if [[ $wanted == *" quantization "* ]]; then
+    for _ in 1 2 3; do "$folder/bench_quantization" gpu >>"$results/quantization"; done
+    "$ACCELERATE_PYTHON" compare.py "layers in 4 and 8 bits" "$results/quantization"
   fi
   exit
 fi

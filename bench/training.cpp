@@ -42,6 +42,23 @@ std::function<void()> prepared_step(Accelerator& accelerator, Model model, Optim
   };
 }
 
+/// One process: steps of which a profiler records all operators, in turns with steps without it.
+void measure_profiler(Accelerator& accelerator, const std::string& name, int repeats,
+                      const std::function<void()>& step) {
+  std::vector<double> without, with;
+  for (int round = 0; round < 6; ++round) {
+    const double plain = bench::microseconds(repeats, step);
+    double recorded = 0;
+    accelerator.profile({}, [&] { recorded = bench::microseconds(repeats, step); });
+    if (round == 0) continue;  // the first recording loads what it needs
+    without.push_back(plain);
+    with.push_back(recorded);
+  }
+  bench::report(name + ": recorded step", bench::median(with), "us");
+  bench::report(name + ": recorded above plain",
+                100 * (bench::median(with) / bench::median(without) - 1), "%");
+}
+
 void measure_mlp(Accelerator& accelerator, const std::string& name,
                  const std::vector<std::int64_t>& widths) {
   const auto input = torch::randn({64, widths.front()});
@@ -51,6 +68,7 @@ void measure_mlp(Accelerator& accelerator, const std::string& name,
       net, torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.01)));
   const auto step = prepared_step(accelerator, model, optimizer, input, target);
   bench::report(name + ": step", bench::median(bench::in_turns({step}, 11, 60'000)[0]), "us");
+  if (accelerator.num_processes() == 1) measure_profiler(accelerator, name, 100, step);
   accelerator.free_memory(model, optimizer);
 }
 
@@ -63,6 +81,7 @@ void measure_gpt(Accelerator& accelerator) {
   const auto step = prepared_step(accelerator, model, optimizer, ids.slice(1, 0, config.block),
                                   ids.slice(1, 1).contiguous());
   bench::report("GPT 3.3 M: step", bench::median(bench::in_turns({step}, 5, 500'000)[0]), "us");
+  if (accelerator.num_processes() == 1) measure_profiler(accelerator, "GPT 3.3 M", 10, step);
   accelerator.free_memory(model, optimizer);
 }
 

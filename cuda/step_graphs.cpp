@@ -25,17 +25,23 @@ class Recording final : public at::cuda::CUDAGraph {
     } catch (const std::exception&) {  // what made the recording invalid is known already
       static_cast<void>(cudaGetLastError());
     }
-    // Else freed memory would wait for the end of the recording, and the generator of random
-    // numbers for the next replay.
+    // Else freed memory would wait for the end of the recording, the pool for its last user, and
+    // the generator of random numbers for the next replay.
     try {
       c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_);
-      c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_);
     } catch (const std::exception&) {  // it was ended before the failure
     }
+    if (!capture_ended_) release();  // else the destructor does
     for (auto& [generator, increment] : captured_generator_states_) leave(*generator);
   }
 
  private:
+  void release() noexcept {
+    try {
+      c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_);
+    } catch (const std::exception&) {  // the recording failed before it used the pool
+    }
+  }
   // LibTorch 2.15 keeps this per recording, and does it in `reset`.
   static void leave(auto& generator) {
     if constexpr (requires { generator.capturing_ = false; }) generator.capturing_ = false;

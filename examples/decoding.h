@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct DecodingOptions {
   std::int64_t seed = 0;
   /// The last token is the first of these, if one comes.
   std::vector<std::int64_t> end_ids = {};
+  /// Called after each token.
+  std::function<void()> on_token = {};
 };
 
 /// Throws `ConfigError` for ids that are no tokens of the model, and for more tokens than it sees.
@@ -71,6 +74,7 @@ inline std::vector<std::int64_t> decode(const DispatchedDecoder& model,
   while (static_cast<std::int64_t>(written.size()) < options.tokens) {
     const auto scores = model(ids, &cache, /*logits_to_keep=*/1);  // [1, 1, vocab]
     written.push_back(choose(scores[0][0], options, generator));
+    if (options.on_token) options.on_token();
     if (std::ranges::find(options.end_ids, written.back()) != options.end_ids.end()) break;
     ids = torch::tensor(written.back()).view({1, 1});
   }

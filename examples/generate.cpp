@@ -11,6 +11,8 @@
 //
 // Last line: "result: 8 tokens, N tokens per second, 0.0 MiB moved"
 //
+// The rate is that of the tokens after the second: the line before has the time to the first one.
+//
 // --quantize int8, nf4 or fp4 keeps the linear layers in 8 or 4 bits, and --offload cpu or disk
 // brings all weights, as they are kept, when they are needed. --random tiny, 1b or 7b, in place of
 // --model, is a Llama of that size with random weights, to measure with.
@@ -18,6 +20,7 @@
 // Layers that are too wide for one process are cut over several by --tp, a device for each:
 //
 //     accelerate launch --num_processes 2 build/dev/examples/generate --tp 2 --device_map cpu ...
+#include <ATen/DeviceAccelerator.h>
 #include <accelerate/accelerate.h>
 #include <accelerate/parallel.h>
 
@@ -187,10 +190,29 @@ bool cut(examples::Decoder& decoder, std::int64_t tp) {
   return state.is_main_process();
 }
 
+/// Of one `decode`. The first call reads the prompt, the second one may compile kernels.
+class TokenTimes {
+ public:
+  void operator()() { ends_.push_back(Clock::now()); }
+  [[nodiscard]] double first() const { return seconds(start_, ends_.front()); }
+  /// After the second token, if there are more.
+  [[nodiscard]] double rate() const {
+    if (ends_.size() < 3) return static_cast<double>(ends_.size()) / seconds(start_, ends_.back());
+    return static_cast<double>(ends_.size() - 2) / seconds(ends_[1], ends_.back());
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static double seconds(Clock::time_point from, Clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+  }
+  Clock::time_point start_ = Clock::now();
+  std::vector<Clock::time_point> ends_;
+};
+
 double in_mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 void run(const Options& options) {
-  using Clock = std::chrono::steady_clock;
   const auto folder = options.random.empty() ? examples::read_decoder_folder(options.model)
                                              : examples::random_llama(options.random);
   const auto prompt = read_ids(options.prompt_ids);
@@ -207,11 +229,11 @@ void run(const Options& options) {
     if (writes) std::cout << (name.empty() ? "all" : name) << ": " << device << '\n';
   }
 
-  const auto start = Clock::now();
   auto decoding = options.decoding;
   decoding.end_ids = folder.end_ids;
+  TokenTimes times;
+  decoding.on_token = [&times] { times(); };
   const auto written = examples::decode(model, prompt, decoding);
-  const std::chrono::duration<double> seconds = Clock::now() - start;
   if (!writes) return;
 
   std::cout << "ids:";
@@ -219,10 +241,15 @@ void run(const Options& options) {
   const auto stats = model.stats();
   std::cout << std::fixed << std::setprecision(1) << "\nweights: " << stats.fills
             << " groups were brought, " << stats.prefetch_hits << " of them ahead; at most "
-            << in_mib(stats.peak_resident_bytes) << " MiB at once"
-            << "\nresult: " << written.size() << " tokens, "
-            << static_cast<double>(written.size()) / seconds.count() << " tokens per second, "
-            << in_mib(stats.bytes_read) << " MiB moved\n";
+            << in_mib(stats.peak_resident_bytes) << " MiB at once";
+  if (const auto device = model.main_device(); !device.is_cpu()) {
+    constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const auto memory = at::accelerator::getDeviceStats(device.index()).allocated_bytes[kAll];
+    std::cout << "\nmemory of the device: at most " << in_mib(memory.peak) << " MiB";
+  }
+  std::cout << "\nfirst token: " << 1e3 * times.first() << " ms\nresult: " << written.size()
+            << " tokens, " << times.rate() << " tokens per second, " << in_mib(stats.bytes_read)
+            << " MiB moved\n";
 }
 
 }  // namespace

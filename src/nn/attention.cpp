@@ -185,7 +185,9 @@ std::pair<at::Tensor, at::Tensor> RotaryEmbeddingImpl::forward(const at::Tensor&
                                     ". Give it a larger max_positions."));
   }
   if (positions.defined()) {
-    if (positions.dim() == 1) rotation.positions = positions.unsqueeze(0);
+    // Kernels read them, and operators would copy them once per tensor.
+    rotation.positions = positions.to(q.device());
+    if (positions.dim() == 1) rotation.positions = rotation.positions.unsqueeze(0);
     const auto& two = rotation.positions;
     if (two.scalar_type() != at::kLong || two.dim() != 2 || two.size(1) != length ||
         (two.size(0) != 1 && two.size(0) != q.size(0))) {

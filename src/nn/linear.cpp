@@ -79,11 +79,13 @@ struct ActivationFunction final : torch::autograd::Function<ActivationFunction> 
     const auto number = context->saved_data["activation"].toInt();
     const bool wants_bias = bias.defined() && bias.requires_grad();
     if (at::GradMode::is_enabled()) {
+      // The gradient depends on the bias too, from which `x` is cut off: add nothing but the edge.
+      const auto attached = wants_bias ? x + (bias - bias.detach()).to(x.scalar_type()) : x;
       const auto found = fused::differentiable_gradients(
           [&](const variable_list& inputs) {
             return activated(inputs[0], static_cast<Activation>(number));
           },
-          {x}, gradients[0]);
+          {attached}, gradients[0]);
       at::Tensor of_bias;
       if (wants_bias) of_bias = found[0].flatten(0, -2).sum(0).to(bias.scalar_type());
       return {found[0], of_bias, at::Tensor()};

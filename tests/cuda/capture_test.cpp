@@ -49,7 +49,8 @@ Result train(const Settings& settings, bool captured) {
   const auto y = x.sum(1, /*keepdim=*/true).sin();
   torch::nn::Sequential net(torch::nn::Linear(16, 64), torch::nn::Tanh(),
                             torch::nn::Dropout(settings.dropout), torch::nn::Linear(64, 1));
-  auto adamw = AdamW(net->parameters(), {.lr = 1e-2});
+  // A recorded step has the learning rate as a float32 tensor: let the eager one have it too.
+  auto adamw = AdamW(net->parameters(), {.lr = 1e-2, .capturable = !captured});
   auto warm = LinearLR(adamw, {.start_factor = 0.1, .total_iters = 30});
   auto data = make_data_loader(std::pair{x, y}, {.batch_size = 8});
   auto [model, optimizer, loader, scheduler] =

@@ -253,6 +253,37 @@ TEST(CudaNn, SecondDerivativesAreThoseOfTheOperators) {
   EXPECT_TRUE(torch::allclose(second(layer(x)), expected, 1e-3, 1e-4));
 }
 
+TEST(CudaNn, SecondDerivativesHaveTheCurvatureOfTheBias) {
+  if (!device_is_here()) GTEST_SKIP() << "no GPU";
+  for (const auto activation : {nn::Activation::kGelu, nn::Activation::kSilu}) {
+    torch::manual_seed(10);
+    nn::Linear layer(16, 33, activation);
+    layer->to(kDevice);
+    const auto x = random_tensor({5, 16}, at::kFloat).requires_grad_();
+    const auto second = [&](const Tensor& y) {
+      const auto first = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
+      return torch::autograd::grad({first.pow(2).sum()}, {layer->weight, layer->bias});
+    };
+    const auto sums = torch::linear(x, layer->weight, layer->bias);
+    const auto expected =
+        second(activation == nn::Activation::kGelu ? torch::gelu(sums) : torch::silu(sums));
+    const auto found = second(layer(x));
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_TRUE(torch::allclose(found[i], expected[i], 1e-3, 1e-4)) << i;
+    }
+  }
+}
+
+TEST(CudaNn, RotationsTakePositionsOfTheCpu) {
+  if (!device_is_here()) GTEST_SKIP() << "no GPU";
+  nn::RotaryEmbedding rotary(nn::RotaryEmbeddingOptions{.dim = 32, .max_positions = 64});
+  const auto q = random_tensor({2, 4, 7, 32}, at::kFloat);
+  const auto positions = torch::randint(64, {7}, at::kLong);
+  const auto expected = rotary(q, q, positions.to(kDevice)), found = rotary(q, q, positions);
+  EXPECT_TRUE(torch::equal(found.first, expected.first));
+  EXPECT_TRUE(torch::equal(found.second, expected.second));
+}
+
 struct DecoderBlockImpl : torch::nn::Module {
   explicit DecoderBlockImpl(std::int64_t width) {
     norm1 = register_module("norm1", nn::RMSNorm(width, 1e-6));
@@ -299,7 +330,8 @@ std::vector<double> losses_of(PrecisionType precision, bool captured) {
   Accelerator accelerator({.mixed_precision = precision});
   torch::manual_seed(8);
   Decoder decoder;
-  auto adamw = AdamW(decoder->parameters(), {.lr = 3e-3});
+  // A recorded step has the learning rate as a float32 tensor: let the eager one have it too.
+  auto adamw = AdamW(decoder->parameters(), {.lr = 3e-3, .capturable = !captured});
   const auto ids = torch::randint(100, {160, 33}, at::kLong);
   auto data = make_data_loader(std::pair{ids, ids}, {.batch_size = 4});
   auto [model, optimizer, loader] = accelerator.prepare(decoder, std::move(adamw), std::move(data));

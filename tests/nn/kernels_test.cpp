@@ -108,6 +108,26 @@ TEST(Kernels, LeaveGradientsThatAreDifferentiatedAgainToOperators) {
   EXPECT_EQ(device.take(), Names{"norm_forward"});
 }
 
+TEST(Kernels, LeaveTheCurvatureOfTheBiasToOperators) {
+  const KernelDevice device;
+  for (const auto activation : {nn::Activation::kGelu, nn::Activation::kSilu}) {
+    nn::Linear layer(8, 8, activation);
+    const auto x = torch::randn({2, 8}).requires_grad_();
+    const auto second = [&](const torch::Tensor& y) {
+      const auto first = torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true,
+                                               /*create_graph=*/true)[0];
+      return torch::autograd::grad({first.pow(2).sum()}, {layer->weight, layer->bias});
+    };
+    const auto sums = torch::linear(x, layer->weight, layer->bias);
+    const auto expected =
+        second(activation == nn::Activation::kGelu ? torch::gelu(sums) : torch::silu(sums));
+    const auto found = second(layer(x));
+    EXPECT_EQ(device.take(), Names{"activation"});
+    EXPECT_TRUE(torch::allclose(found[0], expected[0])) << found[0] << expected[0];
+    EXPECT_TRUE(torch::allclose(found[1], expected[1])) << found[1] << expected[1];
+  }
+}
+
 /// True if backward wrote the gradient over the logits.
 bool in_place(const KernelDevice& device) {
   const auto last = device.launches().back();
