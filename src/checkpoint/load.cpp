@@ -110,6 +110,14 @@ LoadPlan compare(const StateDict& own, const std::vector<NamedStandIn>& packed,
                  const TensorSources& sources, const Recipes& recipes,
                  const std::vector<detail::formats::MappedTensor>& offered, bool strict) {
   LoadPlan plan;
+  for (const auto& entry : own) {
+    const auto recipe = recipes.find(entry.key());
+    if (recipe == recipes.end()) continue;
+    detail::modeling::refuse_codes(
+        entry.key(), entry.value().scalar_type(),
+        [&](const std::string& name) { return recipes.contains(name); },
+        [&] { return sources.make(*recipe->second).scalar_type(); });
+  }
   plan_packed(packed, recipes, plan);
   for (const auto& names : detail::modeling::same_elements(own)) {
     const bool found =

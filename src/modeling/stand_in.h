@@ -5,8 +5,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -59,3 +61,10 @@ struct NamedStandIn {
                                 const StateDict& state);
 
 }  // namespace accelerate::detail::modeling
+/// For an ordinary tensor of a model, which has the dtype `own`: throws `FormatError` if what a
+/// state has by its name are codes of bitsandbytes. `contains` tells which names the state has,
+/// `theirs` what the dtype by this name is.
+void refuse_codes(const std::string& name, c10::ScalarType own,
+                  const std::function<bool(const std::string&)>& contains,
+                  const std::function<c10::ScalarType()>& theirs);
+
