@@ -37,6 +37,22 @@ struct Loading : testing::Test {
 
 // -- files ----------------------------------------------------------------------------------------
 
+TEST_F(Loading, CodesThatAFileKeepsAsFloatsAreBytes) {
+  const auto stored = reference("nf4.safetensors");
+  for (const auto dtype : {torch::kBFloat16, torch::kHalf, torch::kFloat}) {
+    StateDict viewed;
+    for (const auto& part : stored) viewed.insert(part.key(), part.value());
+    viewed["fc.weight"] = viewed["fc.weight"].flatten().view(dtype).unsqueeze(1);
+    save_model(viewed, folder.path());
+    auto config = four_bits();
+    config.torch_dtype = FloatType::kFp16;
+    config.skip_modules.emplace();
+    auto net = init_empty_weights([] { return OneLayer(); });
+    static_cast<void>(load_and_quantize_model(net, config, {.weights_location = folder.path()}));
+    EXPECT_TRUE(torch::equal(state_dict(*net)["fc.weight"], stored["fc.weight"])) << dtype;
+  }
+}
+
 TEST_F(Loading, CodesAreNoValuesOfLayersThatAreNotQuantized) {
   for (const auto& kind : {four_bits(), eight_bits()}) {
     auto config = kind;
@@ -62,6 +78,18 @@ TEST_F(Loading, CodesAreNoValuesOfLayersThatAreNotQuantized) {
                     "'first.weight' " + expected));
     EXPECT_TRUE(torch::equal(plain->forward(ids()), seeded_net()->forward(ids())));
   }
+}
+
+TEST_F(Loading, ProgressBarsCountWeightsThatAreQuantized) {
+  const auto make = [] { return torch::nn::Sequential(torch::nn::Linear(4096, 2048)); };  // 34 MB
+  save_model(state_dict(*make()), folder.path());
+  auto net = init_empty_weights(make);
+  auto config = eight_bits();
+  config.skip_modules.emplace();
+  testing::internal::CaptureStderr();
+  static_cast<void>(
+      load_and_quantize_model(net, config, {.weights_location = folder.path(), .progress = true}));
+  EXPECT_TRUE(has(testing::internal::GetCapturedStderr(), "loading: 100%"));
 }
 
 }  // namespace
