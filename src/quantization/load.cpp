@@ -15,6 +15,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/kwargs/options.h"
 #include "accelerate/modeling.h"
+#include "accelerate/nn/lora_linear.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "modeling/tensors.h"
@@ -178,6 +179,15 @@ void cast_others(const Module& model, const BnbQuantizationConfig& config) {
   }
 }
 
+/// Adapters are trained: their updates would vanish in 16 bits.
+Names names_of_adapters(const Module& model) {
+  Names names;
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    if (item.value()->as<nn::LoraFactorImpl>() != nullptr) names.push_back(item.key());
+  }
+  return names;
+}
+
 bool is_on_meta(const Module& model) {
   const auto parameters = model.parameters();
   return !parameters.empty() && parameters.front().is_meta();
@@ -229,6 +239,7 @@ std::shared_ptr<offload::DispatchedCore> load_and_quantize_model(
                             .dtype = scalar_type(*config.torch_dtype),
                             .offload_state_dict = options.offload_state_dict,
                             .keep_in_fp32_modules = *config.keep_in_fp32_modules,
+  std::ranges::copy(names_of_adapters(*model), std::back_inserter(*config.keep_in_fp32_modules));
                             .strict = options.strict,
                             .key_mapping = options.key_mapping,
                             .progress = options.progress});

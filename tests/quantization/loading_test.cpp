@@ -92,5 +92,36 @@ TEST_F(Loading, ProgressBarsCountWeightsThatAreQuantized) {
   EXPECT_TRUE(has(testing::internal::GetCapturedStderr(), "loading: 100%"));
 }
 
+// -- dtypes ---------------------------------------------------------------------------------------
+
+/// Whose other parameters become float16.
+std::vector<BnbQuantizationConfig> with_defaults() {
+  return {{.load_in_8bit = true}, {.load_in_4bit = true}};
+}
+
+TEST_F(Loading, AdaptersStayInFloat32) {
+  for (const auto& config : with_defaults()) {
+    Adapted net;
+    save_model(state_dict(*net), folder.path());
+    auto trained = nn::mark_only_lora_as_trainable(*net);
+    static_cast<void>(load_and_quantize_model(net, config));
+    EXPECT_EQ(net->head->weight.scalar_type(), torch::kHalf);
+    AdamW optimizer(trained, {.lr = 1e-5});
+    const auto before = trained[1].clone();
+    net->first(torch::randn({4, 64})).square().sum().backward();
+    optimizer.step();
+    for (const auto& one : trained) EXPECT_EQ(one.scalar_type(), torch::kFloat);
+    EXPECT_FALSE(torch::equal(trained[1], before));
+
+    auto empty = init_empty_weights([] { return Adapted(); });
+    nn::mark_only_lora_as_trainable(*empty);
+    static_cast<void>(load_and_quantize_model(empty, config, {.weights_location = folder.path()}));
+    EXPECT_EQ(empty->head->weight.scalar_type(), torch::kHalf);
+    for (const auto& item : nn::lora_state_dict(*empty)) {
+      EXPECT_EQ(item.value().scalar_type(), torch::kFloat) << item.key();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace accelerate
