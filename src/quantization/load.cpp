@@ -188,6 +188,29 @@ Names names_of_adapters(const Module& model) {
   return names;
 }
 
+/// Options that are for models on the meta device.
+void check_loaded_model(const LoadAndQuantizeOptions& options) {
+  if (options.weights_location) {
+    throw ArgumentError(
+        str("weights_location is '", options.weights_location->string(),
+            "', but the model has weights already, which would be quantized. Build it under "
+            "init_empty_weights, so that the file is loaded, or leave weights_location out."));
+  }
+  Names ignored;
+  if (options.device_map.index() != 0) ignored.emplace_back("device_map");
+  if (options.max_memory) ignored.emplace_back("max_memory");
+  if (!options.no_split_module_classes.empty()) ignored.emplace_back("no_split_module_classes");
+  if (options.offload_folder) ignored.emplace_back("offload_folder");
+  if (options.offload_state_dict) ignored.emplace_back("offload_state_dict");
+  if (options.strict) ignored.emplace_back("strict");
+  if (!options.key_mapping.empty()) ignored.emplace_back("key_mapping");
+  if (ignored.empty()) return;
+  warn(str("load_and_quantize_model: ", join(ignored),
+           " of the options have no effect, because the model is loaded already: it is quantized "
+           "where it is and moved to ",
+           current_device(), ". Build it under init_empty_weights to use them."));
+}
+
 bool is_on_meta(const Module& model) {
   const auto parameters = model.parameters();
   return !parameters.empty() && parameters.front().is_meta();
@@ -216,7 +239,9 @@ std::shared_ptr<offload::DispatchedCore> load_and_quantize_model(
     }
   }
   std::ranges::copy(*config.keep_in_fp32_modules, std::back_inserter(skipped));
+  std::ranges::copy(names_of_adapters(*model), std::back_inserter(*config.keep_in_fp32_modules));
   if (!is_on_meta(*model)) {
+    check_loaded_model(options);
     warn(
         "It is not recommended to quantize a loaded model. The model should be instantiated under "
         "init_empty_weights.");
@@ -239,7 +264,6 @@ std::shared_ptr<offload::DispatchedCore> load_and_quantize_model(
                             .dtype = scalar_type(*config.torch_dtype),
                             .offload_state_dict = options.offload_state_dict,
                             .keep_in_fp32_modules = *config.keep_in_fp32_modules,
-  std::ranges::copy(names_of_adapters(*model), std::back_inserter(*config.keep_in_fp32_modules));
                             .strict = options.strict,
                             .key_mapping = options.key_mapping,
                             .progress = options.progress});

@@ -92,6 +92,24 @@ TEST_F(Loading, ProgressBarsCountWeightsThatAreQuantized) {
   EXPECT_TRUE(has(testing::internal::GetCapturedStderr(), "loading: 100%"));
 }
 
+// -- options --------------------------------------------------------------------------------------
+
+TEST_F(Loading, OptionsForModelsOnTheMetaDeviceAreNotDroppedInSilence) {
+  auto net = seeded_net();
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] {
+                    static_cast<void>(load_and_quantize_model(net, four_bits(),
+                                                              {.weights_location = folder.path()}));
+                  }),
+                  "but the model has weights already, which would be quantized. Build it under "
+                  "init_empty_weights"));
+  const CapturedLog log;
+  static_cast<void>(load_and_quantize_model(
+      net, four_bits(), {.device_map = "auto", .offload_folder = folder.path(), .strict = true}));
+  EXPECT_TRUE(has(detail::join(log.messages(), "\n"),
+                  "load_and_quantize_model: device_map, offload_folder, strict of the options have "
+                  "no effect, because the model is loaded already"));
+}
+
 // -- dtypes ---------------------------------------------------------------------------------------
 
 /// Whose other parameters become float16.
