@@ -32,6 +32,26 @@ bool is_number(const c10::IValue& value, double number) {
   return value.isScalar() && value.toScalar().toDouble() == number;
 }
 
+/// Calls `f(tensor)` for the tensors in an argument.
+template <class F>
+void for_each_tensor(const c10::IValue& argument, const F& f) {
+  if (argument.isTensor()) {
+    f(argument.toTensor());
+  } else if (argument.isTensorList()) {
+    for (const at::Tensor& tensor : argument.toTensorList()) f(tensor);
+  } else if (argument.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor> tensor : argument.toOptionalTensorList()) {
+      if (tensor) f(*tensor);
+    }
+  }
+}
+
+/// Kernels add one number for each output, or one for all.
+bool is_bias(const at::Tensor& tensor, std::int64_t outputs) {
+  return !tensor.defined() ||
+         (tensor.dim() <= 1 && (tensor.numel() == 1 || tensor.numel() == outputs));
+}
+
 at::Tensor tensor_or_none(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
@@ -238,14 +258,16 @@ std::optional<at::Tensor> PackedWeight::product_of(const c10::OperatorHandle& op
   const bool is_transposed = view.sizes() == at::IntArrayRef({inputs_, outputs_}) &&
                              view.stride(1) == inputs_ && view.stride(0) == 1;
   if (name == "aten::linear" && argument == 1 && is_whole) {
-    return product(arguments[0].toTensor(), tensor_or_none(arguments[2]));
+    const auto bias = tensor_or_none(arguments[2]);
+    if (!is_bias(bias, outputs_)) return std::nullopt;
+    return product(arguments[0].toTensor(), bias);
   }
   if ((name == "aten::matmul" || name == "aten::mm") && argument == 1 && is_transposed) {
     return product(arguments[0].toTensor(), {});
   }
   if (name == "aten::addmm" && op.schema().overload_name().empty() && argument == 2 &&
       is_transposed && is_number(arguments[3], 1) && is_number(arguments[4], 1) &&
-      arguments[0].toTensor().dim() == 1) {
+      is_bias(arguments[0].toTensor(), outputs_)) {
     return product(arguments[1].toTensor(), arguments[0].toTensor());
   }
   return std::nullopt;

@@ -141,5 +141,41 @@ TEST_F(Loading, AdaptersStayInFloat32) {
   }
 }
 
+TEST_F(Loading, BiasesOfOneElementAreAddedToAllOutputs) {
+  const auto weight = torch::randn({48, 128});
+  const auto [packed, state] = quant::quantize_4bit(weight, {.quant_type = "nf4"});
+  const auto int8 = quant::int8_vectorwise_quant(weight);
+  const auto values = quant::dequantize_4bit(packed, state);
+  const auto strided = torch::randn({48, 2}).select(1, 0);
+  for (const std::int64_t rows : {1, 20}) {
+    const auto x = torch::randn({rows, 128});
+    for (const auto& bias : {torch::tensor(0.5F), strided}) {
+      EXPECT_TRUE(torch::allclose(quant::linear_4bit(x, packed, state, bias),
+                                  torch::linear(x, values) + bias, 1e-4, 1e-4));
+      EXPECT_TRUE(torch::allclose(quant::int8_linear(x, int8, bias),
+                                  quant::int8_linear(x, int8) + bias, 1e-3, 1e-3));
+    }
+  }
+  auto bias = torch::tensor(0.5F).requires_grad_();
+  quant::linear_4bit(torch::randn({3, 128}), packed, state, bias).sum().backward();
+  EXPECT_EQ(bias.grad().item<float>(), 3 * 48);
+}
+
+TEST_F(Loading, LayersTakeTheBiasesThatLibTorchTakes) {
+  auto net = seeded_net();
+  const auto model = load_and_quantize_model(net, four_bits());
+  const auto& weight = net->first->weight;
+  const auto values = weight.clone();
+  const auto x = torch::randn({3, 64});
+  for (const auto& bias : {torch::tensor(0.5F), torch::tensor({0.25F}), torch::randn({3, 128}),
+                           torch::randn({3, 1})}) {
+    EXPECT_TRUE(torch::allclose(torch::addmm(bias, x, weight.t()),
+                                torch::addmm(bias, x, values.t()), 1e-4, 1e-4));
+    if (bias.dim() > 1) continue;
+    EXPECT_TRUE(torch::allclose(torch::linear(x, weight, bias), torch::linear(x, values) + bias,
+                                1e-4, 1e-4));
+  }
+}
+
 }  // namespace
 }  // namespace accelerate
