@@ -112,25 +112,49 @@ at::ScalarType scalar_type(FloatType type) {
   return at::kFloat;
 }
 
-/// Keeps the bytes of codes and scales where they are used, if a store manages them.
+/// Keeps the bytes of codes and scales where they are used, if a store manages them, and those of
+/// the other arguments of an operator.
 class PackedWeight::Pinned {
  public:
   explicit Pinned(const PackedWeight& weight) {
     weight.check_loaded();
-    for (const auto& item : weight.placed("")) {
-      auto managed = lazy::find_managed(item.value());
-      if (managed == nullptr) continue;
-      managed->pin(lazy::Access::kRead);
-      pinned_.push_back(std::move(managed));
+    try {
+      if (const auto* four = std::get_if<FourBit>(&weight.weight_)) {
+        for (const auto* part : {&four->packed, &four->state.absmax})
+          pin(*part, lazy::Access::kRead);
+      } else if (const auto* eight = std::get_if<Int8Weight>(&weight.weight_)) {
+        for (const auto* part : {&eight->CB, &eight->SCB}) pin(*part, lazy::Access::kRead);
+      }
+    } catch (...) {
+      unpin();
+      throw;
     }
   }
-  ~Pinned() {
-    for (const auto& managed : pinned_) managed->unpin();
+  Pinned(const PackedWeight& weight, const c10::FunctionSchema& schema, Arguments arguments)
+      : Pinned(weight) {
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const auto* alias = schema.arguments()[i].alias_info();
+      const bool writes = alias != nullptr && alias->isWrite();
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+        pin(tensor, writes ? lazy::Access::kWrite : lazy::Access::kRead);
+      });
+    }
   }
+  ~Pinned() { unpin(); }
   Pinned(const Pinned&) = delete;
   Pinned& operator=(const Pinned&) = delete;
 
  private:
+  void pin(const at::Tensor& tensor, lazy::Access access) {
+    auto managed = lazy::find_managed(tensor);
+    if (managed == nullptr) return;
+    managed->pin(access);
+    pinned_.push_back(std::move(managed));
+  }
+  void unpin() noexcept {
+    for (const auto& managed : pinned_) managed->unpin();
+  }
+
   /// Operators on the codes need no further look at the store.
   c10::impl::ExcludeDispatchKeyGuard no_trigger_{lazy::kLazyKey};
   std::vector<std::shared_ptr<lazy::ManagedStorage>> pinned_;
@@ -290,6 +314,7 @@ bool PackedWeight::run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
             " bits and cannot be moved, converted or written to. Choose its device by "
             "the device_map of load_and_quantize_model; train adapters instead of it."));
   }
+  const Pinned pinned(*this, op.schema(), arguments);
   if (arguments[argument].isTensor()) {
     if (auto result = product_of(op, arguments, argument)) {
       stack.resize(begin);

@@ -141,6 +141,29 @@ TEST_F(Loading, AdaptersStayInFloat32) {
   }
 }
 
+TEST_F(Loading, OffloadedBiasesAreBroughtBeforeTheyAreConverted) {
+  auto int8 = eight_bits();
+  int8.torch_dtype = FloatType::kFp16;
+  auto nf4 = four_bits();
+  nf4.torch_dtype = FloatType::kBf16;
+  for (const auto& config : {int8, nf4}) {
+    auto net = seeded_net();
+    static_cast<void>(load_and_quantize_model(net, config));
+    auto first = net->first;
+    const auto x = torch::randn({5, 64});
+    const std::vector<std::function<torch::Tensor()>> uses{
+        [&] { return first(x); }, [&] { return torch::linear(x, first->weight, first->bias); },
+        [&] { return torch::linear(x.view({1, 5, 64}), first->weight, first->bias); },
+        // Not a product of ours, with another offloaded parameter.
+        [&] { return first->weight.t() + first->bias; }};
+    for (const auto& use : uses) {
+      const auto expected = use();
+      const auto model = cpu_offload(net, {.lazy = {.manage_on_cpu = true}});
+      EXPECT_TRUE(torch::equal(use(), expected));
+    }
+  }
+}
+
 TEST_F(Loading, BiasesOfOneElementAreAddedToAllOutputs) {
   const auto weight = torch::randn({48, 128});
   const auto [packed, state] = quant::quantize_4bit(weight, {.quant_type = "nf4"});
