@@ -369,7 +369,7 @@ void load_packed(const LoadPlan& plan, const std::vector<Placement>& places,
                    load_offloaded_weight(*options.offload_folder / str(part.key(), ".dat"),
                                          *writer->index().find(part.key())));
     }
-    stand_in->load(name, pages);
+    stand_in->adopt(name, pages);
   }
   if (writer) writer->finish();
 }

@@ -413,6 +413,34 @@ void PackedWeight::load_8bit(const std::string& name, const StateDict& state) {
 
 void PackedWeight::load(const std::string& name, const StateDict& state) {
   const at::NoGradGuard no_grad;
+  const auto before = weight_;
+  adopt(name, state);
+  keep_tensors(before);
+}
+
+void PackedWeight::keep_tensors(const Weight& before) {
+  const auto keep = [](at::Tensor& now, const at::Tensor& then) {
+    if (now.is_same(then) || now.scalar_type() != then.scalar_type() ||
+        now.sizes() != then.sizes() || now.device() != then.device()) {
+      return;
+    }
+    now = then.copy_(now);
+  };
+  if (auto* four = std::get_if<FourBit>(&weight_)) {
+    if (const auto* old = std::get_if<FourBit>(&before)) {
+      keep(four->packed, old->packed);
+      keep(four->state.absmax, old->state.absmax);
+    }
+  } else if (auto* eight = std::get_if<Int8Weight>(&weight_)) {
+    if (const auto* old = std::get_if<Int8Weight>(&before)) {
+      keep(eight->CB, old->CB);
+      keep(eight->SCB, old->SCB);
+    }
+  }
+}
+
+void PackedWeight::adopt(const std::string& name, const StateDict& state) {
+  const at::NoGradGuard no_grad;
   for (const auto& item : placed(name)) {
     if (lazy::find_managed(item.value()) == nullptr) continue;
     throw StateError(str("The weight '", name,
