@@ -200,5 +200,24 @@ TEST_F(Loading, LayersTakeTheBiasesThatLibTorchTakes) {
   }
 }
 
+// -- memory ---------------------------------------------------------------------------------------
+
+TEST_F(Loading, AModelTakesAsMuchLessMemoryAsInPython) {
+  const examples::GptConfig shape{
+      .vocab = 2048, .block = 128, .layers = 8, .heads = 4, .width = 128};
+  const auto bytes = [](const torch::nn::Module& model) {
+    double sum = 0;
+    for (const auto& part : state_dict(model)) sum += static_cast<double>(part.value().nbytes());
+    return sum;
+  };
+  examples::Gpt gpt(shape);
+  const auto in_float16 = bytes(*gpt) / 2;
+  static_cast<void>(load_and_quantize_model(gpt, {.load_in_8bit = true}));
+  EXPECT_GE(in_float16 / bytes(*gpt), 1.54);
+  examples::Gpt other(shape);
+  static_cast<void>(load_and_quantize_model(other, {.load_in_4bit = true}));
+  EXPECT_GE(in_float16 / bytes(*other), 2.1);
+}
+
 }  // namespace
 }  // namespace accelerate
