@@ -351,10 +351,12 @@ void load_packed(const LoadPlan& plan, const std::vector<Placement>& places,
     if (is_resident) stand_in->move_to(place.device);
     StateDict parts("Tensor");
     for (const auto& [key, recipe] : recipes) {
-      auto value = sources.make(*recipe).clone();
-      // Codes may be kept as floats (bnb_4bit_quant_storage): these are bytes.
-      if (recipes.size() == 1 && value.is_floating_point()) {
-        value = is_resident ? value.to(place.device).to(place.dtype) : value.to(place.dtype);
+      auto value = sources.make(*recipe);
+      // Codes may be kept as floats (bnb_4bit_quant_storage): these are bytes, which stay.
+      if (recipes.size() > 1 || !value.is_floating_point()) {
+        value = value.clone();
+      } else {
+        value = (is_resident ? value.to(place.device) : value).to(place.dtype);
       }
       parts.insert(key, std::move(value));
     }
