@@ -40,7 +40,8 @@ find_first_last_linear_layers(const torch::nn::Module& model);
 
 /// Lets the `Linear` modules below `model` that pass the filter multiply in 8 bits, with scales of
 /// the current tensors. Call it when the model has its device and dtype: `to(...)` to others takes
-/// the conversion back. A weight that a `Linear` outside of the selection uses too stays as it is.
+/// the conversion back. A weight that a `Linear` outside of the selection uses too stays as it is,
+/// and so does one that tensor parallelism has cut, with a warning.
 ///
 ///     convert_model_to_fp8_ao(*net, Float8LinearConfig{.recipe = "rowwise"});
 ACCELERATE_API void convert_model_to_fp8_ao(
@@ -58,8 +59,9 @@ ACCELERATE_API void to_high_precision(torch::nn::Module& model);
 [[nodiscard]] ACCELERATE_API bool has_transformer_engine_layers(const torch::nn::Module& model);
 
 /// How many values each converted layer has clamped to the largest number of its format, since its
-/// conversion. Only delayed scales clamp. On a GPU only debug mode (ACCELERATE_DEBUG_MODE) counts,
-/// since the host waits for the GPU then.
+/// conversion. Only delayed scales clamp. On a GPU, without debug mode (ACCELERATE_DEBUG_MODE), it
+/// is how many scales did not fit: of tensors, or of rows, with values that were clamped, infinite
+/// or NaN. The call waits for the GPU; steps do not.
 [[nodiscard]] ACCELERATE_API std::vector<std::pair<std::string, std::int64_t>> clamped_fp8_values(
     const torch::nn::Module& model);
 

@@ -78,7 +78,8 @@ void BackwardPlan::run(const BackwardCall& call, c10::function_ref<void()> autog
   }
   for (auto* model : local_) model->engine->after_backward();
   for (const auto& model : call.own) {
-    if (model->delayed_scaling) model->delayed_scaling->update();
+    if (!model->delayed_scaling) continue;
+    model->delayed_scaling->update(fp8::DelayedScaling::kBackward);
   }
   if (!reached_.empty()) ++synchronized_;
   check_unseen();

@@ -38,7 +38,8 @@ ForwardScope::ForwardScope(const ModelCore& core)
 
 void ForwardScope::finish() const {
   if (engine_ != nullptr) engine_->after_forward();
-  if (in_8_bits_ && at::GradMode::is_enabled()) delayed_scaling_->update();
+  if (in_8_bits_ && at::GradMode::is_enabled())
+    delayed_scaling_->update(fp8::DelayedScaling::kForward);
 }
 
 void ModelCore::use(std::shared_ptr<parallel::Engine> new_engine) {

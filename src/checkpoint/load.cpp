@@ -110,6 +110,14 @@ LoadPlan compare(const StateDict& own, const std::vector<NamedStandIn>& packed,
                  const TensorSources& sources, const Recipes& recipes,
                  const std::vector<detail::formats::MappedTensor>& offered, bool strict) {
   LoadPlan plan;
+  for (const auto& entry : own) {
+    const auto recipe = recipes.find(entry.key());
+    if (recipe == recipes.end()) continue;
+    detail::modeling::refuse_codes(
+        entry.key(), entry.value().scalar_type(),
+        [&](const std::string& name) { return recipes.contains(name); },
+        [&] { return sources.make(*recipe->second).scalar_type(); });
+  }
   plan_packed(packed, recipes, plan);
   for (const auto& names : detail::modeling::same_elements(own)) {
     const bool found =
@@ -275,17 +283,16 @@ class TemporaryFolder {
   fs::path path_;
 };
 
-void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& plan,
-              const TensorSources& sources, const LoadCheckpointOptions& options) {
-  // All placements first: nothing has changed if one cannot be had.
-  const Placements placements(model, options);
-  std::vector<Placement> places;
-  std::int64_t bytes = 0;
-  for (const auto& [name, recipe] : plan.copies) {
-    places.push_back(placements.of(name, own[name]));
-    bytes += own[name].numel() * static_cast<std::int64_t>(c10::elementSize(places.back().dtype));
-  }
+/// What a tensor counts in a progress bar; a packed weight as what it stands for.
+std::int64_t bytes_of(const at::Tensor& tensor, const Placement& place) {
+  return tensor.numel() * static_cast<std::int64_t>(c10::elementSize(place.dtype));
+}
 
+using Done = std::function<void(std::int64_t bytes)>;
+
+void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& plan,
+              const std::vector<Placement>& places, const TensorSources& sources,
+              const LoadCheckpointOptions& options, const Done& done) {
   using Store = Placement::Store;
   const auto goes_to = [&](Store store) {
     return std::ranges::count(places, store, &Placement::store) > 0;
@@ -295,9 +302,6 @@ void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& pl
   std::optional<TemporaryFolder> spilled;
   if (goes_to(Store::kSpilled)) spilled.emplace();
   OffloadIndex spilled_index;
-
-  detail::ByteBar bar("loading", bytes, options.progress);
-  const auto done = [&](std::int64_t more) { bar.add(more); };
 
   // Files next: a full disk leaves the model as it is.
   const at::NoGradGuard no_grad;
@@ -333,21 +337,31 @@ void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& pl
 
 /// Fills packed weights one by one, so that the memory of one unpacked weight is enough. Those on
 /// disk are written to the folder and become the pages of its files.
-void load_packed(torch::nn::Module& model, const LoadPlan& plan, const TensorSources& sources,
-                 const LoadCheckpointOptions& options) {
-  const Placements placements(model, options);
+void load_packed(const LoadPlan& plan, const std::vector<Placement>& places,
+                 const TensorSources& sources, const LoadCheckpointOptions& options,
+                 const Done& done) {
   const at::NoGradGuard no_grad;
   std::optional<OffloadWriter> writer;
-  for (const auto& [packed, recipes] : plan.packed) {
+  for (std::size_t i = 0; i < plan.packed.size(); ++i) {
+    const auto& [packed, recipes] = plan.packed[i];
     const auto& [name, parameter, stand_in] = *packed;
-    const auto place = placements.of(name, parameter);
+    const auto& place = places[i];
+    const bool is_resident = place.store == Placement::Store::kResident;
+    // A weight is quantized where it computes: a GPU is faster at it.
+    if (is_resident) stand_in->move_to(place.device);
     StateDict parts("Tensor");
     for (const auto& [key, recipe] : recipes) {
-      auto value = sources.make(*recipe).clone();
-      if (key == name && value.is_floating_point()) value = value.to(place.dtype);
+      auto value = sources.make(*recipe);
+      // Codes may be kept as floats (bnb_4bit_quant_storage): these are bytes, which stay.
+      if (recipes.size() > 1 || !value.is_floating_point()) {
+        value = value.clone();
+      } else {
+        value = (is_resident ? value.to(place.device) : value).to(place.dtype);
+      }
       parts.insert(key, std::move(value));
     }
     stand_in->load(name, parts);
+    done(bytes_of(parameter, place));
     if (place.store != Placement::Store::kOffloaded) continue;
     if (!writer) writer.emplace(*options.offload_folder);
     StateDict pages("Tensor");
@@ -357,7 +371,7 @@ void load_packed(torch::nn::Module& model, const LoadPlan& plan, const TensorSou
                    load_offloaded_weight(*options.offload_folder / str(part.key(), ".dat"),
                                          *writer->index().find(part.key())));
     }
-    stand_in->load(name, pages);
+    stand_in->adopt(name, pages);
   }
   if (writer) writer->finish();
 }
@@ -402,8 +416,24 @@ Loaded load_here(torch::nn::Module& model, const fs::path& checkpoint,
   auto plan = compare(own, packed, sources, recipes, mapped.tensors, options.strict);
   if (!options.key_mapping.empty()) plan.report.key_mapping = std::move(mapped.report);
   refuse_mismatches(plan.report, options, model, checkpoint);
-  copy_all(model, own, plan, sources, options);
-  load_packed(model, plan, sources, options);
+
+  // All placements first: nothing has changed if one cannot be had.
+  const Placements placements(model, options);
+  std::int64_t bytes = 0;
+  const auto placed = [&](const std::string& name, const at::Tensor& tensor) {
+    auto place = placements.of(name, tensor);
+    bytes += bytes_of(tensor, place);
+    return place;
+  };
+  std::vector<Placement> places, packed_places;
+  for (const auto& [name, recipe] : plan.copies) places.push_back(placed(name, own[name]));
+  for (const auto& [one, parts] : plan.packed) {
+    packed_places.push_back(placed(one->name, one->parameter));
+  }
+  detail::ByteBar bar("loading", bytes, options.progress);
+  const Done done = [&](std::int64_t more) { bar.add(more); };
+  copy_all(model, own, plan, places, sources, options, done);
+  load_packed(plan, packed_places, sources, options, done);
   warn_of_unexpected(plan.report.unexpected_keys, model, checkpoint);
   Loaded loaded{.report = std::move(plan.report)};
   for (const auto& [name, recipe] : plan.copies) loaded.names.push_back(name);

@@ -73,6 +73,20 @@ bool is_quantized(const LinearLayer& layer) {
   return true;
 }
 
+/// Whether tensor parallelism computes the products of a layer, whose weight has its rule.
+bool has_other_rule(const LinearLayer& layer) {
+  const auto& weight = dynamic_cast<const LinearImpl&>(*layer.module).weight;
+  return rule_of(*layer.module) == nullptr && lazy::find_rule(weight) != nullptr;
+}
+
+void say_what_has_other_rules(const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  warn(str("fp8: ", names.size(),
+           " linear layers stay in high precision, since their products are "
+           "computed by tensor parallelism: ",
+           join(names), "."));
+}
+
 /// The layers that `selects` and that are not converted yet.
 std::vector<LinearLayer> selected_layers(const Module& model,
                                          const std::function<bool(const LinearLayer&)>& selects) {
@@ -81,11 +95,17 @@ std::vector<LinearLayer> selected_layers(const Module& model,
   const auto weight_of = [](const LinearLayer& layer) {
     return dynamic_cast<const LinearImpl&>(*layer.module).weight.unsafeGetTensorImpl();
   };
+  std::vector<std::string> ruled;
   std::erase_if(layers, [&](const LinearLayer& layer) {
-    const bool stays = is_quantized(layer) || !selects(layer);
+    bool stays = is_quantized(layer) || !selects(layer);
+    if (!stays && has_other_rule(layer)) {
+      ruled.push_back(layer.name);
+      stays = true;
+    }
     if (stays) others.insert(weight_of(layer));
     return stays;
   });
+  say_what_has_other_rules(ruled);
   std::erase_if(layers, [&](const LinearLayer& layer) {
     if (!others.contains(weight_of(layer))) return layer.rule != nullptr;
     info(str("fp8: '", layer.name,
@@ -124,11 +144,15 @@ std::vector<LinearLayer> converted_layers(const Module& model) {
 }
 
 void restore(const std::vector<LinearLayer>& layers) {
+  std::vector<std::string> ruled;
   for (const auto& layer : layers) {
-    if (rule_of(*layer.module) != layer.rule) {
+    if (has_other_rule(layer)) {
+      ruled.push_back(layer.name);
+    } else if (rule_of(*layer.module) != layer.rule) {
       lazy::set_rule(dynamic_cast<const LinearImpl&>(*layer.module).weight, layer.rule);
     }
   }
+  say_what_has_other_rules(ruled);
 }
 
 void convert_with_current_scales(Module& model, const AORecipeKwargs& kwargs) {

@@ -71,7 +71,7 @@ void DelayedScaling::record(std::int64_t layer, Role role, const at::Tensor& ama
   slot.copy_(at::maximum(slot, amax.detach().to(at::kFloat)));
 }
 
-void DelayedScaling::update() {
+void DelayedScaling::update(Phase phase) {
   const at::NoGradGuard no_grad;
   if (reduce_max) reduce_max(current_);
   const auto used = current_ != 0;
@@ -84,7 +84,7 @@ void DelayedScaling::update() {
     const auto moved = at::cat({history_.slice(0, 1), current_.unsqueeze(0)});
     history_.copy_(at::where(used, moved, history_));
   }
-  if (updates_++ % *kwargs_.interval == 0) {
+  if (updates_[phase]++ % *kwargs_.interval == 0) {
     constexpr auto kMost = std::numeric_limits<float>::max();
     const auto usable = used.logical_and(amax.isfinite()).logical_and(amax > 0);
     scales_.copy_(at::where(usable, (targets_ / amax).clamp_max(kMost), scales_));
@@ -103,12 +103,18 @@ Value DelayedScaling::state_dict() const {
                                              {"amax", of_layer(current_)},
                                              {"amax_history", of_layer(history_)}}));
   }
-  return Value(Value::Dict{{"updates", Value(updates_)}, {"layers", Value(std::move(layers))}});
+  return Value(Value::Dict{{"forward_updates", Value(updates_[kForward])},
+                           {"backward_updates", Value(updates_[kBackward])},
+                           {"layers", Value(std::move(layers))}});
 }
 
 void DelayedScaling::load_state_dict(const Value& state) {
   const at::NoGradGuard no_grad;
-  updates_ = state.at("updates").as_int();
+  if (const auto* const both = state.as_dict().get("updates")) {  // of older files
+    updates_.fill(both->as_int());
+  } else {
+    updates_ = {state.at("forward_updates").as_int(), state.at("backward_updates").as_int()};
+  }
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const auto* const saved = state.at("layers").as_dict().get(layers_[i]);
     if (saved == nullptr) continue;

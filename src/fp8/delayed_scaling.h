@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,6 +36,8 @@ struct Region final : modeling::ForwardContext {
 class ACCELERATE_API DelayedScaling {
  public:
   enum Role : std::uint8_t { kInput, kWeight, kGradient, kRoles };
+  /// Of a step. Each has its own scales, and its own `interval`.
+  enum Phase : std::uint8_t { kForward, kBackward, kPhases };
 
   /// `kwargs` are resolved.
   explicit DelayedScaling(TERecipeKwargs kwargs);
@@ -62,8 +65,9 @@ class ACCELERATE_API DelayedScaling {
   /// Makes the maximum of each element over all processes; does nothing by default.
   std::function<void(at::Tensor&)> reduce_max = {};
   /// Collective if `reduce_max` is. Takes the recorded maxima into the windows, and computes the
-  /// scales. What was not used since the last call stays as it is.
-  void update();
+  /// scales, every `interval` calls of a phase. What was not used since the last call stays as it
+  /// is.
+  void update(Phase phase);
 
   /// Scales and maxima of each layer by name.
   [[nodiscard]] Value state_dict() const;
@@ -83,7 +87,7 @@ class ACCELERATE_API DelayedScaling {
   at::Tensor current_ = {};
   /// [amax_history_len - 1, tensors], the newest last.
   at::Tensor history_ = {};
-  std::int64_t updates_ = 0;
+  std::array<std::int64_t, kPhases> updates_ = {};
 };
 
 }  // namespace accelerate::detail::fp8

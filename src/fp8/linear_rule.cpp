@@ -68,24 +68,29 @@ class Casts {
   [[nodiscard]] Scaled current(const at::Tensor& tensor, Role role, Side side, bool by_rows) const {
     const auto dtype = role == Role::kGradient && !by_rows_ ? kE5m2 : kE4m3;
     const auto amax = by_rows ? amax_of(tensor, side) : amax_of(tensor);
-    check_finite(amax, role);
+    if (is_watched(amax)) {
+      check_finite(amax, role);
+    } else {
+      rule_.count_on_device(amax.isfinite().logical_not());
+    }
     return scaled(tensor, scale_for(amax, dtype, power_of_2_), dtype);
   }
-  /// With a scale of earlier steps.
-  [[nodiscard]] Scaled with(const at::Tensor& tensor, const at::Tensor& scale, Role role) const {
+  /// With its scale of earlier steps, one of `scales`; records its maximum for later ones.
+  [[nodiscard]] Scaled recorded(const at::Tensor& tensor, const at::Tensor& scales,
+                                Role role) const {
+    const auto amax = amax_of(tensor);
+    const auto scale = scale_of(scales, role);
     const auto dtype = delayed_->scaling->dtype(role);
-    if (is_watched(tensor)) {
+    if (!is_watched(tensor)) {
+      rule_.count_on_device((amax.to(at::kFloat) * scale).le(largest(dtype)).logical_not());
+    } else {
+      if (role == Role::kWeight) check_finite(amax, role);
       const auto beyond = (tensor.to(at::kFloat) * scale).abs() > largest(dtype);
       const auto count = beyond.sum().to(at::kCPU);
       rule_.count_clamped(*count.const_data_ptr<std::int64_t>(), kNames[role]);
     }
-    return scaled(tensor, scale, dtype);
-  }
-  /// Records the maximum of the tensor for later steps.
-  void record(const at::Tensor& tensor, Role role) const {
-    const auto amax = amax_of(tensor);
-    if (role == Role::kWeight) check_finite(amax, role);
     delayed_->scaling->record(delayed_->layer, role, amax);
+    return scaled(tensor, scale, dtype);
   }
   [[nodiscard]] at::Tensor scale_of(const at::Tensor& scales, Role role) const {
     return delayed_->scaling->scale(scales, delayed_->layer, role);
@@ -114,7 +119,6 @@ class Casts {
 
   /// Without `item()`, which no step can be recorded with.
   void check_finite(const at::Tensor& amax, Role role) const {
-    if (!is_watched(amax)) return;
     const auto values = amax.to(at::kCPU, at::kFloat).contiguous();
     const std::span all(values.const_data_ptr<float>(), static_cast<std::size_t>(values.numel()));
     if (std::ranges::all_of(all, [](float value) { return std::isfinite(value); })) return;
@@ -171,10 +175,8 @@ struct LinearFunction final : torch::autograd::Function<LinearFunction> {
     };
     at::Tensor result;
     if (casts.delayed()) {
-      casts.record(x, Role::kInput);
-      casts.record(weight, Role::kWeight);
-      const auto left = casts.with(x, casts.scale_of(scales, Role::kInput), Role::kInput);
-      const auto right = casts.with(weight, casts.scale_of(scales, Role::kWeight), Role::kWeight);
+      const auto left = casts.recorded(x, scales, Role::kInput);
+      const auto right = casts.recorded(weight, scales, Role::kWeight);
       result = product(left, right.t());
       context->saved_data["scales"] = scales;
       if (!casts.is_high(Casts::kGradWeight)) kept = left.values;
@@ -240,10 +242,7 @@ struct LinearFunction final : torch::autograd::Function<LinearFunction> {
                       const at::Tensor& scales, bool wants_x, bool wants_weight) {
     const auto &x = saved[0], &weight = saved[1];
     const auto dtype = gradient.scalar_type();
-    casts.record(gradient, Role::kGradient);
-    const auto& newest = casts.delayed()->scaling->scales();
-    const auto left =
-        casts.with(gradient, casts.scale_of(newest, Role::kGradient), Role::kGradient);
+    const auto left = casts.recorded(gradient, casts.delayed()->scaling->scales(), Role::kGradient);
     Pair result;
     if (wants_x && casts.is_high(Casts::kGradInput)) {
       result.first = high_product(gradient, weight, dtype);
@@ -331,6 +330,18 @@ bool LinearRule::run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
   torch::jit::drop(stack, op.schema().arguments().size());
   torch::jit::push(stack, std::move(result));
   return true;
+}
+
+std::int64_t LinearRule::clamped() const {
+  const std::lock_guard lock(mutex_);
+  return clamped_ + (on_device_.defined() ? on_device_.item<std::int64_t>() : 0);
+}
+
+void LinearRule::count_on_device(const at::Tensor& beyond) const {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard lock(mutex_);
+  if (!on_device_.defined()) on_device_ = at::zeros({}, beyond.options().dtype(at::kLong));
+  on_device_.add_(beyond.sum());
 }
 
 void LinearRule::count_clamped(std::int64_t values, const char* of) const {

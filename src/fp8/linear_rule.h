@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <variant>
 
@@ -29,7 +30,7 @@ struct LinearSettings {
   /// Scales of the current tensors, or delayed ones.
   std::variant<Float8LinearConfig, DelayedLayer> recipe = {};
   bool emulate = false;
-  /// Counts what is clamped, and looks for NaN, on GPUs too. Makes the host wait for a GPU.
+  /// Counts values that are clamped, and looks for NaN, on GPUs too. Makes the host wait for a GPU.
   bool debug = false;
 };
 
@@ -41,13 +42,19 @@ class LinearRule final : public lazy::OperatorRule,
   bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack, std::size_t argument) override;
 
   [[nodiscard]] const LinearSettings& settings() const { return settings_; }
-  /// How many values were beyond the largest number. On GPUs counted in debug mode only.
-  [[nodiscard]] std::int64_t clamped() const { return clamped_; }
+  /// How many values were beyond the largest number; of what `count_on_device` has counted, how
+  /// many scales. Waits for a GPU.
+  [[nodiscard]] std::int64_t clamped() const;
   void count_clamped(std::int64_t values, const char* of) const;
+  /// `beyond` is true for scales that do not fit their tensor. Does not wait for the GPU.
+  void count_on_device(const at::Tensor& beyond) const;
 
  private:
   LinearSettings settings_;
   mutable std::atomic<std::int64_t> clamped_ = 0;
+  mutable std::mutex mutex_ = {};
+  /// Written to and not replaced, so that a captured step finds it.
+  mutable at::Tensor on_device_ = {};
 };
 
 }  // namespace accelerate::detail::fp8

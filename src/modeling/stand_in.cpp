@@ -6,7 +6,10 @@
 #include <unordered_map>
 #include <utility>
 
+#include "accelerate/errors.h"
+#include "core/text.h"
 #include "modeling/lazy_key.h"
+#include "modeling/torch_dtype.h"
 
 namespace accelerate::detail::modeling {
 namespace {
@@ -71,6 +74,23 @@ StateDict part_of(const std::string& name, const StandIn& stand_in, const StateD
     if (stand_in.owns(entry.key(), name)) part.insert(entry.key(), entry.value().clone());
   }
   return part;
+}
+
+void refuse_codes(const std::string& name, c10::ScalarType own,
+                  const std::function<bool(const std::string&)>& contains,
+                  const std::function<c10::ScalarType()>& theirs) {
+  if (!c10::isFloatingType(own)) return;
+  const auto text = name + ".quant_state.bitsandbytes__";
+  const bool is_4bit = contains(text + "nf4") || contains(text + "fp4");
+  const auto dot = name.rfind('.');
+  const auto scales = name.substr(0, dot == name.npos ? 0 : dot + 1) + "SCB";
+  if (!is_4bit && !(contains(scales) && theirs() == c10::ScalarType::Char)) return;
+  throw FormatError(str("'", name, "' is quantized to ", is_4bit ? 4 : 8,
+                        " bits in the file, and the model keeps it in ", name_of(own),
+                        ": its codes are no values. Load it by load_and_quantize_model with the "
+                        "skip_modules and keep_in_fp32_modules that it was saved with, or load "
+                        "weights that are not quantized."),
+                    name);
 }
 
 }  // namespace accelerate::detail::modeling

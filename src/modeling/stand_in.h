@@ -5,8 +5,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -26,10 +28,13 @@ class ACCELERATE_API StandIn {
   [[nodiscard]] virtual StateDict state(const std::string& name) const = 0;
   /// Whether `key` is one that `state(name)` may have.
   [[nodiscard]] virtual bool owns(std::string_view key, const std::string& name) const = 0;
-  /// Takes the values of a state dict, whose tensors become its own: the packed ones, or a tensor
-  /// with the shape of the parameter. Throws `FormatError` that names the parameter if they do not
-  /// fit together; nothing has changed then.
+  /// Takes the values of a state dict: the packed tensors, or a tensor with the shape of the
+  /// parameter. `placed` tensors of the same dtype and shape are written to, since engines may
+  /// watch them; else those of `state` become its own. Throws `FormatError` that names the
+  /// parameter if they do not fit together; nothing has changed then.
   virtual void load(const std::string& name, const StateDict& state) = 0;
+  /// The same, but the tensors of `state` become its own in any case: pages of a file.
+  virtual void adopt(const std::string& name, const StateDict& state) = 0;
   /// Those of `state` that are large: offloaded where the parameter would be. Empty before `load`.
   [[nodiscard]] virtual StateDict placed(const std::string& name) const = 0;
   /// The parameter computes on another device from now on; its `placed` tensors follow, unless they
@@ -57,5 +62,12 @@ struct NamedStandIn {
 /// The entries of `state` that a stand-in owns: copies, which `load` may keep.
 [[nodiscard]] StateDict part_of(const std::string& name, const StandIn& stand_in,
                                 const StateDict& state);
+
+/// For an ordinary tensor of a model, which has the dtype `own`: throws `FormatError` if what a
+/// state has by its name are codes of bitsandbytes. `contains` tells which names the state has,
+/// `theirs` what the dtype by this name is.
+void refuse_codes(const std::string& name, c10::ScalarType own,
+                  const std::function<bool(const std::string&)>& contains,
+                  const std::function<c10::ScalarType()>& theirs);
 
 }  // namespace accelerate::detail::modeling

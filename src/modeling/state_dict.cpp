@@ -79,6 +79,14 @@ void check_fits(const StateDict& own, const StateDict& state, bool strict) {
 void load_state_dict(torch::nn::Module& module, const StateDict& state, bool strict) {
   const auto own = state_dict(module);
   const auto packed = detail::modeling::stand_ins(module);
+  for (const auto& entry : own) {
+    const auto* const given = state.find(entry.key());
+    if (given == nullptr || detail::modeling::owner_of(entry.key(), packed) != nullptr) continue;
+    detail::modeling::refuse_codes(
+        entry.key(), entry.value().scalar_type(),
+        [&](const std::string& name) { return state.contains(name); },
+        [&] { return given->scalar_type(); });
+  }
   if (packed.empty()) {
     detail::modeling::check_fits(own, state, strict);
   } else {

@@ -51,6 +51,22 @@ Parameters parameters_of(const torch::nn::Module& module) {
   return result;
 }
 
+std::vector<modeling::NamedStandIn> packed_weights_of(const torch::nn::Module& module) {
+  auto packed = modeling::stand_ins(module);
+  std::erase_if(packed, [](const auto& one) { return one.stand_in->placed(one.name).is_empty(); });
+  return packed;
+}
+
+/// The small tensors of a packed weight: maps, scales of scales, the description.
+StateDict small_tensors_of(const modeling::NamedStandIn& packed) {
+  const auto large = packed.stand_in->placed(packed.name);
+  StateDict small("Tensor");
+  for (const auto& part : packed.stand_in->state(packed.name)) {
+    if (!large.contains(part.key())) small.insert(part.key(), part.value());
+  }
+  return small;
+}
+
 Parameters trained(const Parameters& all) {
   Parameters result;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -73,7 +89,8 @@ std::string shown(std::vector<std::string> names) {
 }
 
 /// Collective. Throws on all processes if their models differ, or how often they are compared.
-void check_equal(const Parameters& own, const Parameters& buffers, std::int64_t drift_check,
+void check_equal(const Parameters& own, const Parameters& buffers,
+                 const std::vector<modeling::NamedStandIn>& packed, std::int64_t drift_check,
                  const comm::GroupHandle& group) {
   const auto intervals = accelerate::gather_object(std::vector{drift_check}, group);
   for (std::size_t rank = 1; rank < intervals.size(); ++rank) {
@@ -90,6 +107,9 @@ void check_equal(const Parameters& own, const Parameters& buffers, std::int64_t 
   }
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     facts.push_back(described("the buffer " + buffers.names[i], buffers.tensors[i]));
+  }
+  for (const auto& one : packed) {
+    for (const auto& part : small_tensors_of(one)) facts.push_back(part.key());
   }
   check_same_model(facts, group);
 }
@@ -137,7 +157,7 @@ void GradientCounts::start() {
 }
 
 void DataParallel::State::begin() {
-  check_equal(all, buffers, drift_check, group);
+  check_equal(all, buffers, packed, drift_check, group);
   if (parameters.size() == 0) {
     throw ArgumentError(
         "No parameter of the model requires a gradient: there is nothing to average.");
@@ -371,6 +391,37 @@ void DataParallel::State::broadcast_all(int from) const {
   auto tensors = all.tensors;
   tensors.insert(tensors.end(), buffers.tensors.begin(), buffers.tensors.end());
   broadcast(group, tensors, from);
+  broadcast_packed(from);
+}
+
+void DataParallel::State::broadcast_packed(int from) const {
+  if (packed.empty()) return;
+  std::vector<std::vector<std::int64_t>> sizes;
+  std::vector<StateDict> small;
+  for (const auto& one : packed) {
+    small.push_back(small_tensors_of(one));
+    for (const auto& part : small.back()) sizes.push_back(part.value().sizes().vec());
+  }
+  // Descriptions of the same layers may have other lengths.
+  sizes = accelerate::all_gather_object(sizes, group).at(static_cast<std::size_t>(from));
+  const bool sends = group->getRank() == from;
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < packed.size(); ++i) {
+    const auto device = packed[i].parameter.device();
+    for (auto& part : small[i]) {
+      auto& tensor = part.value();
+      tensor = sends ? tensor.to(device)
+                     : at::empty(sizes[tensors.size()], tensor.options().device(device));
+      tensors.push_back(tensor);
+    }
+  }
+  broadcast(group, tensors, from);
+  if (sends) return;
+  for (std::size_t i = 0; i < packed.size(); ++i) {
+    const auto& [name, parameter, stand_in] = packed[i];
+    for (const auto& part : stand_in->placed(name)) small[i].insert(part.key(), part.value());
+    stand_in->load(name, small[i]);
+  }
 }
 
 DataParallel::DataParallel(const torch::nn::Module& module, const comm::GroupHandle& group,
@@ -378,6 +429,7 @@ DataParallel::DataParallel(const torch::nn::Module& module, const comm::GroupHan
     : state_(std::make_unique<State>()) {
   const auto named = name_collectives("prepare");
   state_->all = parameters_of(module);
+  state_->packed = packed_weights_of(module);
   state_->parameters = trained(state_->all);
   for (const auto& entry : module.named_buffers()) state_->buffers.add(entry.key(), entry.value());
   state_->sparse_weights = sparse_weights(module);
@@ -397,6 +449,7 @@ void DataParallel::rebuild() {
   auto fresh = std::make_unique<State>();
   fresh->all = std::move(state_->all);
   fresh->buffers = std::move(state_->buffers);
+  fresh->packed = std::move(state_->packed);
   fresh->sparse_weights = std::move(state_->sparse_weights);
   fresh->group = state_->group;
   fresh->options = state_->options;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "accelerate/operations/objects.h"
+#include "modeling/stand_in.h"
 #include "parallel/data_parallel.h"
 #include "parallel/drift_watch.h"
 #include "parallel/gradient_hooks.h"
@@ -48,6 +49,8 @@ struct DataParallel::State {
   Parameters parameters;  // those that require a gradient
   AddressSet addresses;   // of `parameters`
   Parameters buffers;
+  /// Packed weights with a value: their large tensors are in `all`.
+  std::vector<modeling::NamedStandIn> packed;
   comm::GroupHandle group;
   DistributedDataParallelKwargs options;
   std::int64_t drift_check = 0;
@@ -109,6 +112,8 @@ struct DataParallel::State {
   void average_sparse();
   /// Collective.
   void broadcast_all(int from) const;
+  /// Collective. What belongs to packed weights beside their large tensors.
+  void broadcast_packed(int from) const;
 };
 
 }  // namespace accelerate::detail::parallel

@@ -92,6 +92,10 @@ void check_product(const char* what, const at::Tensor& x, const at::Tensor& bias
     throw ArgumentError(str(what, ": the input is on ", x.device().str(), " and the weight on ",
                             device.str(), "."));
   }
+  if (bias.defined() && bias.dim() > 0 && bias.device() != device) {
+    throw ArgumentError(str(what, ": the bias is on ", bias.device().str(), " and the weight on ",
+                            device.str(), "."));
+  }
   if (!bias.defined() || bias.dim() == 0 || bias.sizes() == at::IntArrayRef({outputs})) return;
   throw ArgumentError(str(what, ": the bias has the shape [", join(bias.sizes()),
                           "], and the weight has ", outputs, " outputs."));

@@ -15,6 +15,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/kwargs/options.h"
 #include "accelerate/modeling.h"
+#include "accelerate/nn/lora_linear.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "modeling/tensors.h"
@@ -178,6 +179,38 @@ void cast_others(const Module& model, const BnbQuantizationConfig& config) {
   }
 }
 
+/// Adapters are trained: their updates would vanish in 16 bits.
+Names names_of_adapters(const Module& model) {
+  Names names;
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    if (item.value()->as<nn::LoraFactorImpl>() != nullptr) names.push_back(item.key());
+  }
+  return names;
+}
+
+/// Options that are for models on the meta device.
+void check_loaded_model(const LoadAndQuantizeOptions& options) {
+  if (options.weights_location) {
+    throw ArgumentError(
+        str("weights_location is '", options.weights_location->string(),
+            "', but the model has weights already, which would be quantized. Build it under "
+            "init_empty_weights, so that the file is loaded, or leave weights_location out."));
+  }
+  Names ignored;
+  if (options.device_map.index() != 0) ignored.emplace_back("device_map");
+  if (options.max_memory) ignored.emplace_back("max_memory");
+  if (!options.no_split_module_classes.empty()) ignored.emplace_back("no_split_module_classes");
+  if (options.offload_folder) ignored.emplace_back("offload_folder");
+  if (options.offload_state_dict) ignored.emplace_back("offload_state_dict");
+  if (options.strict) ignored.emplace_back("strict");
+  if (!options.key_mapping.empty()) ignored.emplace_back("key_mapping");
+  if (ignored.empty()) return;
+  warn(str("load_and_quantize_model: ", join(ignored),
+           " of the options have no effect, because the model is loaded already: it is quantized "
+           "where it is and moved to ",
+           current_device(), ". Build it under init_empty_weights to use them."));
+}
+
 bool is_on_meta(const Module& model) {
   const auto parameters = model.parameters();
   return !parameters.empty() && parameters.front().is_meta();
@@ -206,7 +239,9 @@ std::shared_ptr<offload::DispatchedCore> load_and_quantize_model(
     }
   }
   std::ranges::copy(*config.keep_in_fp32_modules, std::back_inserter(skipped));
+  std::ranges::copy(names_of_adapters(*model), std::back_inserter(*config.keep_in_fp32_modules));
   if (!is_on_meta(*model)) {
+    check_loaded_model(options);
     warn(
         "It is not recommended to quantize a loaded model. The model should be instantiated under "
         "init_empty_weights.");

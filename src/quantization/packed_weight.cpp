@@ -32,6 +32,26 @@ bool is_number(const c10::IValue& value, double number) {
   return value.isScalar() && value.toScalar().toDouble() == number;
 }
 
+/// Calls `f(tensor)` for the tensors in an argument.
+template <class F>
+void for_each_tensor(const c10::IValue& argument, const F& f) {
+  if (argument.isTensor()) {
+    f(argument.toTensor());
+  } else if (argument.isTensorList()) {
+    for (const at::Tensor& tensor : argument.toTensorList()) f(tensor);
+  } else if (argument.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor> tensor : argument.toOptionalTensorList()) {
+      if (tensor) f(*tensor);
+    }
+  }
+}
+
+/// Kernels add one number for each output, or one for all.
+bool is_bias(const at::Tensor& tensor, std::int64_t outputs) {
+  return !tensor.defined() ||
+         (tensor.dim() <= 1 && (tensor.numel() == 1 || tensor.numel() == outputs));
+}
+
 at::Tensor tensor_or_none(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
@@ -92,25 +112,49 @@ at::ScalarType scalar_type(FloatType type) {
   return at::kFloat;
 }
 
-/// Keeps the bytes of codes and scales where they are used, if a store manages them.
+/// Keeps the bytes of codes and scales where they are used, if a store manages them, and those of
+/// the other arguments of an operator.
 class PackedWeight::Pinned {
  public:
   explicit Pinned(const PackedWeight& weight) {
     weight.check_loaded();
-    for (const auto& item : weight.placed("")) {
-      auto managed = lazy::find_managed(item.value());
-      if (managed == nullptr) continue;
-      managed->pin(lazy::Access::kRead);
-      pinned_.push_back(std::move(managed));
+    try {
+      if (const auto* four = std::get_if<FourBit>(&weight.weight_)) {
+        for (const auto* part : {&four->packed, &four->state.absmax})
+          pin(*part, lazy::Access::kRead);
+      } else if (const auto* eight = std::get_if<Int8Weight>(&weight.weight_)) {
+        for (const auto* part : {&eight->CB, &eight->SCB}) pin(*part, lazy::Access::kRead);
+      }
+    } catch (...) {
+      unpin();
+      throw;
     }
   }
-  ~Pinned() {
-    for (const auto& managed : pinned_) managed->unpin();
+  Pinned(const PackedWeight& weight, const c10::FunctionSchema& schema, Arguments arguments)
+      : Pinned(weight) {
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const auto* alias = schema.arguments()[i].alias_info();
+      const bool writes = alias != nullptr && alias->isWrite();
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+        pin(tensor, writes ? lazy::Access::kWrite : lazy::Access::kRead);
+      });
+    }
   }
+  ~Pinned() { unpin(); }
   Pinned(const Pinned&) = delete;
   Pinned& operator=(const Pinned&) = delete;
 
  private:
+  void pin(const at::Tensor& tensor, lazy::Access access) {
+    auto managed = lazy::find_managed(tensor);
+    if (managed == nullptr) return;
+    managed->pin(access);
+    pinned_.push_back(std::move(managed));
+  }
+  void unpin() noexcept {
+    for (const auto& managed : pinned_) managed->unpin();
+  }
+
   /// Operators on the codes need no further look at the store.
   c10::impl::ExcludeDispatchKeyGuard no_trigger_{lazy::kLazyKey};
   std::vector<std::shared_ptr<lazy::ManagedStorage>> pinned_;
@@ -238,14 +282,16 @@ std::optional<at::Tensor> PackedWeight::product_of(const c10::OperatorHandle& op
   const bool is_transposed = view.sizes() == at::IntArrayRef({inputs_, outputs_}) &&
                              view.stride(1) == inputs_ && view.stride(0) == 1;
   if (name == "aten::linear" && argument == 1 && is_whole) {
-    return product(arguments[0].toTensor(), tensor_or_none(arguments[2]));
+    const auto bias = tensor_or_none(arguments[2]);
+    if (!is_bias(bias, outputs_)) return std::nullopt;
+    return product(arguments[0].toTensor(), bias);
   }
   if ((name == "aten::matmul" || name == "aten::mm") && argument == 1 && is_transposed) {
     return product(arguments[0].toTensor(), {});
   }
   if (name == "aten::addmm" && op.schema().overload_name().empty() && argument == 2 &&
       is_transposed && is_number(arguments[3], 1) && is_number(arguments[4], 1) &&
-      arguments[0].toTensor().dim() == 1) {
+      is_bias(arguments[0].toTensor(), outputs_)) {
     return product(arguments[1].toTensor(), arguments[0].toTensor());
   }
   return std::nullopt;
@@ -268,6 +314,7 @@ bool PackedWeight::run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
             " bits and cannot be moved, converted or written to. Choose its device by "
             "the device_map of load_and_quantize_model; train adapters instead of it."));
   }
+  const Pinned pinned(*this, op.schema(), arguments);
   if (arguments[argument].isTensor()) {
     if (auto result = product_of(op, arguments, argument)) {
       stack.resize(begin);
@@ -365,6 +412,34 @@ void PackedWeight::load_8bit(const std::string& name, const StateDict& state) {
 }
 
 void PackedWeight::load(const std::string& name, const StateDict& state) {
+  const at::NoGradGuard no_grad;
+  const auto before = weight_;
+  adopt(name, state);
+  keep_tensors(before);
+}
+
+void PackedWeight::keep_tensors(const Weight& before) {
+  const auto keep = [](at::Tensor& now, const at::Tensor& then) {
+    if (now.is_same(then) || now.scalar_type() != then.scalar_type() ||
+        now.sizes() != then.sizes() || now.device() != then.device()) {
+      return;
+    }
+    now = then.copy_(now);
+  };
+  if (auto* four = std::get_if<FourBit>(&weight_)) {
+    if (const auto* old = std::get_if<FourBit>(&before)) {
+      keep(four->packed, old->packed);
+      keep(four->state.absmax, old->state.absmax);
+    }
+  } else if (auto* eight = std::get_if<Int8Weight>(&weight_)) {
+    if (const auto* old = std::get_if<Int8Weight>(&before)) {
+      keep(eight->CB, old->CB);
+      keep(eight->SCB, old->SCB);
+    }
+  }
+}
+
+void PackedWeight::adopt(const std::string& name, const StateDict& state) {
   const at::NoGradGuard no_grad;
   for (const auto& item : placed(name)) {
     if (lazy::find_managed(item.value()) == nullptr) continue;

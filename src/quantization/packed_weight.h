@@ -44,6 +44,7 @@ class PackedWeight final : public modeling::StandIn,
   [[nodiscard]] StateDict state(const std::string& name) const override;
   [[nodiscard]] bool owns(std::string_view key, const std::string& name) const override;
   void load(const std::string& name, const StateDict& state) override;
+  void adopt(const std::string& name, const StateDict& state) override;
   [[nodiscard]] StateDict placed(const std::string& name) const override;
   void move_to(c10::Device device) override;
 
@@ -61,7 +62,11 @@ class PackedWeight final : public modeling::StandIn,
   };
   class Pinned;
 
+  using Weight = std::variant<std::monostate, FourBit, quant::Int8Weight>;
+
   void quantize(const at::Tensor& value);
+  /// Writes what `load` has read to the tensors of before, where they have the same form.
+  void keep_tensors(const Weight& before);
   void load_4bit(const std::string& name, const StateDict& state);
   void load_8bit(const std::string& name, const StateDict& state);
   void bind(const at::Tensor& parameter, c10::Device device);
@@ -79,7 +84,7 @@ class PackedWeight final : public modeling::StandIn,
   at::ScalarType dtype_;
   BnbQuantizationConfig config_;
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> parameter_;
-  std::variant<std::monostate, FourBit, quant::Int8Weight> weight_;
+  Weight weight_;
 };
 
 /// The packed weight that a parameter is; null for an ordinary one.

@@ -234,10 +234,13 @@ at::Tensor differentiable_product(std::shared_ptr<const LinearProduct> weight, c
   if (shape.empty()) throw ArgumentError("The input of a quantized layer is a single number.");
   shape.back() = weight->outputs();
   const auto rows = x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
-  const auto added = bias.defined() ? std::optional(bias) : std::nullopt;
+  // Kernels read one number for each output.
+  std::optional<at::Tensor> added;
+  if (bias.defined()) added = bias.to(x.device()).expand({weight->outputs()}).contiguous();
   const bool is_recorded =
       at::GradMode::is_enabled() && (x.requires_grad() || (added && bias.requires_grad()));
-  const auto y = is_recorded ? Product::apply(rows, added, weight) : weight->forward(rows, bias);
+  const auto y = is_recorded ? Product::apply(rows, added, weight)
+                             : weight->forward(rows, added.value_or(at::Tensor()));
   return x.dim() == 2 ? y : y.view(shape);
 }
 

@@ -18,6 +18,7 @@
 #include "support/has.h"
 #include "support/message_of.h"
 #include "support/on_processes.h"
+#include "support/reference_path.h"
 
 namespace accelerate {
 namespace {
@@ -379,6 +380,166 @@ TEST_F(CudaQuantization, ModelsComputeWhatTheyDoOnTheCpu) {
   expect_the_model_of_the_cpu(nf4, 0.02);
   const BnbQuantizationConfig int8{.load_in_8bit = true, .torch_dtype = FloatType::kBf16};
   expect_the_model_of_the_cpu(int8, 0.02);
+}
+
+// -- models that are offloaded, trained and saved ------------------------------------------------
+
+/// 4 bits, with both kinds of scales, and 8 bits.
+std::vector<BnbQuantizationConfig> in_bfloat16() {
+  BnbQuantizationConfig nf4{.load_in_4bit = true,
+                            .bnb_4bit_quant_type = "nf4",
+                            .bnb_4bit_compute_dtype = FloatType::kBf16,
+                            .torch_dtype = FloatType::kBf16};
+  auto twice = nf4;
+  twice.bnb_4bit_use_double_quant = true;
+  return {nf4, twice, {.load_in_8bit = true, .torch_dtype = FloatType::kBf16}};
+}
+
+TEST_F(CudaQuantization, OffloadedCodesComputeWhatResidentOnesDo) {
+  const torch::Device gpu(torch::kCUDA, 0);
+  for (const auto& config : in_bfloat16()) {
+    const test::Folder folder;
+    CudaNet net;
+    static_cast<void>(load_and_quantize_model(net, config));
+    const auto x = torch::randn({12, 256}, gpu).to(torch::kBFloat16);
+    const auto expected = net->forward(x);
+    const auto wide = net->first(x.to(torch::kFloat));  // the bias is converted
+    {
+      const auto model = cpu_offload(net, {.execution_device = gpu});
+      EXPECT_TRUE(net->first->weight.is_cuda());
+      for (int i = 0; i < 2; ++i) EXPECT_TRUE(torch::equal(model(x), expected));
+      EXPECT_TRUE(torch::equal(net->first(x.to(torch::kFloat)), wide));
+      EXPECT_GT(model.stats().fills, 0);
+    }
+    const auto model = disk_offload(net, folder.path(), {.execution_device = gpu});
+    EXPECT_TRUE(torch::equal(model(x), expected));
+  }
+}
+
+TEST_F(CudaQuantization, LayersOfAMapAreQuantizedAndOffloadedInEightBits) {
+  const test::Folder folder;
+  save_model(state_dict(*CudaNet()), folder.path());
+  const BnbQuantizationConfig config{.load_in_8bit = true, .torch_dtype = FloatType::kBf16};
+  const auto output = [&](const DeviceMap& map, const torch::Tensor& x) {
+    auto net = init_empty_weights([] { return CudaNet(); });
+    const auto model = load_and_quantize_model(
+        net, config,
+        {.weights_location = folder.path(), .device_map = map, .offload_folder = folder / "spill"});
+    EXPECT_EQ(state_dict(*net)["second.weight"].scalar_type(), torch::kChar);
+    return model(x).cuda();
+  };
+  const auto x = torch::randn({12, 256}, torch::kCUDA).to(torch::kBFloat16);
+  const MapDevice gpu(0);
+  const auto expected = output({{"", gpu}}, x);
+  for (const MapDevice& place : {MapDevice("cpu"), MapDevice("disk")}) {
+    EXPECT_TRUE(
+        torch::equal(output({{"first", gpu}, {"second", place}, {"head", gpu}}, x), expected));
+  }
+}
+
+struct CudaAdaptedImpl : torch::nn::Module {
+  CudaAdaptedImpl() {
+    first = register_module("first", nn::LoraLinear(256, 512, nn::LoraOptions{.r = 8}));
+    head = register_module("head", torch::nn::Linear(512, 16));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return head(torch::relu(first(x))); }
+  nn::LoraLinear first{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(CudaAdapted);
+
+TEST_F(CudaQuantization, AdaptersAreTrainedInFloat32) {
+  const torch::AutoGradMode with_gradients(true);
+  for (const auto& config : in_bfloat16()) {
+    AcceleratorState::_reset_state(/*reset_partial_state=*/true);
+    Accelerator accelerator;
+    CudaAdapted net;
+    const auto trained = nn::mark_only_lora_as_trainable(*net);
+    const auto quantized = load_and_quantize_model(net, config);
+    const auto codes = state_dict(*net)["first.weight"].clone();
+    auto [model, optimizer] = accelerator.prepare(quantized, AdamW(trained, {.lr = 1e-2}));
+    const auto x = torch::randn({32, 256}, torch::kCUDA).to(torch::kBFloat16);
+    std::vector<double> losses;
+    for (int step = 0; step < 10; ++step) {
+      const auto loss = (model(x).to(torch::kFloat) - 1).square().mean();
+      accelerator.backward(loss);
+      optimizer.step();
+      optimizer.zero_grad();
+      losses.push_back(loss.item<double>());
+    }
+    EXPECT_LT(losses.back(), losses.front());
+    for (const auto& one : trained) {
+      EXPECT_TRUE(one.is_cuda());
+      EXPECT_EQ(one.scalar_type(), torch::kFloat);
+    }
+    EXPECT_TRUE(torch::equal(state_dict(*net)["first.weight"], codes));
+  }
+  AcceleratorState::_reset_state(/*reset_partial_state=*/true);
+}
+
+TEST_F(CudaQuantization, TheStateOfARunIsSavedAndLoadedAgain) {
+  const torch::AutoGradMode with_gradients(true);
+  const auto x = torch::randn({4, 256}, torch::kCUDA).to(torch::kBFloat16);
+  for (const auto& config : in_bfloat16()) {
+    const test::Folder folder;
+    const auto run = [&](std::uint64_t seed, const auto& use) {
+      AcceleratorState::_reset_state(/*reset_partial_state=*/true);
+      torch::manual_seed(seed);
+      CudaNet net;
+      Accelerator accelerator;
+      auto [model, optimizer] = accelerator.prepare(load_and_quantize_model(net, config),
+                                                    AdamW(net->head->parameters(), {.lr = 0.1}));
+      use(accelerator, model);
+      return model(x).detach();
+    };
+    const auto expected = run(1, [&](auto& accelerator, auto& model) {
+      static_cast<void>(accelerator.save_state(folder / "state"));
+      accelerator.save_model(model, folder / "model");
+    });
+    EXPECT_FALSE(torch::equal(run(2, [](auto&, auto&) {}), expected));
+    EXPECT_TRUE(torch::equal(
+        run(3, [&](auto& accelerator, auto&) { accelerator.load_state(folder / "state"); }),
+        expected));
+    auto empty = init_empty_weights([] { return CudaNet(); });
+    const auto again =
+        load_and_quantize_model(empty, config, {.weights_location = folder / "model"});
+    EXPECT_TRUE(torch::equal(again(x), expected));
+  }
+  AcceleratorState::_reset_state(/*reset_partial_state=*/true);
+}
+
+struct StoredLayerImpl : torch::nn::Module {
+  StoredLayerImpl() { fc = register_module("fc", torch::nn::Linear(128, 48)); }
+  torch::Tensor forward(const torch::Tensor& x) { return fc->forward(x); }
+  torch::nn::Linear fc{nullptr};
+};
+TORCH_MODULE(StoredLayer);
+
+TEST_F(CudaQuantization, FilesOfBitsandbytesComputeWhatItsLayersDo) {
+  const auto expected = load_state_dict(test::reference_path("quantization/outputs.pt"));
+  for (const std::string name : {"nf4", "fp4", "nf4_double", "int8"}) {
+    const auto file = test::reference_path("quantization/" + name + ".safetensors");
+    BnbQuantizationConfig config{.torch_dtype = FloatType::kFp32};
+    config.skip_modules.emplace();
+    if (name == "int8") {
+      config.load_in_8bit = true;
+    } else {
+      config.load_in_4bit = true;
+      config.bnb_4bit_quant_type = name.substr(0, 3);
+      config.bnb_4bit_compute_dtype = FloatType::kFp32;
+    }
+    auto net = init_empty_weights([] { return StoredLayer(); });
+    const auto model = load_and_quantize_model(net, config, {.weights_location = file});
+    const auto own = state_dict(*net);
+    for (const auto& part : load_state_dict(file)) {
+      EXPECT_TRUE(torch::equal(own[part.key()].cpu(), part.value())) << name << " " << part.key();
+    }
+    const double tolerance = name == "int8" ? 3e-3 : 1e-3;
+    const auto x = expected["inputs"];
+    const auto y = model((name == "int8" ? x.to(torch::kHalf).to(torch::kFloat) : x).cuda());
+    EXPECT_TRUE(y.is_cuda());
+    EXPECT_TRUE(torch::allclose(y.cpu(), expected[name], tolerance, tolerance)) << name;
+  }
 }
 
 // -- compiled kernels -----------------------------------------------------------------------------

@@ -151,6 +151,36 @@ TEST(Fp8OnProcesses, ShardedModelsTrainAsWholeOnes) {
   });
 }
 
+TEST(Fp8OnProcesses, LayersThatAreCutStayInHighPrecisionAndAreNamed) {
+  on_processes(2, [](PartialState& state) {
+    for (const bool is_te : {false, true}) {
+      test::CapturedLog log;
+      auto options =
+          in_8_bits(is_te ? KwargsHandler(TERecipeKwargs{}) : KwargsHandler(AORecipeKwargs{}));
+      options.parallelism_config = ParallelismConfig{.tp_size = 2};
+      Accelerator accelerator(options);
+      Net net;
+      apply_tp_plan(*net, make_tp_plan({{"first", "colwise"}, {"middle", "rowwise"}}),
+                    accelerator.torch_device_mesh());
+      auto [model, optimizer] = accelerator.prepare(net, SGD(net->parameters(), {.lr = 0.05}));
+      const auto expected =
+          is_te ? std::vector<std::string>{"ours", "last"} : std::vector<std::string>{"ours"};
+      for (int step = 0; step < 2; ++step) {
+        EXPECT_EQ(fp8_layers(*net), expected);
+        accelerator.backward(model(torch::ones({4, 16})).square().mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      const auto text = detail::join(log.messages(), "\n");
+      const auto said = is_te ? "fp8: 2 linear layers stay in high precision, since their products "
+                                "are computed by tensor parallelism: first, middle."
+                              : "fp8: 1 linear layers stay in high precision, since their products "
+                                "are computed by tensor parallelism: middle.";
+      EXPECT_EQ(static_cast<bool>(test::has(text, said)), state.is_main_process()) << text;
+    }
+  });
+}
+
 TEST(Fp8OnProcesses, SayThatWeightsAreNotGatheredIn8Bits) {
   on_processes(2, [](PartialState& state) {
     test::CapturedLog log;

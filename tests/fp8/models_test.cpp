@@ -15,6 +15,7 @@
 #include "core/text.h"
 #include "examples/gpt_data.h"
 #include "examples/gpt_model.h"
+#include "fp8/delayed_scaling.h"
 #include "support/has.h"
 #include "support/message_of.h"
 
@@ -289,6 +290,18 @@ TEST_F(Fp8Models, ResumeWithTheBitsOfARunThatWasNotInterrupted) {
     resumed.steps(3, 6);
     EXPECT_EQ(test::distance(whole.net, resumed.net), 0) << i;
     EXPECT_EQ(std::filesystem::exists(folder / "fp8_scaling_0.bin"), i >= 2);
+  }
+}
+
+TEST_F(Fp8Models, AnIntervalOfDelayedScalesCountsForGradientsToo) {
+  using detail::fp8::DelayedScaling;
+  Training run(in_8_bits({TERecipeKwargs{.interval = 2}}));
+  run.steps(0, 4);
+  const auto scales =
+      run.model._core()->delayed_scaling->scales().view({-1, DelayedScaling::kRoles});
+  for (const auto role :
+       {DelayedScaling::kInput, DelayedScaling::kWeight, DelayedScaling::kGradient}) {
+    EXPECT_TRUE(scales.select(1, role).ne(1).all().item<bool>()) << role;
   }
 }
 

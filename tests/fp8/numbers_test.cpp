@@ -81,7 +81,7 @@ struct OneLayer {
   }
   float after(float amax) {
     scaling.record(0, DelayedScaling::kInput, torch::tensor(amax));
-    scaling.update();
+    scaling.update(DelayedScaling::kForward);
     return scaling.scales()[DelayedScaling::kInput].item<float>();
   }
   DelayedScaling scaling;
@@ -118,6 +118,24 @@ TEST(DelayedScales, AnIntervalIsTheStepsBetweenTwoComputations) {
   std::vector<float> scales;
   for (const float amax : {7.0F, 14.0F, 28.0F, 7.0F}) scales.push_back(layer.after(amax));
   EXPECT_EQ(scales, (std::vector<float>{64, 64, 16, 16}));
+}
+
+TEST(DelayedScales, HaveAnIntervalForEachPhaseThatIsResumed) {
+  const TERecipeKwargs kwargs{.interval = 2,
+                              .amax_compute_algo = AmaxComputeAlgorithm::kMostRecent};
+  OneLayer layer(kwargs);
+  layer.after(7.0F);
+  layer.scaling.update(DelayedScaling::kBackward);
+  OneLayer other(kwargs);
+  other.scaling.load_state_dict(layer.scaling.state_dict());
+  EXPECT_EQ(other.after(14.0F), 64);
+  EXPECT_EQ(other.after(14.0F), 32);
+  // Older files have one counter for both phases.
+  OneLayer old(kwargs);
+  old.scaling.load_state_dict(Value(
+      Value::Dict{{"updates", Value(1)}, {"layers", layer.scaling.state_dict().at("layers")}}));
+  EXPECT_EQ(old.after(14.0F), 64);
+  EXPECT_EQ(old.after(14.0F), 32);
 }
 
 TEST(DelayedScales, ReturnFromTheirStateWithTheBitsThatTheyHad) {

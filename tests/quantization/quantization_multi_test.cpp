@@ -71,6 +71,34 @@ TEST(AdaptersOnProcesses, TrainAsOneProcessWithTheWholeBatch) {
   });
 }
 
+TEST(AdaptersOnProcesses, BeginWithTheQuantizedWeightsOfTheFirst) {
+  on_processes(2, [](PartialState& state) {
+    auto nested = four_bits();
+    nested.bnb_4bit_use_double_quant = true;
+    for (const auto& config : {four_bits(), nested, BnbQuantizationConfig{.load_in_8bit = true}}) {
+      Net net;
+      {
+        const torch::NoGradGuard no_grad;  // other scales, and descriptions of another length
+        net->first->weight.mul_(state.is_main_process() ? 1.0 : 0.31 + 1.7 * state.process_index());
+      }
+      const auto parameters = nn::mark_only_lora_as_trainable(*net);
+      const auto quantized = load_and_quantize_model(net, config);
+      const auto before = state_dict(*net)["first.weight"];
+      Accelerator accelerator(anew());
+      const auto model = accelerator.prepare(quantized);
+      std::vector<torch::Tensor> tensors{net->first->weight.clone()};
+      for (const auto& part : state_dict(*net)) {
+        if (part.key().find("quant_state") == std::string::npos) tensors.push_back(part.value());
+      }
+      EXPECT_TRUE(test::same_everywhere(tensors));
+      // What data parallelism watches is what the layer has, also after loading.
+      EXPECT_TRUE(state_dict(*net)["first.weight"].is_same(before));
+      load_state_dict(*net, state_dict(*net));
+      EXPECT_TRUE(state_dict(*net)["first.weight"].is_same(before));
+    }
+  });
+}
+
 TEST(AdaptersOnProcesses, CannotBeSharded) {
   on_processes(2, [] {
     Net net;

@@ -50,7 +50,8 @@ TORCH_MODULE(LoraFactor);
 
 /// A `torch::nn::Linear` with an adapter: W x + b + (lora_alpha / r) B A x. The weight has the name
 /// that it has in a plain layer, so that files of a model without adapters fit; it may be
-/// quantized. Weight and bias need no gradients. The adapter is float32 and begins as zero.
+/// quantized. Weight and bias need no gradients. The adapter begins as zero; it is float32, also
+/// where `load_and_quantize_model` makes other parameters `torch_dtype`.
 class ACCELERATE_API LoraLinearImpl : public torch::nn::LinearImpl {
  public:
   /// Throws `ArgumentError` for a rank below 1 and a dropout outside of [0, 1).

@@ -5,8 +5,8 @@
 //
 // The bytes are those of bitsandbytes' CUDA kernels, on every device and for any number of threads.
 // docs/quantization.md has the formulas. All functions throw `ArgumentError` for tensors that are
-// not of the dtype or size that they take, for a state that does not fit its codes, and for values
-// that are infinite or NaN.
+// not of the dtype or size that they take and for a state that does not fit its codes; those that
+// quantize, for values that are infinite or NaN.
 //
 // Part of accelerate/quantization.h.
 #pragma once
@@ -60,14 +60,16 @@ struct Quantize4bitOptions {
 using Quant4Options = Quantize4bitOptions;
 /// Tensors by name.
 using TensorDict = StateDict;
-/// The codes of a float16, bfloat16 or float32 tensor, two per byte, of shape [(n + 1) / 2, 1].
+/// The codes of a float16, bfloat16 or float32 tensor, two per byte: a column of bytes, viewed as
+/// `quant_storage`.
 [[nodiscard]] ACCELERATE_API std::pair<at::Tensor, QuantState> quantize_4bit(
     const at::Tensor& tensor, const Quantize4bitOptions& options = {});
 /// The values in the shape and dtype of `state`.
 [[nodiscard]] ACCELERATE_API at::Tensor dequantize_4bit(const at::Tensor& packed,
                                                         const QuantState& state);
 /// `x` times the transposed weight, plus `bias`: computed in `compute_dtype` (unset: that of `x`)
-/// and returned in the dtype of `x`. `x` and `bias` get gradients.
+/// and returned in the dtype of `x`. `bias` is a number or one number for each output. `x` and
+/// `bias` get gradients.
 [[nodiscard]] ACCELERATE_API at::Tensor linear_4bit(
     const at::Tensor& x, const at::Tensor& packed, const QuantState& state,
     const std::optional<at::Tensor>& bias = std::nullopt,
@@ -102,7 +104,8 @@ struct Int8Weight {
 /// float32.
 [[nodiscard]] ACCELERATE_API at::Tensor int8_vectorwise_dequant(const Int8Weight& weight);
 /// LLM.int8: `x` in 8 bits times the weight, plus the product of the columns of `x` that have a
-/// value of at least `threshold` (0: none) in the dtype of `x`. `x` and `bias` get gradients.
+/// value of at least `threshold` (0: none) in the dtype of `x`. A row of `x` that is not finite
+/// gives a row that is not. `bias` as for `linear_4bit`; `x` and `bias` get gradients.
 [[nodiscard]] ACCELERATE_API at::Tensor int8_linear(
     const at::Tensor& x, const Int8Weight& weight,
     const std::optional<at::Tensor>& bias = std::nullopt, double threshold = 0);
@@ -110,8 +113,9 @@ struct Int8Weight {
 /// The tensors that a file has beside the codes of a 4-bit tensor: absmax, quant_map, ...,
 /// quant_state.bitsandbytes__nf4.
 [[nodiscard]] ACCELERATE_API StateDict as_dict(const QuantState& state);
-/// Reads what `as_dict` and bitsandbytes write. `packed` are the codes, `name` is for messages.
-/// Throws `FormatError` for members that are missing, unknown or of the wrong size.
+/// Reads what `as_dict` and bitsandbytes write for a matrix, to `device`. `packed` are the codes,
+/// `name` is for messages. Throws `FormatError` for members that are missing, unknown, of the wrong
+/// size or not finite, and for the state of a tensor that is no matrix.
 [[nodiscard]] ACCELERATE_API QuantState from_dict(const StateDict& members,
                                                   const at::Tensor& packed, const std::string& name,
                                                   c10::Device device = c10::kCPU);

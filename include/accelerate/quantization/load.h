@@ -30,10 +30,10 @@ namespace accelerate {
 
 struct LoadAndQuantizeOptions {
   /// A checkpoint, as for `load_checkpoint_in_model`, whose weights are quantized or not. Needed
-  /// for a model on the meta device; another one has its weights.
+  /// for a model on the meta device, refused for another one, which has its weights.
   std::optional<std::filesystem::path> weights_location = std::nullopt;
-  /// For a model on the meta device. Unset: all of it on the current GPU, or on the CPU if there is
-  /// none.
+  /// For a model on the meta device, as all down to `offload_state_dict`; for another one they are
+  /// ignored with a warning. Unset: all of it on the current GPU, or on the CPU if there is none.
   DeviceMapChoice device_map = {};
   /// For a map that is computed: classes that are not split over devices.
   std::vector<std::string> no_split_module_classes = {};
@@ -50,7 +50,8 @@ struct LoadAndQuantizeOptions {
   bool strict = false;
   /// Ours, for a model on the meta device: from the names of the checkpoint to those of the model.
   KeyMapping key_mapping = {};
-  /// Ours: a progress bar of the bytes that are loaded. Unset: ACCELERATE_PROGRESS, else none.
+  /// Ours: a progress bar of the bytes that are loaded, quantized weights counted in `torch_dtype`.
+  /// Unset: ACCELERATE_PROGRESS, else none.
   std::optional<bool> progress = std::nullopt;
   /// Ours: how offloaded weights come and go.
   LazyOptions lazy = {};
@@ -75,16 +76,18 @@ namespace detail::quantization {
 /// Quantizes the weights of all `torch::nn::Linear` layers but those of `skip_modules` (unset:
 /// `get_keys_to_not_convert`) and `keep_in_fp32_modules`, and of layers with tied weights. Their
 /// weights and biases need no gradients from now on. All other parameters become `torch_dtype`;
-/// those of `keep_in_fp32_modules` float32.
+/// those of `keep_in_fp32_modules` and the adapters of `nn::LoraLinear` float32.
 ///
-/// A model on the meta device is filled layer by layer from `weights_location` and dispatched by
-/// the map: modules of a 4-bit model that the map puts on "disk", or on "cpu" beside a GPU, are not
-/// quantized; those of an 8-bit model are, and their codes travel. A loaded model is quantized
-/// where it is and then moved to the GPU, if there is one.
+/// A model on the meta device is filled layer by layer from `weights_location`, each weight
+/// quantized on its device, and dispatched by the map: modules of a 4-bit model that the map puts
+/// on "disk", or on "cpu" beside a GPU, are not quantized; those of an 8-bit model are, and their
+/// codes travel. A loaded model is quantized where it is and then moved to the GPU, if there is
+/// one.
 ///
 /// Throws `ConfigError` for a configuration that contradicts itself; `ArgumentError` for a model on
-/// the meta device without `weights_location`, a computed map that offloads 4-bit weights, and
-/// weights that are infinite or NaN; otherwise as `load_checkpoint_and_dispatch`.
+/// the meta device without `weights_location` and another one with it, a computed map that offloads
+/// 4-bit weights, and weights that are infinite or NaN; `FormatError` for codes in the file of a
+/// layer that is not quantized; otherwise as `load_checkpoint_and_dispatch`.
 template <detail::modeling::ModelHolder M>
 [[nodiscard]] Dispatched<M> load_and_quantize_model(M model, const BnbQuantizationConfig& config,
                                                     const LoadAndQuantizeOptions& options = {}) {
