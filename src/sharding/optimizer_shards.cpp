@@ -176,7 +176,10 @@ void ShardedEngine::gather_states(std::span<parallel::ParameterState> states) {
     }
   }
   if (keeps) return;
-  for (auto& one : states) one.tensors.clear();
+  // Those of other models their engines gather.
+  for (auto& one : states) {
+    if (holds(one.parameter)) one.tensors.clear();
+  }
 }
 
 }  // namespace accelerate::detail::sharding
