@@ -9,6 +9,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 #include "optim/clip_grad.h"
+#include "parallel/own_backward.h"
 #include "sharding/sharded_state.h"
 
 namespace accelerate::detail::sharding {
@@ -31,7 +32,10 @@ ShardedEngine::~ShardedEngine() = default;
 std::shared_ptr<void> ShardedEngine::enter_forward() {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
-  if (state.forward_depth == 0) {
+  // An error may have ended the last backward.
+  state.in_backward = state.in_backward && parallel::own_backward_runs();
+  // A forward that backward computes again is a part of its phase.
+  if (state.forward_depth == 0 && !state.in_backward) {
     state.finish_phase();
     state.drop_stale();
     const bool trains = at::GradMode::is_enabled();
@@ -50,7 +54,7 @@ std::shared_ptr<void> ShardedEngine::enter_forward() {
 void ShardedEngine::after_forward() {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
-  if (state.forward_depth == 1) state.finish_forward();
+  if (state.forward_depth == 1 && !state.in_backward) state.finish_forward();
 }
 
 // ---- backward -----------------------------------------------------------------------------------

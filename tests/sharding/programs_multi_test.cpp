@@ -302,6 +302,44 @@ TEST(ShardedPrograms, BlocksMayBeComputedAgainInBackward) {
   });
 }
 
+TEST(ShardedPrograms, APreparedModelMayBeComputedAgainInBackward) {
+  on_processes(2, [] {
+    const int rank = PartialState().process_index();
+    const auto train = [&](const std::optional<ShardSpec>& spec, bool early_stop) {
+      torch::manual_seed(1);
+      Again net(false);
+      std::optional<Sharded<Again>> engine;
+      std::optional<Accelerator> plain;
+      if (spec) {
+        engine.emplace(net, *spec);
+      } else {
+        plain.emplace(anew());
+      }
+      auto& accelerator = spec ? engine->accelerator : *plain;
+      auto model = spec ? engine->model : accelerator.prepare(net);
+      auto optimizer = accelerator.prepare(SGD(net->parameters(), {.lr = 0.125, .momentum = 0.5}));
+      torch::manual_seed(10 + rank);
+      for (int step = 0; step < 4; ++step) {
+        const auto x = input_of(rank, step);
+        const auto y =
+            spec ? activation_checkpoint({.early_stop = early_stop}, model, x) : model(x);
+        accelerator.backward(y.pow(2).mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      return whole(model, net);
+    };
+    const auto wanted = train(std::nullopt, true);
+    for (const auto level : kLevels) {
+      for (const bool early_stop : {true, false}) {
+        const ShardSpec spec{.level = level, .units = {"blocks.0", "blocks.1", "blocks.2"}};
+        expect_same(train(spec, early_stop), wanted,
+                    str("level ", static_cast<int>(level), ", early_stop ", early_stop));
+      }
+    }
+  });
+}
+
 TEST(ShardedPrograms, UnitsMayHaveParametersOfSeveralTypes) {
   on_processes(2, [] {
     const auto mixed = [](TinyGpt& net) {
