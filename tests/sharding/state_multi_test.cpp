@@ -1,6 +1,8 @@
 // State dictionaries and checkpoints of sharded models.
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+
 #include "accelerator/nets.h"
 #include "sharding/sharded_run.h"
 #include "support/has.h"
@@ -229,6 +231,39 @@ TEST(ShardedState, EachOptimizerIsSavedByTheParametersThatItSteps) {
           }
         }
       }
+    }
+  });
+}
+
+TEST(ShardedState, AfterAnErrorInBackwardANewModelGoesOnWithTheWeights) {
+  const test::SharedFolder folder;
+  on_processes(2, folder.options(), [&] {
+    const auto wanted = test::run(test::RunOptions{});
+    for (const auto level : {ShardLevel::kGradients, ShardLevel::kParameters}) {
+      const auto state = folder.path() / std::to_string(static_cast<int>(level));
+      std::vector<double> losses;
+      const auto train = [&](ShardedRun& training, int step) {
+        losses.push_back(training.train(step, 0, true));
+        training.take_step();
+      };
+      {
+        ShardedRun training({.spec = sharded(level)});
+        train(training, 0);
+        train(training, 1);
+        training.net->at_block = [](int block, bool backward) {
+          if (backward && block == 1) throw std::runtime_error("no memory");
+        };
+        EXPECT_ANY_THROW((void)training.train(2, 0, true));
+        training.net->at_block = {};
+        EXPECT_TRUE(has(message_of<StateError>([&] { (void)training.train(2, 0, true); }),
+                        "build a new one, prepare it and load them"));
+        training.accelerator.save_state(state);
+      }
+      ShardedRun resumed({.spec = sharded(level)});
+      resumed.accelerator.load_state(state);
+      train(resumed, 2);
+      train(resumed, 3);
+      EXPECT_EQ(losses, wanted.losses) << "level " << static_cast<int>(level);
     }
   });
 }
