@@ -117,6 +117,12 @@ void ShardedEngine::attach(Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   // The tensor of the module through which a slice was found first.
   std::unordered_map<const FlatSlice*, const c10::TensorImpl*> seen;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto* const attached = state.find_local(parameter);  // by an earlier call
+      if (attached != nullptr) seen.emplace(&attached->slice(), parameter.unsafeGetTensorImpl());
+    }
+  }
   for (auto& group : optimizer.param_groups()) {
     for (auto& parameter : group.params()) {
       const auto* const place = state.find_leaf(parameter);
