@@ -15,6 +15,14 @@
 namespace accelerate::detail::sharding {
 namespace {
 
+// A norm of some of the batches would be that of no step.
+[[noreturn]] void refuse_incomplete() {
+  throw StateError(
+      "The gradients of a sharded model can be clipped only where they are complete: those of "
+      "batches that are accumulated are still this process's own. Guard the call: if "
+      "(accelerator.sync_gradients()) ...");
+}
+
 // Tapes of forwards between two backward passes; later ones share the last.
 constexpr int kMostForwards = 8;
 
@@ -114,6 +122,7 @@ void ShardedEngine::after_zero_grad(const torch::optim::Optimizer& optimizer) {
     for (const auto& parameter : group.params()) {
       const auto* const place = state.find_local(parameter);
       if (place == nullptr) continue;
+      state.is_accumulating = false;
       auto& slice = place->slice();
       slice.is_in_buffer = false;
       if (slice.has_gradient()) continue;  // zeros
@@ -159,6 +168,7 @@ std::optional<parallel::GradientShards> ShardedEngine::shards_of(
     }
     result.sharded.push_back(place != nullptr);
     if (place == nullptr) continue;
+    if (state_->is_accumulating) refuse_incomplete();
     const auto& slice = place->slice();
     if (std::ranges::find(seen, &slice) != seen.end()) continue;
     seen.push_back(&slice);

@@ -144,7 +144,8 @@ struct ShardedState {
   int forward_depth = 0;   // of nested forwards
   int forward_number = 0;  // since the last backward
   bool in_backward = false;
-  bool reduces = false;  // this backward
+  bool reduces = false;          // this backward
+  bool is_accumulating = false;  // gradients of this process are not reduced yet
   bool has_lazy_units = false;
   bool has_unpublished = false;  // masters that were loaded
 

@@ -174,6 +174,7 @@ void ShardedEngine::set_accumulated_gradient(const at::Tensor& parameter,
   slice.is_in_buffer = slice.is_used = gradient.defined();
   for (auto& leaf : slice.leaves) leaf.tensor.mutable_grad().reset();
   if (!gradient.defined()) return;
+  state.is_accumulating = true;
   if (!flat.buffer.defined()) flat.buffer = state.take_buffer(flat);
   flat.buffer.narrow(0, slice.offset, slice.size).view(slice.sizes).copy_(gradient);
   for (auto& leaf : slice.leaves) leaf.tensor.mutable_grad() = slice.token;

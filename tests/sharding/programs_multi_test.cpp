@@ -340,6 +340,26 @@ TEST(ShardedPrograms, APreparedModelMayBeComputedAgainInBackward) {
   });
 }
 
+TEST(ShardedPrograms, GradientsThatAreNotCompleteAreNotClipped) {
+  on_processes(2, [] {
+    for (const auto level : kLevels) {
+      ShardedRun training({.spec = sharded(level)});
+      const auto clip = [&] {
+        (void)training.accelerator.clip_grad_norm_(training.model.parameters(), 1.0);
+      };
+      (void)training.train(0, 0, /*synchronizes=*/false);
+      EXPECT_TRUE(
+          has(message_of<StateError>(clip), "Guard the call: if (accelerator.sync_gradients())"));
+      (void)training.train(0, 1, /*synchronizes=*/true);
+      EXPECT_NO_THROW(clip());
+      training.take_step();
+      (void)training.train(1, 0, /*synchronizes=*/false);
+      training.optimizer.zero_grad();
+      EXPECT_NO_THROW(clip());
+    }
+  });
+}
+
 TEST(ShardedPrograms, UnitsMayHaveParametersOfSeveralTypes) {
   on_processes(2, [] {
     const auto mixed = [](TinyGpt& net) {
