@@ -287,8 +287,8 @@ std::shared_ptr<optim::OptimizerCore> Preparer::optimizer(
     return made;
   }
   auto result = optim::make_optimizer_core(std::move(optimizer), moved_from);
-  if ((core.state.use_distributed() || core.deepspeed) && core.options.drift_check > 0) {
-    result->before_step = StepChecks();
+  if (core.state.use_distributed() || core.deepspeed) {
+    result->before_step = StepChecks(/*checks=*/core.options.drift_check > 0);
   }
   if (places(core, placement)) {
     optim::move_optimizer_state(*result->optimizer, state::tensor_device(core.state.device()));

@@ -6,6 +6,7 @@
 
 #include "accelerator/nets.h"
 #include "core/text.h"
+#include "parallel/wrapped_engine.h"
 #include "sharding/sharded_run.h"
 #include "support/has.h"
 #include "support/message_of.h"
@@ -356,6 +357,35 @@ TEST(ShardedPrograms, GradientsThatAreNotCompleteAreNotClipped) {
       (void)training.train(1, 0, /*synchronizes=*/false);
       training.optimizer.zero_grad();
       EXPECT_NO_THROW(clip());
+    }
+  });
+}
+
+class CountsSteps final : public detail::parallel::WrappedEngine {
+ public:
+  using WrappedEngine::WrappedEngine;
+  void before_step() override {
+    ++steps;
+    WrappedEngine::before_step();
+  }
+  int steps = 0;
+};
+
+TEST(ShardedPrograms, EnginesAreToldOfStepsThatAreNotChecked) {
+  on_processes(2, [] {
+    for (const int drift_check : {0, 10}) {
+      Accelerator accelerator(anew({.drift_check = drift_check}));
+      auto net = two_layers(1);
+      auto model = accelerator.prepare_model(net, {.evaluation_mode = true});
+      const auto group = accelerator.state().process_group();
+      const auto engine = std::make_shared<CountsSteps>(std::make_shared<test::ShardedEngine>(
+          *net, ShardSpec{.level = ShardLevel::kParameters},
+          detail::sharding::ShardProcesses{.shard = group, .all = group}, accelerator.device()));
+      model._core()->use(engine);
+      auto optimizer = accelerator.prepare(SGD(net->parameters(), {.lr = 0.125}));
+      accelerator.backward(model(input_of(0, 0)).pow(2).mean());
+      optimizer.step();
+      EXPECT_EQ(engine->steps, 1) << "drift_check " << drift_check;
     }
   });
 }
