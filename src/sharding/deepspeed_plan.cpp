@@ -1,6 +1,7 @@
 // A DeepSpeed configuration as what the sharded engine is asked for.
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "accelerate/errors.h"
 #include "accelerate/sharding/deepspeed.h"
@@ -56,7 +57,9 @@ ShardOffload offload_of(const DeepSpeedSettings& settings, Warnings& warnings) {
         folder_of(settings.optimizer_path, "zero_optimization.offload_optimizer.nvme_path");
   }
   if (offload.parameters == OffloadTarget::kNvme) {
-    offload.folder = folder_of(settings.param_path, "zero_optimization.offload_param.nvme_path");
+    offload.states_folder =
+        std::exchange(offload.folder,
+                      folder_of(settings.param_path, "zero_optimization.offload_param.nvme_path"));
   }
   return offload;
 }

@@ -101,7 +101,9 @@ void gather_tensors(ShardedState& state, const Flat& flat, const FlatStates& sta
 void ShardedState::place_state(Optimizer& optimizer, const at::Tensor& parameter) const {
   if (spec.offload.optimizer != OffloadTarget::kNvme || find_local(parameter) == nullptr) return;
   for (auto& [name, tensor] : optim::optimizer_state_of(optimizer, parameter)) {
-    if (!optim::is_number(name) && !swap->holds(tensor)) tensor.set_data(swap->place(tensor));
+    if (!optim::is_number(name) && !states_swap().holds(tensor)) {
+      tensor.set_data(states_swap().place(tensor));
+    }
   }
 }
 

@@ -146,6 +146,7 @@ void ShardedEngine::after_step(torch::optim::Optimizer& optimizer) {
   if (!state.swap) return;
   state.place_states(optimizer);  // what a load has brought into memory
   state.swap->release();
+  if (state.own_states_swap) state.own_states_swap->release();
 }
 
 at::Tensor ShardedEngine::found_inf_over_processes(const at::Tensor& found_inf) {

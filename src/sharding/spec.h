@@ -50,6 +50,8 @@ struct ShardOffload {
   bool pin_memory = true;
   /// For `kNvme`.
   std::filesystem::path folder = {};
+  /// For the states of optimizers. Empty: `folder`.
+  std::filesystem::path states_folder = {};
 };
 
 struct ShardSpec {

@@ -126,6 +126,14 @@ TEST(DeepSpeedPlan, OffloadsAsTheDevicesSay) {
   EXPECT_EQ(nvme.parameters, OffloadTarget::kNvme);
   EXPECT_EQ(nvme.optimizer, OffloadTarget::kNvme);
   EXPECT_EQ(nvme.folder, folder);
+  EXPECT_EQ(nvme.states_folder, "");
+  const auto two =
+      plan_of({{"stage", 3},
+               {"offload_param", Value::Dict{{"device", "nvme"}, {"nvme_path", "/"}}},
+               {"offload_optimizer", Value::Dict{{"device", "nvme"}, {"nvme_path", folder}}}})
+          .spec.offload;
+  EXPECT_EQ(two.folder, "/");
+  EXPECT_EQ(two.states_folder, folder);
   const auto message = [](const Value::Dict& zero) {
     return message_of<ConfigError>([&] { static_cast<void>(plan_of(zero)); });
   };
