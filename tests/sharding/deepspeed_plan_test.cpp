@@ -57,7 +57,6 @@ TEST(DeepSpeedPlan, StagesAreLevels) {
     EXPECT_TRUE(plan.spec.reshard_after_forward);
     EXPECT_EQ(plan.groups, (stage == 0 ? ShardGroups{4, 1} : ShardGroups{1, 4}));
     EXPECT_EQ(plan.spec.keep_gathered_below, stage == 3 ? 100'000 : 0);
-    EXPECT_TRUE(plan.spec.first_process_has_values);
     EXPECT_FALSE(plan.autocast);
   }
 }

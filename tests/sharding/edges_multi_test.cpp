@@ -124,8 +124,7 @@ TEST(ShardedEdges, TakesTheValuesOfTheFirstProcessAlone) {
         const auto empty = init_empty_weights();
         net = two_layers();
       }
-      Sharded<torch::nn::Sequential> training(
-          net, {.level = level, .units = {"0", "1"}, .first_process_has_values = true});
+      Sharded<torch::nn::Sequential> training(net, {.level = level, .units = {"0", "1"}});
       const auto whole = gathered_parameters(training.model, {}, [&] {
         std::vector<torch::Tensor> all;
         for (const auto& one : training.net->parameters()) all.push_back(one.detach().clone());
