@@ -75,6 +75,11 @@ TEST(DeepSpeedPlan, PrecisionKeepsFloat32Masters) {
             at::kFloat);
   EXPECT_THROW(static_cast<void>(plan_of({{"stage", 2}}, {{"communication_data_type", "fp4"}})),
                ConfigError);
+  const auto fp16 = plan_of({{"stage", 2}}, {{"communication_data_type", "fp16"}});
+  ASSERT_EQ(fp16.warnings.size(), 1U);
+  EXPECT_NE(fp16.warnings[0].find("is fp16, in which a CPU does not reduce"), std::string::npos);
+  EXPECT_EQ(plan_of({{"stage", 2}}, {{"communication_data_type", "fp16"}}, gpu).warnings.size(),
+            0U);
 }
 
 TEST(DeepSpeedPlan, BucketsMakeUnitsAndLimitsBoundThePrefetch) {

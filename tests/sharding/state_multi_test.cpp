@@ -217,6 +217,9 @@ TEST(ShardedState, EachOptimizerIsSavedByTheParametersThatItSteps) {
         resumed.accelerator.load_state(path_of(steps, type));
         resumed.factor.data().copy_(factor);
         EXPECT_EQ(resumed.train(2, 5), wanted) << "kind " << static_cast<int>(steps);
+        const auto alone = path_of(steps, type).string() + "_alone";
+        save_fsdp_optimizer(plugin, resumed.optimizers.back(), alone);
+        EXPECT_NO_THROW(load_fsdp_optimizer(plugin, resumed.optimizers.back(), alone));
       }
     }
   });
