@@ -29,19 +29,20 @@ using accelerate::detail::sharding::ShardSpec;
 
 constexpr double kMega = 1e6;
 
-/// A GPT whose blocks are units, by data parallelism at level 0 and with one process.
+/// A GPT whose blocks are units, by data parallelism at level 0.
 class Training {
  public:
   Training(Accelerator& accelerator, int level, const examples::GptConfig& config,
            std::int64_t batch, std::int64_t time)
       : accelerator_(accelerator), net_(config) {
-    if (level == 0 || !accelerator.use_distributed()) {
+    if (level == 0) {
       model_ = accelerator.prepare(net_);
     } else {
       ShardSpec spec{.level = static_cast<ShardLevel>(level)};
       for (int i = 0; i < config.layers; ++i) spec.units.push_back("blocks." + std::to_string(i));
       model_ = accelerator.prepare_model(net_, {.evaluation_mode = true});
-      const auto group = accelerator.state().process_group();
+      const auto group =
+          accelerator.use_distributed() ? accelerator.state().process_group() : nullptr;
       engine_ = std::make_shared<ShardedEngine>(
           *net_, spec, accelerate::detail::sharding::ShardProcesses{.shard = group, .all = group},
           accelerator.device());
@@ -156,7 +157,7 @@ double memory_by_the_table(int level, const Elements& elements, double processes
   const auto all = static_cast<double>(elements.all);
   const auto block = static_cast<double>(elements.block);
   const auto root = static_cast<double>(elements.root);
-  if (level == 0 || processes == 1) return 16 * all;
+  if (level == 0) return 16 * all;
   const double buffers = 4 * (2 * block + root);
   if (level < 3) return 4 * all + 12 * all / processes + buffers;
   return 16 * all / processes + 4 * (2 * block + root) + buffers;

@@ -287,10 +287,8 @@ class ACCELERATE_API Accelerator : public CheckpointMembers,
   /// Whether this batch ends in a step of the optimizer.
   [[nodiscard]] bool sync_gradients() const { return gradient_state_.sync_gradients(); }
   void set_sync_gradients(bool sync) { gradient_state_._set_sync_gradients(sync); }
-  [[nodiscard]] std::int64_t gradient_accumulation_steps() const {
-    return gradient_state_.num_steps();
-  }
-  void set_gradient_accumulation_steps(std::int64_t steps) { gradient_state_.set_num_steps(steps); }
+  [[nodiscard]] std::int64_t gradient_accumulation_steps() const;
+  void set_gradient_accumulation_steps(std::int64_t steps);
   /// Whether the last step of a prepared optimizer was left out because of infinite gradients.
   [[nodiscard]] bool optimizer_step_was_skipped() const;
   /// The factor on the loss; null without float16.

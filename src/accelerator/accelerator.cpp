@@ -46,6 +46,7 @@ void Accelerator::forget_prepared() {
   if (core_->deepspeed) core_->registry.scaling = nullptr;
   core_->registry.scaling_state = nullptr;
   core_->deepspeed = nullptr;
+  core_->deepspeed_num_steps = std::nullopt;
   core_->step = 0;
   core_->run_state.buffers = {};
   clear_device_cache(/*garbage_collection=*/true);
@@ -91,6 +92,13 @@ void Accelerator::count_batch() {
     recording->before_replay(count);
   }
   count();
+}
+
+std::int64_t Accelerator::gradient_accumulation_steps() const { return core_->num_steps(); }
+
+void Accelerator::set_gradient_accumulation_steps(std::int64_t steps) {
+  gradient_state_.set_num_steps(steps);
+  if (core_->deepspeed_num_steps) core_->deepspeed_num_steps = steps;
 }
 
 std::optional<bool> Accelerator::synchronizes_this_batch() const {
@@ -156,7 +164,7 @@ void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& option
   check_marks(loss);
   const detail::AtCallSite here(where);
   at::Tensor scaled = loss;
-  if (const auto steps = gradient_state_.num_steps(); steps > 1) scaled = scaled / steps;
+  if (const auto steps = core_->num_steps(); steps > 1) scaled = scaled / steps;
   if (core_->registry.scaling) scaled = core_->registry.scaling->scale(scaled);
   core_->backward.run({.loss = scaled,
                        .inputs = options.inputs,

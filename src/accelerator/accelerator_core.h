@@ -52,6 +52,12 @@ struct AcceleratorCore : std::enable_shared_from_this<AcceleratorCore> {
 
   /// Batches that `accumulate` has counted.
   std::int64_t step = 0;
+  /// With `deepspeed` how many of them a step takes by its configuration; the gradient state has
+  /// the number of the accelerator that has prepared last.
+  std::optional<std::int64_t> deepspeed_num_steps = std::nullopt;
+  [[nodiscard]] std::int64_t num_steps() const {
+    return deepspeed_num_steps.value_or(gradient_state.num_steps());
+  }
   /// The scope of `join_uneven_inputs` while it runs, else null.
   parallel::JoinScope* join = nullptr;
   BackwardPlan backward = {};

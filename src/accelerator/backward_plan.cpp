@@ -175,9 +175,16 @@ void BackwardPlan::check_finished() const {
   if (!std::ranges::any_of(reached_, unfinished) && !std::ranges::any_of(local_, unfinished)) {
     return;
   }
-  throw StateError(
-      "backward: an error ended the last one in the middle of averaging gradients, which cannot be "
-      "taken up again. Give the model back (free_memory) and prepare it anew.");
+  const bool is_sharded = std::ranges::any_of(models_, [&](const auto& one) {
+    return unfinished(one.get()) && (one->engine->is_sharded() || one->engine->divides_states());
+  });
+  throw StateError(str(
+      "backward: an error ended the last one in the middle of averaging gradients, which cannot "
+      "be taken up again. ",
+      is_sharded ? "The model still has the weights of the last step: keep them (get_state_dict "
+                   "or save_state), give the model back (free_memory), build a new one, prepare "
+                   "it and load them (load_state_dict or load_state)."
+                 : "Give the model back (free_memory) and prepare it anew."));
 }
 
 /// Models that the loss was not seen to depend on must have got no gradient.

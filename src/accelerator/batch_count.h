@@ -21,7 +21,7 @@ struct BatchCount {
     return {.step = 0, .sync_gradients = true};
   }
   const auto step = core.step + 1;
-  return {.step = step, .sync_gradients = step % state.num_steps() == 0};
+  return {.step = step, .sync_gradients = step % core.num_steps() == 0};
 }
 inline void set_count(AcceleratorCore& core, const BatchCount& count) {
   core.step = count.step;

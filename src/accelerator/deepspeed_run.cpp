@@ -31,7 +31,7 @@ DeepSpeedObjects described(const AcceleratorCore& core, const PrepareObjects& gi
                            .split_batches = core.options.dataloader_config.split_batches,
                            .num_processes = core.state.num_processes(),
                            .processes_per_batch = processes_per_batch(core),
-                           .gradient_accumulation_steps = core.gradient_state.num_steps()};
+                           .gradient_accumulation_steps = core.num_steps()};
   if (objects.batch_sizes.empty()) {
     // Parity: Python asks for a loader in the same call.
     for (const auto& loader : core.registry.loaders) {
@@ -113,7 +113,9 @@ void begin_deepspeed(AcceleratorCore& core, const PrepareObjects& given) {
   const auto objects = described(core, given);
   if (given.models.empty()) return check_optimizer_and_scheduler(*plugin, objects);
   Warnings warnings;
-  core.gradient_state.set_num_steps(fill_deepspeed_config(*plugin, objects, warnings));
+  const auto steps = fill_deepspeed_config(*plugin, objects, warnings);
+  core.gradient_state.set_num_steps(steps);
+  core.deepspeed_num_steps = steps;
   for (const auto& warning : warnings) warn(warning);
   if (model_of(core)) {
     return warn_once(
@@ -216,9 +218,9 @@ void step_in_backward(AcceleratorCore& core) {
   const bool completes =
       state.sync_gradients() && model->synchronizes &&
       std::ranges::any_of(optimizers, [](const auto& one) { return one->has_gradients(); });
-  if (completes && state.num_steps() > 1 && core.step == 0 && !state.end_of_dataloader()) {
+  if (completes && core.num_steps() > 1 && core.step == 0 && !state.end_of_dataloader()) {
     warn_once(str("backward: the DeepSpeed configuration accumulates the gradients of ",
-                  state.num_steps(),
+                  core.num_steps(),
                   " batches, but this one was stepped at once: it was not inside of "
                   "accelerator.accumulate(model)."));
   }

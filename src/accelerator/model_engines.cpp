@@ -79,10 +79,10 @@ std::shared_ptr<parallel::Engine> sharded_engine(const AcceleratorCore& core, Mo
         "prepare: a plugin shards the model, but the mesh of parallelism_config has no processes "
         "to shard it over. Set dp_shard_size above 1, or leave the plugin out.");
   }
+  const auto& precision = plan.spec.precision;
+  if (precision.cast_forward_inputs) model.input_dtype = precision.param_dtype;
   if (!plan.autocast) {
-    const auto& precision = plan.spec.precision;
     model.cast = std::nullopt;
-    if (precision.cast_forward_inputs) model.input_dtype = precision.param_dtype;
     model.output_dtype = precision.output_dtype;
   }
   if (!plan.checkpointed.empty()) {
@@ -152,6 +152,7 @@ std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
     plan->spec.precision.param_dtype = core.cast->dtype;
     plan->spec.precision.reduce_dtype = at::kFloat;
     plan->spec.precision.float32_masters = true;
+    plan->spec.precision.cast_forward_inputs = false;  // as data parallelism
   }
   return plan;
 }

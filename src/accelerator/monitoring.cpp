@@ -45,7 +45,7 @@ std::optional<double> learning_rate_of(const torch::optim::Optimizer& optimizer)
 std::optional<std::int64_t> samples_per_step(const AcceleratorCore& core) {
   for (const auto& loader : core.registry.loaders) {
     if (const auto size = loader->total_batch_size()) {
-      return *size * core.gradient_state.num_steps();
+      return *size * core.num_steps();
     }
   }
   return std::nullopt;

@@ -75,7 +75,7 @@ void explain_steps(int processes) {
 /// At the first step, since the optimizer may be prepared after the scheduler. With one process and
 /// one batch per step a prepared scheduler is as good as the plain one.
 void check_optimizer(const AcceleratorCore& core, const LRScheduler& scheduler) {
-  if (!core.state.use_distributed() && core.gradient_state.num_steps() == 1) return;
+  if (!core.state.use_distributed() && core.num_steps() == 1) return;
   if (optimizer_of(core, scheduler)) return;
   warn_once(
       "step: the optimizer of a prepared scheduler is not prepared, so that they move at different "
@@ -287,8 +287,8 @@ std::shared_ptr<optim::OptimizerCore> Preparer::optimizer(
     return made;
   }
   auto result = optim::make_optimizer_core(std::move(optimizer), moved_from);
-  if ((core.state.use_distributed() || core.deepspeed) && core.options.drift_check > 0) {
-    result->before_step = StepChecks();
+  if (core.state.use_distributed() || core.deepspeed) {
+    result->before_step = StepChecks(/*checks=*/core.options.drift_check > 0);
   }
   if (places(core, placement)) {
     optim::move_optimizer_state(*result->optimizer, state::tensor_device(core.state.device()));

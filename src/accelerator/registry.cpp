@@ -10,6 +10,7 @@
 #include "accelerate/detail/accelerator/prepare.h"
 #include "accelerate/state.h"
 #include "accelerate/value/from_value.h"
+#include "accelerator/stepped_models.h"
 #include "checkpoint/sharded_state.h"
 #include "checkpoint/state_files.h"
 #include "core/text.h"
@@ -151,13 +152,25 @@ std::string numbered(std::string_view name, std::size_t index) {
 
 using Models = std::vector<std::shared_ptr<ModelCore>>;
 
-std::string name_of(const at::Tensor& parameter, const Models& models) {
-  for (const auto& model : models) {
-    for (const auto& entry : model->module->named_parameters()) {
-      if (entry.value().is_same(parameter)) return entry.key();
-    }
+std::string name_of(const at::Tensor& parameter, const torch::nn::Module& module) {
+  for (const auto& entry : module.named_parameters()) {
+    if (entry.value().is_same(parameter)) return entry.key();
   }
   return "";
+}
+
+/// The names by which a sharded run would save the state of the optimizer.
+std::vector<std::string> names_of(const torch::optim::Optimizer& optimizer, const Models& models) {
+  std::vector<NamesInModel> names;
+  for (const auto& model : models) {
+    auto& own = names.emplace_back();
+    for (const auto& group : optimizer.param_groups()) {
+      for (const auto& parameter : group.params()) {
+        own.push_back(name_of(parameter, *model->module));
+      }
+    }
+  }
+  return stepped_names(optimizer, names);
 }
 
 /// A sharded run saves the state of an optimizer by the names of parameters. Returns it by their
@@ -171,17 +184,18 @@ Value by_number(const Value& saved, const torch::optim::Optimizer& optimizer,
   };
   if (std::ranges::none_of(groups, is_named)) return saved;
   const auto& states = saved.at("state").as_dict();
+  const auto names = names_of(optimizer, models);
   Value::Dict numbered_states;
   Value::List numbered_groups;
-  std::int64_t number = 0;
+  std::size_t number = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     auto group = groups[g].as_dict();
     Value::List params;
     if (g < optimizer.param_groups().size()) {
-      for (const auto& parameter : optimizer.param_groups()[g].params()) {
-        const auto* const state = states.get(name_of(parameter, models));
+      for (std::size_t i = 0; i < optimizer.param_groups()[g].params().size(); ++i) {
+        const auto* const state = states.get(names[number]);
         if (state != nullptr) numbered_states.set(number, *state);
-        params.emplace_back(number++);
+        params.emplace_back(static_cast<std::int64_t>(number++));
       }
     }
     group.set("params", std::move(params));
@@ -239,14 +253,16 @@ std::shared_ptr<checkpoint::ShardedState> sharded_state_of(const ModelCore& mode
 
 std::shared_ptr<checkpoint::ShardedState> sharded_state_of(
     const std::shared_ptr<optim::OptimizerCore>& optimizer) {
+  std::vector<std::shared_ptr<checkpoint::ShardedModel>> attached;
   for (const auto& engine : optimizer->engines) {
     auto sharded = std::dynamic_pointer_cast<checkpoint::ShardedModel>(engine.lock());
-    if (!sharded) continue;
-    auto names = sharded->names_in(*optimizer->optimizer);
-    return checkpoint::sharded_optimizer_state(
-        std::move(sharded), std::make_shared<LocalOptimizerState>(optimizer), std::move(names));
+    if (sharded) attached.push_back(std::move(sharded));
   }
-  return nullptr;
+  auto models = stepped_models(*optimizer->optimizer, attached);
+  if (!models) return nullptr;
+  auto names = models->names_in(*optimizer->optimizer);
+  return checkpoint::sharded_optimizer_state(
+      std::move(models), std::make_shared<LocalOptimizerState>(optimizer), std::move(names));
 }
 
 void refuse_empty_pointer() {

@@ -195,8 +195,7 @@ class StepCapture::Impl {
     started_ = true;
     if (graphs == nullptr) return;
     // Two recordings then write to the same gradients.
-    keeps_gradients_ =
-        core_->gradient_state.num_steps() > 1 || !core_->gradient_state.sync_gradients();
+    keeps_gradients_ = core_->num_steps() > 1 || !core_->gradient_state.sync_gradients();
     optimizers_ = core_->registry.optimizers;
     graphs_ = std::move(graphs);
   }

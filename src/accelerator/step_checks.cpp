@@ -99,18 +99,21 @@ void check_strays(const Optimizer& optimizer,
 
 void StepChecks::operator()(const Optimizer& optimizer) {
   list_model_registry(models_);
-  check_strays(optimizer, models_);
-  find_unheld(optimizer);
-  // Where no model synchronizes, each process trains for itself.
-  const auto synchronizes = [](const auto& model) { return model->synchronizes; };
-  if (models_.empty() || std::ranges::any_of(models_, synchronizes)) {
-    check_added();
-    check_others();
-  }
+  if (checks_) check(optimizer);
   for (const auto& model : models_) {
     if (model->synchronizes) model->engine->before_step();
   }
   models_.clear();  // they are not kept alive
+}
+
+void StepChecks::check(const Optimizer& optimizer) {
+  check_strays(optimizer, models_);
+  find_unheld(optimizer);
+  // Where no model synchronizes, each process trains for itself.
+  const auto synchronizes = [](const auto& model) { return model->synchronizes; };
+  if (!models_.empty() && std::ranges::none_of(models_, synchronizes)) return;
+  check_added();
+  check_others();
 }
 
 bool StepChecks::is_held(const at::Tensor& parameter) const {

@@ -19,6 +19,9 @@ namespace accelerate::detail::accelerator {
 /// Called before each step of one optimizer.
 class StepChecks {
  public:
+  /// Not `checks`: engines are told all the same, since some must wait before a step.
+  explicit StepChecks(bool checks) : checks_(checks) {}
+
   /// Tells the engines of the step. Throws `StateError` for a prepared model whose gradients come
   /// from `loss.backward()`, and for parameters that a prepared model got after `prepare`. Warns
   /// once of parameters that no prepared model has.
@@ -34,12 +37,14 @@ class StepChecks {
   };
 
   [[nodiscard]] bool is_held(const at::Tensor& parameter) const;
+  void check(const torch::optim::Optimizer& optimizer);
   void find_unheld(const torch::optim::Optimizer& optimizer);
   void check_added() const;
   void check_others();
   /// Those that the step changes, by name.
   [[nodiscard]] std::vector<std::string> trained(const Unheld& unheld) const;
 
+  bool checks_;
   Models models_ = {};
   /// The engines and the parameters, as a number and a hash, that `added_` and `others_` were made
   /// of.

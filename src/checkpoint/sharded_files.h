@@ -73,7 +73,8 @@ class ShardedModel {
   [[nodiscard]] virtual StateDict whole_tensors() = 0;
   /// Loading has written. Must not communicate: another process may have failed to load.
   virtual void loaded() = 0;
-  /// The name of each parameter in the groups of an optimizer of this model, in their order.
+  /// The name of each parameter in the groups of an optimizer, in their order; "" for a parameter
+  /// that this model has not.
   [[nodiscard]] virtual std::vector<std::string> names_in(
       const torch::optim::Optimizer& optimizer) = 0;
   /// In which files the state is saved.

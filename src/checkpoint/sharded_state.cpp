@@ -299,6 +299,16 @@ class OptimizerShards final : public ShardedState {
   [[nodiscard]] std::map<std::string, LocalShard> shards_by_name() const {
     std::map<std::string, LocalShard> shards;
     for (auto& shard : model_->local_shards()) shards.emplace(shard.name, std::move(shard));
+    // All processes have what is not sharded: the first one saves it.
+    for (const auto& entry : model_->whole_tensors()) {
+      const auto& tensor = entry.value();
+      shards.emplace(entry.key(), LocalShard{.name = entry.key(),
+                                             .sizes = tensor.sizes().vec(),
+                                             .dtype = tensor.scalar_type(),
+                                             .end = tensor.numel(),
+                                             .values = tensor.detach(),
+                                             .replica = !is_first_process()});
+    }
     for (const auto& name : names_) {
       if (shards.contains(name)) continue;
       throw StateError(str("The optimizer has the parameter '", name,

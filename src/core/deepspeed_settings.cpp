@@ -87,6 +87,8 @@ struct Emulation {
   std::string_view becomes;
 };
 constexpr std::string_view kNoEffect = "it has no effect on results here";
+constexpr std::string_view kByPrefetchBucket =
+    "it has no effect here: modules are gathered together by stage3_prefetch_bucket_size";
 constexpr std::string_view kForNvme =
     "it has no effect here: the files of nvme are mapped, and the kernel reads ahead and writes "
     "behind";
@@ -120,6 +122,19 @@ constexpr auto kEmulated = std::to_array<Emulation>({
     {"zero_optimization.offload_param.buffer_count", kForNvme},
     {"zero_optimization.offload_param.buffer_size", kForNvme},
     {"zero_optimization.offload_param.max_in_cpu", kForNvme},
+    {"zero_optimization.offload_optimizer.fast_init", kForNvme},
+    {"zero_optimization.stage3_use_all_reduce_for_fetch_params", kNoEffect},
+    {"zero_optimization.mics_hierarchical_params_gather", kNoEffect},
+    {"zero_optimization.module_granularity_threshold", kByPrefetchBucket},
+    {"zero_optimization.stage3_module_granularity_threshold", kByPrefetchBucket},
+    {"zero_optimization.log_trace_cache_warnings",
+     "it has no effect here: processes that gather in different orders are told of in any case"},
+    {"zero_optimization.use_multi_rank_bucket_allreduce", kNoEffect},
+    {"zero_optimization.enable_sanity_checks",
+     "it has no effect here: processes that stray are named in any case"},
+    {"bf16.immediate_grad_update", kNoEffect},
+    {"disable_allgather", kNoEffect},
+    {"pipeline", "it has no effect: stages are those of an accelerate::Pipeline"},
     {"seq_parallel_communication_data_type", "it has no effect without sequence parallelism"},
     {"wall_clock_breakdown",
      "it prints nothing here; `accelerate monitor` shows the times of steps"},
@@ -159,6 +174,9 @@ constexpr std::string_view kProfile =
 constexpr std::string_view kTrackers =
     "values are logged by the accelerator. Set log_with of AcceleratorOptions, and call "
     "init_trackers and log";
+constexpr std::string_view kMasters =
+    "masters are float32. For states of half the size use offload_optimizer";
+constexpr std::string_view kLoader = "batches are those of the data loader. Set drop_last there";
 constexpr std::string_view kData =
     "batches are those of the data loader. Give it a sampler that chooses them";
 constexpr auto kRefused = std::to_array<Refused>({
@@ -178,8 +196,7 @@ constexpr auto kRefused = std::to_array<Refused>({
      "it has become pin_memory of offload_optimizer and offload_param"},
     {"zero_optimization.stage3_gather_fp16_weights_on_model_save",
      "it has become stage3_gather_16bit_weights_on_model_save"},
-    {"fp16.fp16_master_weights_and_grads",
-     "masters are float32. For states of half the size use offload_optimizer"},
+    {"fp16.fp16_master_weights_and_grads", kMasters},
     {"amp", kPrecision},
     {"torch_autocast", kPrecision},
     {"data_types",
@@ -201,6 +218,17 @@ constexpr auto kRefused = std::to_array<Refused>({
     {"checkpoint",
      "any stage and number of processes loads a checkpoint by load_state. Give "
      "save_state a folder of its own for each"},
+    {"nebula", "checkpoints are written in the background by save_state with asynchronous = true"},
+    {"memory_breakdown", kProfile},
+    {"dataloader_drop_last", kLoader},
+    {"hybrid_engine",
+     "a model generates as it is. Call its forward under NoGradGuard, and gathered_parameters for "
+     "code that reads weights"},
+    {"compile",
+     "models are not compiled. accelerator.capture() replays the steps of a GPU without the "
+     "host"},
+    {"bf16.bf16_master_weights_and_grads", kMasters},
+    {"bf16.bf16_optimizer_states", kMasters},
     {"data_efficiency", kData},
     {"curriculum_learning", kData},
     {"progressive_layer_drop",
@@ -227,12 +255,17 @@ constexpr auto kRefused = std::to_array<Refused>({
 std::vector<std::string> all_keys() {
   std::vector<std::string> keys;
   for (const auto& refused : kRefused) keys.emplace_back(refused.key);
+  for (const auto& emulated : kEmulated) keys.emplace_back(emulated.key);
   std::apply([&](const auto&... fields) { (keys.emplace_back(fields.name), ...); }, kKnown);
+  std::ranges::sort(keys);
+  const auto again = std::ranges::unique(keys);
+  keys.erase(again.begin(), again.end());
   return keys;
 }
 
 bool is_known(std::string_view key) {
-  return std::apply([&](const auto&... fields) { return ((fields.name == key) || ...); }, kKnown);
+  return std::ranges::find(kEmulated, key, &Emulation::key) != kEmulated.end() ||
+         std::apply([&](const auto&... fields) { return ((fields.name == key) || ...); }, kKnown);
 }
 
 /// A section can be there and be off, or ask for nothing.

@@ -167,7 +167,9 @@ void TensorParallelEngine::gather_states(std::span<parallel::ParameterState> sta
     }
   }
   if (sharded_ == nullptr || PartialState().is_local_main_process()) return;
-  for (auto& state : states) state.tensors.clear();
+  for (auto& state : states) {
+    if (inner().holds(state.parameter)) state.tensors.clear();
+  }
 }
 
 void TensorParallelEngine::cut_state(parallel::ParameterState& state) {
@@ -352,13 +354,7 @@ std::vector<std::string> TensorParallelEngine::names_in(const torch::optim::Opti
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       const auto* const known = find(parameter);
-      if (known == nullptr) {
-        throw StateError(detail::str("save_state: the optimizer has a parameter of shape ",
-                                     parameter.sizes(),
-                                     " that its model, which is cut, has not, so that its state "
-                                     "has no name."));
-      }
-      names.push_back(known->name);
+      names.push_back(known == nullptr ? "" : known->name);
     }
   }
   return names;

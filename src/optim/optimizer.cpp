@@ -216,7 +216,9 @@ std::vector<torch::optim::OptimizerParamGroup>& AcceleratedOptimizer::param_grou
 }
 
 void AcceleratedOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& group) {
-  core().optimizer->add_param_group(group);
+  auto& own = core();
+  own.optimizer->add_param_group(group);
+  own.for_each_engine([&](auto& engine) { engine.attach(*own.optimizer); });
 }
 
 AcceleratedOptimizer::ParamStates& AcceleratedOptimizer::state() const {

@@ -101,8 +101,9 @@ class Engine {
 
   // ---- optimizer
 
-  /// Called once for each prepared optimizer. May replace parameters of the model in its groups,
-  /// and what its state is stored under, by the tensors that this process updates.
+  /// Called for each prepared optimizer, and again when it has got a group of parameters. May
+  /// replace parameters of the model in its groups, and what its state is stored under, by the
+  /// tensors that this process updates.
   virtual void attach(torch::optim::Optimizer& optimizer) { static_cast<void>(optimizer); }
   /// Returns true if `parameter`, of an optimizer, is one that the engine trains: all processes
   /// step it with the same gradient, or it is what `attach` gave this process.

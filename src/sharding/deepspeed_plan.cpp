@@ -1,6 +1,7 @@
 // A DeepSpeed configuration as what the sharded engine is asked for.
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "accelerate/errors.h"
 #include "accelerate/sharding/deepspeed.h"
@@ -56,7 +57,9 @@ ShardOffload offload_of(const DeepSpeedSettings& settings, Warnings& warnings) {
         folder_of(settings.optimizer_path, "zero_optimization.offload_optimizer.nvme_path");
   }
   if (offload.parameters == OffloadTarget::kNvme) {
-    offload.folder = folder_of(settings.param_path, "zero_optimization.offload_param.nvme_path");
+    offload.states_folder =
+        std::exchange(offload.folder,
+                      folder_of(settings.param_path, "zero_optimization.offload_param.nvme_path"));
   }
   return offload;
 }
@@ -147,13 +150,16 @@ ShardPlan plan_from(const DeepSpeedPlugin& plugin, const Module& model, const Sh
   spec.backward_prefetch = prefetch;
   spec.offload = offload_of(settings, plan.warnings);
   set_precision(spec.precision, settings, run);
+  if (settings.communication_data_type == "fp16" && run.on_cpu) {
+    plan.warnings.emplace_back(
+        "communication_data_type of the DeepSpeed configuration is fp16, in which a CPU does not "
+        "reduce: gradients are reduced in the type that the model computes in. Use bf16 or fp32.");
+  }
   set_reductions(spec, settings, run);
   spec.state_dict_type = StateDictType::kShardedStateDict;
   spec.deepspeed_names = true;
   spec.whole_state =
       stage_3 && !settings.gather_16bit_weights ? WholeState::kRefused : WholeState::kComputeTypes;
-  // DeepSpeed takes the weights of the first process.
-  spec.first_process_has_values = true;
   if (settings.dump_state) {
     plan.notes.push_back(str("DeepSpeed configuration: ", Value(plugin.deepspeed_config()).repr()));
   }

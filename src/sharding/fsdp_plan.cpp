@@ -89,6 +89,13 @@ void set_precision(ShardPlan& plan, const Fsdp& plugin, const Module& model, con
     precision.reduce_dtype = compute_dtype(policy->reduce_dtype, run);
     precision.buffer_dtype = compute_dtype(policy->buffer_dtype, run);
     precision.output_dtype = compute_dtype(policy->output_dtype, run);
+    const auto is_fp16 = [](const auto& type) { return type == FloatType::kFp16; };
+    if (run.on_cpu && (is_fp16(policy->param_dtype) || is_fp16(policy->reduce_dtype) ||
+                       is_fp16(policy->buffer_dtype) || is_fp16(policy->output_dtype))) {
+      plan.warnings.emplace_back(
+          "mixed_precision_policy has fp16, which a CPU does not train in: these types stay as "
+          "they are. Use bf16 for mixed precision on a CPU.");
+    }
   }
   // Parity: gradients of 16 bits are the default of FSDP, not of data parallelism.
   const auto reduced = precision.reduce_dtype ? precision.reduce_dtype : precision.param_dtype;
@@ -172,8 +179,6 @@ ShardPlan plan_from(const Fsdp& plugin, const Module& model, const ShardRun& run
     spec.offload.pin_memory = plugin.cpu_offload->pin_memory;
   }
   check_state_dict_configs(plugin, plan.warnings);
-  spec.first_process_has_values =
-      plugin.sync_module_states.value_or(false) || plugin.cpu_ram_efficient_loading.value_or(false);
   if (plugin.param_init_fn) {
     spec.init_empty = [init = plugin.param_init_fn](Module& module) { init(module); };
   }

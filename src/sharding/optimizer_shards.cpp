@@ -101,7 +101,9 @@ void gather_tensors(ShardedState& state, const Flat& flat, const FlatStates& sta
 void ShardedState::place_state(Optimizer& optimizer, const at::Tensor& parameter) const {
   if (spec.offload.optimizer != OffloadTarget::kNvme || find_local(parameter) == nullptr) return;
   for (auto& [name, tensor] : optim::optimizer_state_of(optimizer, parameter)) {
-    if (!optim::is_number(name) && !swap->holds(tensor)) tensor.set_data(swap->place(tensor));
+    if (!optim::is_number(name) && !states_swap().holds(tensor)) {
+      tensor.set_data(states_swap().place(tensor));
+    }
   }
 }
 
@@ -117,6 +119,12 @@ void ShardedEngine::attach(Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   // The tensor of the module through which a slice was found first.
   std::unordered_map<const FlatSlice*, const c10::TensorImpl*> seen;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      const auto* const attached = state.find_local(parameter);  // by an earlier call
+      if (attached != nullptr) seen.emplace(&attached->slice(), parameter.unsafeGetTensorImpl());
+    }
+  }
   for (auto& group : optimizer.param_groups()) {
     for (auto& parameter : group.params()) {
       const auto* const place = state.find_leaf(parameter);
@@ -176,7 +184,10 @@ void ShardedEngine::gather_states(std::span<parallel::ParameterState> states) {
     }
   }
   if (keeps) return;
-  for (auto& one : states) one.tensors.clear();
+  // Those of other models their engines gather.
+  for (auto& one : states) {
+    if (holds(one.parameter)) one.tensors.clear();
+  }
 }
 
 }  // namespace accelerate::detail::sharding

@@ -245,6 +245,7 @@ void ShardedState::end_backward() {
         .synchronizeDevice(placement.device.index());
   }
   in_backward = false;
+  is_accumulating = !reduces;
   for (auto* flat : flats) forget_arrivals(*flat);
   if (reduces) {
     average_whole();

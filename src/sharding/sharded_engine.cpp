@@ -9,10 +9,19 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 #include "optim/clip_grad.h"
+#include "parallel/own_backward.h"
 #include "sharding/sharded_state.h"
 
 namespace accelerate::detail::sharding {
 namespace {
+
+// A norm of some of the batches would be that of no step.
+[[noreturn]] void refuse_incomplete() {
+  throw StateError(
+      "The gradients of a sharded model can be clipped only where they are complete: those of "
+      "batches that are accumulated are still this process's own. Guard the call: if "
+      "(accelerator.sync_gradients()) ...");
+}
 
 // Tapes of forwards between two backward passes; later ones share the last.
 constexpr int kMostForwards = 8;
@@ -31,7 +40,10 @@ ShardedEngine::~ShardedEngine() = default;
 std::shared_ptr<void> ShardedEngine::enter_forward() {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
-  if (state.forward_depth == 0) {
+  // An error may have ended the last backward.
+  state.in_backward = state.in_backward && parallel::own_backward_runs();
+  // A forward that backward computes again is a part of its phase.
+  if (state.forward_depth == 0 && !state.in_backward) {
     state.finish_phase();
     state.drop_stale();
     const bool trains = at::GradMode::is_enabled();
@@ -50,7 +62,7 @@ std::shared_ptr<void> ShardedEngine::enter_forward() {
 void ShardedEngine::after_forward() {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
-  if (state.forward_depth == 1) state.finish_forward();
+  if (state.forward_depth == 1 && !state.in_backward) state.finish_forward();
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -110,6 +122,7 @@ void ShardedEngine::after_zero_grad(const torch::optim::Optimizer& optimizer) {
     for (const auto& parameter : group.params()) {
       const auto* const place = state.find_local(parameter);
       if (place == nullptr) continue;
+      state.is_accumulating = false;
       auto& slice = place->slice();
       slice.is_in_buffer = false;
       if (slice.has_gradient()) continue;  // zeros
@@ -133,6 +146,7 @@ void ShardedEngine::after_step(torch::optim::Optimizer& optimizer) {
   if (!state.swap) return;
   state.place_states(optimizer);  // what a load has brought into memory
   state.swap->release();
+  if (state.own_states_swap) state.own_states_swap->release();
 }
 
 at::Tensor ShardedEngine::found_inf_over_processes(const at::Tensor& found_inf) {
@@ -155,6 +169,7 @@ std::optional<parallel::GradientShards> ShardedEngine::shards_of(
     }
     result.sharded.push_back(place != nullptr);
     if (place == nullptr) continue;
+    if (state_->is_accumulating) refuse_incomplete();
     const auto& slice = place->slice();
     if (std::ranges::find(seen, &slice) != seen.end()) continue;
     seen.push_back(&slice);

@@ -164,6 +164,9 @@ ShardedState::ShardedState(torch::nn::Module& net, ShardSpec wanted, ShardProces
   const auto& offload = spec.offload;
   if (offload.parameters == OffloadTarget::kNvme || offload.optimizer == OffloadTarget::kNvme) {
     swap = std::make_unique<SwapFiles>(offload.folder);
+    if (!offload.states_folder.empty() && offload.states_folder != offload.folder) {
+      own_states_swap = std::make_unique<SwapFiles>(offload.states_folder);
+    }
   }
   // Before the plan, which holds tensors that it may replace.
   if (collectives.is_first()) initialize(net, spec);

@@ -110,6 +110,9 @@ struct ShardedState {
   /// With offload to nvme: tensors of the optimizer's state that are in memory go to files.
   void place_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) const;
   void place_states(torch::optim::Optimizer& optimizer) const;
+  [[nodiscard]] SwapFiles& states_swap() const {
+    return own_states_swap ? *own_states_swap : *swap;
+  }
   [[nodiscard]] const SlicePlace* find_leaf(const at::Tensor& tensor) const;
   [[nodiscard]] const SlicePlace* find_local(const at::Tensor& tensor) const;
 
@@ -121,6 +124,8 @@ struct ShardedState {
   ShardCollectives collectives;
   /// With offload to nvme, else null.
   std::unique_ptr<SwapFiles> swap;
+  /// For the states of optimizers, if they have a folder of their own.
+  std::unique_ptr<SwapFiles> own_states_swap;
   std::vector<std::unique_ptr<Unit>> units;
   std::vector<Flat*> flats;
   std::vector<PlannedParameter> whole;  // not sharded
@@ -144,7 +149,8 @@ struct ShardedState {
   int forward_depth = 0;   // of nested forwards
   int forward_number = 0;  // since the last backward
   bool in_backward = false;
-  bool reduces = false;  // this backward
+  bool reduces = false;          // this backward
+  bool is_accumulating = false;  // gradients of this process are not reduced yet
   bool has_lazy_units = false;
   bool has_unpublished = false;  // masters that were loaded
 

@@ -50,6 +50,8 @@ struct ShardOffload {
   bool pin_memory = true;
   /// For `kNvme`.
   std::filesystem::path folder = {};
+  /// For the states of optimizers. Empty: `folder`.
+  std::filesystem::path states_folder = {};
 };
 
 struct ShardSpec {
@@ -87,8 +89,6 @@ struct ShardSpec {
   /// Its folders have the names of DeepSpeed.
   bool deepspeed_names = false;
   WholeState whole_state = WholeState::kMasters;
-  /// Only the first process has the values of parameters and buffers.
-  bool first_process_has_values = false;
   /// Gives a module on the meta device memory. Unset: empty tensors.
   std::function<void(torch::nn::Module&)> init_empty = {};
 };

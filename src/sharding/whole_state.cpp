@@ -6,7 +6,6 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/state/partial_state.h"
-#include "core/text.h"
 #include "modeling/tensors.h"
 #include "sharding/sharded_engine.h"
 #include "sharding/sharded_state.h"
@@ -128,9 +127,7 @@ std::vector<std::string> ShardedEngine::names_in(const torch::optim::Optimizer& 
     for (const auto& entry : state_->whole_tensors) {
       if (entry.value().is_same(parameter)) return entry.key();
     }
-    throw StateError(
-        detail::str("save_state: the optimizer has a parameter of shape ", parameter.sizes(),
-                    " that its sharded model has not, so that its state has no name."));
+    return "";
   };
   std::vector<std::string> names;
   for (const auto& group : optimizer.param_groups()) {
@@ -177,6 +174,7 @@ void ShardedEngine::set_accumulated_gradient(const at::Tensor& parameter,
   slice.is_in_buffer = slice.is_used = gradient.defined();
   for (auto& leaf : slice.leaves) leaf.tensor.mutable_grad().reset();
   if (!gradient.defined()) return;
+  state.is_accumulating = true;
   if (!flat.buffer.defined()) flat.buffer = state.take_buffer(flat);
   flat.buffer.narrow(0, slice.offset, slice.size).view(slice.sizes).copy_(gradient);
   for (auto& leaf : slice.leaves) leaf.tensor.mutable_grad() = slice.token;

@@ -140,12 +140,19 @@ TEST(DeepSpeedKeys, EveryKeyThatIsRefusedIsNamedUnlessItIsOff) {
                                 "csv_monitor",
                                 "comms_logger",
                                 "data_types",
-                                "checkpoint"}) {
+                                "checkpoint",
+                                "nebula",
+                                "hybrid_engine",
+                                "compile"}) {
     EXPECT_NE(message_of<UnsupportedError>([&] {
                 static_cast<void>(settings_of("{\"" + key + "\": {\"enabled\": true}}"));
               }).find("'" + key + "' in the DeepSpeed configuration is not supported"),
               std::string::npos);
     EXPECT_NO_THROW(static_cast<void>(settings_of("{\"" + key + "\": {\"enabled\": false}}")));
+  }
+  for (const std::string key : {"memory_breakdown", "dataloader_drop_last"}) {
+    EXPECT_THROW(static_cast<void>(settings_of("{\"" + key + "\": true}")), UnsupportedError);
+    EXPECT_NO_THROW(static_cast<void>(settings_of("{\"" + key + "\": false}")));
   }
   for (const std::string key : {"zero_quantized_weights", "zero_quantized_gradients",
                                 "zero_quantized_nontrainable_weights", "zeropp_loco_param"}) {
@@ -181,6 +188,15 @@ TEST(DeepSpeedKeys, KeysForSpeedAloneAreToldInTheLog) {
       "memory_efficient_linear": false, "stage3_model_persistence_threshold": 1e5}})")
                          .notes;
   EXPECT_EQ(notes.size(), 5U);
+  const auto more = settings_of(R"({"disable_allgather": false,
+      "bf16": {"immediate_grad_update": true},
+      "pipeline": {"stages": "auto", "partition": "best", "seed_layers": false},
+      "zero_optimization": {"offload_optimizer": {"fast_init": false},
+        "stage3_use_all_reduce_for_fetch_params": true, "mics_hierarchical_params_gather": true,
+        "stage3_module_granularity_threshold": 1000, "log_trace_cache_warnings": true,
+        "use_multi_rank_bucket_allreduce": false, "enable_sanity_checks": true}})")
+                        .notes;
+  EXPECT_EQ(more.size(), 10U);
 }
 
 TEST(DeepSpeedKeys, AnUnknownKeyIsAnErrorWithTheNearestOne) {
@@ -194,8 +210,8 @@ TEST(DeepSpeedKeys, AnUnknownKeyIsAnErrorWithTheNearestOne) {
             "'zero_optimization.stage3_max_live_parameter' in the DeepSpeed configuration is not "
             "known here. Did you mean 'zero_optimization.stage3_max_live_parameters'? Remove it, "
             "or correct its name.");
-  EXPECT_EQ(message(R"({"nebula": {"enabled": true}})"),
-            "'nebula' in the DeepSpeed configuration is not known here. Remove it, or correct its "
+  EXPECT_EQ(message(R"({"galaxy": {"enabled": true}})"),
+            "'galaxy' in the DeepSpeed configuration is not known here. Remove it, or correct its "
             "name.");
 }
 

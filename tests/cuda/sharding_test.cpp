@@ -8,6 +8,7 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accelerator/nets.h"
@@ -91,6 +92,110 @@ TEST_F(CudaSharding, AccumulatesAndClipsAsDataParallelismDoes) {
       const auto result = run(
           {.spec = sharded(level), .step = test::Step::kMomentum, .batches = 3, .max_norm = 0.1});
       expect_close(result.parameters, wanted.parameters, level);
+    }
+  });
+}
+
+torch::Tensor words_of(const Accelerator& accelerator, int step) {
+  torch::manual_seed(10 * step + accelerator.process_index());
+  return torch::randint(test::kWords, {4, 9}, torch::kLong).to(accelerator.device());
+}
+
+/// A program with AdamW whose accelerator decides how it is trained.
+struct Program {
+  explicit Program(AcceleratorOptions options) : accelerator(on_device(std::move(options))) {
+    torch::manual_seed(3);
+    net = TinyGpt();
+    auto prepared = accelerator.prepare(net, AdamW(net->parameters(), {.lr = 1e-2}));
+    model = std::get<0>(prepared);
+    optimizer = std::get<1>(prepared);
+  }
+  static AcceleratorOptions on_device(AcceleratorOptions options) {
+    auto result = test::anew(std::move(options));
+    result.cpu = false;
+    return result;
+  }
+  double train(int step) {
+    const auto words = words_of(accelerator, step);
+    const auto scores = model(words.slice(1, 0, 8)).reshape({-1, test::kWords});
+    const auto loss = torch::nn::functional::cross_entropy(scores.to(torch::kFloat),
+                                                           words.slice(1, 1).reshape(-1));
+    accelerator.backward(loss);
+    optimizer.step();
+    optimizer.zero_grad();
+    return loss.item<double>();
+  }
+  std::vector<double> train(int first, int end) {
+    std::vector<double> losses;
+    for (int step = first; step < end; ++step) losses.push_back(train(step));
+    return losses;
+  }
+
+  Accelerator accelerator;
+  TinyGpt net{nullptr};
+  PreparedModel<TinyGpt> model;
+  AcceleratedOptimizer optimizer;
+};
+
+TEST_F(CudaSharding, Float16SkipsAStepOnAllRanksIfOneOverflows) {
+  on_processes(2, on_gpu(), [] {
+    Program program(
+        {.mixed_precision = PrecisionType::kFp16,
+         .kwargs_handlers = {GradScalerKwargs{.init_scale = 0x1p40, .backoff_factor = 0x1p-30}},
+         .parallelism_config = ParallelismConfig{.dp_shard_size = 2}});
+    ASSERT_NE(program.accelerator.scaler(), nullptr);
+    EXPECT_EQ(program.net->head->weight.scalar_type(), torch::kHalf);
+    const auto first = program.train(0);
+    EXPECT_TRUE(program.optimizer.step_was_skipped());
+    EXPECT_EQ(program.train(0), first) << "the skipped step has changed nothing";
+    EXPECT_FALSE(program.optimizer.step_was_skipped());
+    for (int i = 0; i < 10; ++i) (void)program.train(0);
+    EXPECT_LT(program.train(0), first);
+  });
+}
+
+TEST_F(CudaSharding, ADeepSpeedConfigurationOffloadsTheOptimizerOfOneRank) {
+  on_processes(1, on_gpu(), [] {
+    using Dict = Value::Dict;
+    const auto train = [](const Dict& zero) {
+      const Dict tree{{"train_micro_batch_size_per_gpu", 4}, {"zero_optimization", zero}};
+      Program program({.deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = tree}});
+      auto losses = program.train(0, 4);
+      const auto& master = program.optimizer.param_groups()[0].params()[0];
+      return std::pair(std::move(losses), master.device());
+    };
+    for (const int stage : {2, 3}) {
+      const auto [wanted, device] = train(Dict{{"stage", stage}});
+      EXPECT_TRUE(device.is_cuda());
+      const auto [losses, host] =
+          train(Dict{{"stage", stage}, {"offload_optimizer", Dict{{"device", "cpu"}}}});
+      EXPECT_TRUE(host.is_cpu());
+      ASSERT_EQ(losses.size(), wanted.size());
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        EXPECT_NEAR(losses[i], wanted[i], 1e-4) << "stage " << stage << ", step " << i;
+      }
+    }
+  });
+}
+
+TEST_F(CudaSharding, ASavedRunGoesOnAsIfItHadNotStopped) {
+  const test::SharedFolder folder;
+  auto options = folder.options();
+  options.environment.emplace_back("ACCELERATE_USE_CPU", std::nullopt);
+  on_processes(2, options, [&] {
+    for (const auto type : {StateDictType::kFullStateDict, StateDictType::kShardedStateDict}) {
+      const AcceleratorOptions plugin{.fsdp_plugin = FullyShardedDataParallelPlugin{
+                                          .fsdp_version = 2, .state_dict_type = type}};
+      const auto state = folder.path() / std::to_string(static_cast<int>(type));
+      Program saved(plugin);
+      (void)saved.train(0, 3);
+      saved.accelerator.save_state(state);
+      const auto wanted = saved.train(3, 6);
+      Program resumed(plugin);
+      (void)resumed.train(10, 12);
+      resumed.accelerator.load_state(state);
+      const auto losses = resumed.train(3, 6);
+      for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(losses[i], wanted[i], 1e-5);
     }
   });
 }

@@ -57,7 +57,6 @@ TEST(DeepSpeedPlan, StagesAreLevels) {
     EXPECT_TRUE(plan.spec.reshard_after_forward);
     EXPECT_EQ(plan.groups, (stage == 0 ? ShardGroups{4, 1} : ShardGroups{1, 4}));
     EXPECT_EQ(plan.spec.keep_gathered_below, stage == 3 ? 100'000 : 0);
-    EXPECT_TRUE(plan.spec.first_process_has_values);
     EXPECT_FALSE(plan.autocast);
   }
 }
@@ -76,6 +75,11 @@ TEST(DeepSpeedPlan, PrecisionKeepsFloat32Masters) {
             at::kFloat);
   EXPECT_THROW(static_cast<void>(plan_of({{"stage", 2}}, {{"communication_data_type", "fp4"}})),
                ConfigError);
+  const auto fp16 = plan_of({{"stage", 2}}, {{"communication_data_type", "fp16"}});
+  ASSERT_EQ(fp16.warnings.size(), 1U);
+  EXPECT_NE(fp16.warnings[0].find("is fp16, in which a CPU does not reduce"), std::string::npos);
+  EXPECT_EQ(plan_of({{"stage", 2}}, {{"communication_data_type", "fp16"}}, gpu).warnings.size(),
+            0U);
 }
 
 TEST(DeepSpeedPlan, BucketsMakeUnitsAndLimitsBoundThePrefetch) {
@@ -126,6 +130,14 @@ TEST(DeepSpeedPlan, OffloadsAsTheDevicesSay) {
   EXPECT_EQ(nvme.parameters, OffloadTarget::kNvme);
   EXPECT_EQ(nvme.optimizer, OffloadTarget::kNvme);
   EXPECT_EQ(nvme.folder, folder);
+  EXPECT_EQ(nvme.states_folder, "");
+  const auto two =
+      plan_of({{"stage", 3},
+               {"offload_param", Value::Dict{{"device", "nvme"}, {"nvme_path", "/"}}},
+               {"offload_optimizer", Value::Dict{{"device", "nvme"}, {"nvme_path", folder}}}})
+          .spec.offload;
+  EXPECT_EQ(two.folder, "/");
+  EXPECT_EQ(two.states_folder, folder);
   const auto message = [](const Value::Dict& zero) {
     return message_of<ConfigError>([&] { static_cast<void>(plan_of(zero)); });
   };

@@ -148,6 +148,36 @@ TEST(DeepSpeedPrepare, SeveralAcceleratorsShareThePluginsOfTheFirst) {
   });
 }
 
+TEST(DeepSpeedPrepare, EachRunAccumulatesAsItsConfigurationSays) {
+  on_processes(2, [] {
+    Accelerator first(anew(
+        {.deepspeed_plugins = {{"two", plugin_of(2, {{"gradient_accumulation_steps", 2}})},
+                               {"three", plugin_of(2, {{"gradient_accumulation_steps", 3}})}}}));
+    Accelerator second;
+    auto one = make_net();
+    auto other = make_net();
+    auto [model, optimizer] = first.prepare(one, SGD(one->parameters(), {.lr = 0.5}));
+    first.state().select_deepspeed_plugin("three");
+    auto [last, stepper] = second.prepare(other, SGD(other->parameters(), {.lr = 0.5}));
+    EXPECT_EQ(first.gradient_accumulation_steps(), 2);
+    EXPECT_EQ(second.gradient_accumulation_steps(), 3);
+    std::vector<bool> steps, others;
+    for (int batch = 0; batch < 6; ++batch) {
+      const auto x = torch::ones({2, 3});
+      {
+        const auto accumulating = first.accumulate(model);
+        first.backward(model(x).pow(2).mean());
+        steps.push_back(first.sync_gradients());
+      }
+      const auto accumulating = second.accumulate(last);
+      second.backward(last(x).pow(2).mean());
+      others.push_back(second.sync_gradients());
+    }
+    EXPECT_EQ(steps, (std::vector<bool>{false, true, false, true, false, true}));
+    EXPECT_EQ(others, (std::vector<bool>{false, false, true, false, false, true}));
+  });
+}
+
 TEST(DeepSpeedPrepare, ASecondAcceleratorTakesTheFsdpPluginOfTheFirst) {
   const OnProcessesOptions launched{.environment = {{"ACCELERATE_USE_FSDP", "true"}}};
   on_processes(2, launched, [] {

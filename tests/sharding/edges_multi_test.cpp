@@ -124,8 +124,7 @@ TEST(ShardedEdges, TakesTheValuesOfTheFirstProcessAlone) {
         const auto empty = init_empty_weights();
         net = two_layers();
       }
-      Sharded<torch::nn::Sequential> training(
-          net, {.level = level, .units = {"0", "1"}, .first_process_has_values = true});
+      Sharded<torch::nn::Sequential> training(net, {.level = level, .units = {"0", "1"}});
       const auto whole = gathered_parameters(training.model, {}, [&] {
         std::vector<torch::Tensor> all;
         for (const auto& one : training.net->parameters()) all.push_back(one.detach().clone());
@@ -346,6 +345,40 @@ TEST(ShardedEdges, SparseGradientsAreRefusedByName) {
     };
     EXPECT_TRUE(test::has(test::message_of<UnsupportedError>(shard),
                           "the gradient of '0.weight' is sparse"));
+  });
+}
+
+TEST(ShardedEdges, AGroupThatAPreparedOptimizerGetsIsSharded) {
+  on_processes(2, [] {
+    const auto train = [](std::optional<ShardLevel> level) {
+      Sharded<torch::nn::Sequential> training(
+          two_layers(), {.level = level.value_or(ShardLevel::kGradients), .units = {"0", "1"}},
+          level.has_value());
+      const auto all = training.net->parameters();
+      auto optimizer = training.accelerator.prepare(
+          AdamW(std::vector{all[0], all[1]}, AdamWOptions{.lr = 0.01}));
+      const auto step = [&](int number) {
+        training.accelerator.backward(
+            training.model(input_of(PartialState().process_index(), number)).pow(2).mean());
+        optimizer.step();
+        training.net->zero_grad();
+      };
+      step(0);
+      optimizer.add_param_group(torch::optim::OptimizerParamGroup(std::vector{all[2], all[3]}));
+      for (const int number : {1, 2, 3}) step(number);
+      return gathered_parameters(training.model, {}, [&] {
+        std::vector<torch::Tensor> values;
+        for (const auto& one : all) values.push_back(one.detach().clone());
+        return values;
+      });
+    };
+    const auto wanted = train(std::nullopt);
+    for (const auto level : kLevels) {
+      const auto values = train(level);
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        EXPECT_TRUE(values[i].equal(wanted[i])) << "level " << static_cast<int>(level) << ", " << i;
+      }
+    }
   });
 }
 

@@ -147,7 +147,7 @@ TEST(ShardedFaults, OptimizersThatNeedWholeMatricesAreRefusedByName) {
                       training.accelerator.join_uneven_inputs(std::tie(training.model),
                                                               {.even_batches = false}, [] {});
                     }),
-                    "the model is sharded"));
+                    "each process has a part of the model only"));
   });
 }
 

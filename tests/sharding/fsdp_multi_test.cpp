@@ -125,6 +125,38 @@ TEST(ShardedByPlugin, ParametersAndOutputsHaveTheTypesOfThePolicy) {
   });
 }
 
+TEST(ShardedByPlugin, InputsHaveTheTypeOfThePolicyInBothVersions) {
+  on_processes(2, [] {
+    const MixedPrecisionPolicy policy{.param_dtype = FloatType::kBf16,
+                                      .reduce_dtype = FloatType::kFp32};
+    for (const int version : {1, 2}) {
+      for (const auto precision : {PrecisionType::kNo, PrecisionType::kBf16}) {
+        Accelerator accelerator(anew(
+            {.mixed_precision = precision,
+             .fsdp_plugin = Plugin{.fsdp_version = version, .mixed_precision_policy = policy}}));
+        test::Line line;
+        torch::nn::init::ones_(line->weight);
+        auto product = accelerator.prepare(line);
+        // An operator that autocast does not know: the input alone decides.
+        EXPECT_EQ(product(torch::full({1}, 1 + 0x1p-10)).item<double>(), 1) << version;
+
+        torch::manual_seed(1);
+        test::Mlp net;
+        auto [model, optimizer] = accelerator.prepare(net, SGD(net->parameters(), {.lr = 0.1}));
+        const auto x = test::input_of(accelerator.process_index());
+        const auto loss_of = [&] { return model(x).to(torch::kFloat).pow(2).mean(); };
+        const auto first = loss_of();
+        accelerator.backward(first);
+        optimizer.step();
+        const auto mean = [&](const torch::Tensor& loss) {
+          return accelerator.reduce(loss.detach(), Reduction::kMean).item<double>();
+        };
+        EXPECT_LT(mean(loss_of()), mean(first));
+      }
+    }
+  });
+}
+
 TEST(ShardedByPlugin, ShardedFilesAreWrittenAndRead) {
   const test::SharedFolder folder;
   on_processes(2, folder.options(), [&] {

@@ -248,8 +248,13 @@ TEST(FsdpPlan, PrecisionOfVersionOneIsUnderAutocastAndOfTwoByItsPolicy) {
 TEST(FsdpPlan, Float16IsForDevicesThatTrainInIt) {
   ShardRun run = kFour;
   run.mixed_precision = PrecisionType::kFp16;
-  EXPECT_EQ(plan_of({}, run).spec.precision.param_dtype, std::nullopt);
+  const auto on_cpu = plan_of({}, run);
+  EXPECT_EQ(on_cpu.spec.precision.param_dtype, std::nullopt);
+  ASSERT_EQ(on_cpu.warnings.size(), 1U);
+  EXPECT_NE(on_cpu.warnings[0].find("mixed_precision_policy has fp16, which a CPU does not train"),
+            std::string::npos);
   run.on_cpu = false;
+  EXPECT_TRUE(plan_of({}, run).warnings.empty());
   EXPECT_EQ(plan_of({}, run).spec.precision.param_dtype, at::kHalf);
 }
 
@@ -271,10 +276,9 @@ TEST(FsdpPlan, TrainedParametersOfFewBitsAreUpcastWithMixedPrecision) {
                 .substr(0, 200));
 }
 
-TEST(FsdpPlan, OffloadLoadingAndCheckpointingAreTakenOver) {
+TEST(FsdpPlan, OffloadInitializationAndCheckpointingAreTakenOver) {
   const auto plain = plan_of({}).spec;
   EXPECT_EQ(plain.offload.parameters, OffloadTarget::kNone);
-  EXPECT_FALSE(plain.first_process_has_values);
   EXPECT_FALSE(plain.init_empty);
   EXPECT_TRUE(plan_of({}).checkpointed.empty());
 
@@ -283,11 +287,6 @@ TEST(FsdpPlan, OffloadLoadingAndCheckpointingAreTakenOver) {
   EXPECT_EQ(moved.offload.optimizer, OffloadTarget::kCpu);
   EXPECT_FALSE(moved.offload.pin_memory);
 
-  EXPECT_TRUE(plan_of({.sync_module_states = true}).spec.first_process_has_values);
-  for (const std::int64_t version : {1, 2}) {
-    EXPECT_TRUE(plan_of({.fsdp_version = version, .cpu_ram_efficient_loading = true})
-                    .spec.first_process_has_values);
-  }
   int calls = 0;
   const auto init = plan_of({.param_init_fn = [&](torch::nn::Module&) { ++calls; }}).spec;
   NetImpl net;

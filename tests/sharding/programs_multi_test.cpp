@@ -6,6 +6,7 @@
 
 #include "accelerator/nets.h"
 #include "core/text.h"
+#include "parallel/wrapped_engine.h"
 #include "sharding/sharded_run.h"
 #include "support/has.h"
 #include "support/message_of.h"
@@ -298,6 +299,93 @@ TEST(ShardedPrograms, BlocksMayBeComputedAgainInBackward) {
         expect_same(train(spec), wanted,
                     str("level ", static_cast<int>(level), ", prefetch ", prefetch));
       }
+    }
+  });
+}
+
+TEST(ShardedPrograms, APreparedModelMayBeComputedAgainInBackward) {
+  on_processes(2, [] {
+    const int rank = PartialState().process_index();
+    const auto train = [&](const std::optional<ShardSpec>& spec, bool early_stop) {
+      torch::manual_seed(1);
+      Again net(false);
+      std::optional<Sharded<Again>> engine;
+      std::optional<Accelerator> plain;
+      if (spec) {
+        engine.emplace(net, *spec);
+      } else {
+        plain.emplace(anew());
+      }
+      auto& accelerator = spec ? engine->accelerator : *plain;
+      auto model = spec ? engine->model : accelerator.prepare(net);
+      auto optimizer = accelerator.prepare(SGD(net->parameters(), {.lr = 0.125, .momentum = 0.5}));
+      torch::manual_seed(10 + rank);
+      for (int step = 0; step < 4; ++step) {
+        const auto x = input_of(rank, step);
+        const auto y =
+            spec ? activation_checkpoint({.early_stop = early_stop}, model, x) : model(x);
+        accelerator.backward(y.pow(2).mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      return whole(model, net);
+    };
+    const auto wanted = train(std::nullopt, true);
+    for (const auto level : kLevels) {
+      for (const bool early_stop : {true, false}) {
+        const ShardSpec spec{.level = level, .units = {"blocks.0", "blocks.1", "blocks.2"}};
+        expect_same(train(spec, early_stop), wanted,
+                    str("level ", static_cast<int>(level), ", early_stop ", early_stop));
+      }
+    }
+  });
+}
+
+TEST(ShardedPrograms, GradientsThatAreNotCompleteAreNotClipped) {
+  on_processes(2, [] {
+    for (const auto level : kLevels) {
+      ShardedRun training({.spec = sharded(level)});
+      const auto clip = [&] {
+        (void)training.accelerator.clip_grad_norm_(training.model.parameters(), 1.0);
+      };
+      (void)training.train(0, 0, /*synchronizes=*/false);
+      EXPECT_TRUE(
+          has(message_of<StateError>(clip), "Guard the call: if (accelerator.sync_gradients())"));
+      (void)training.train(0, 1, /*synchronizes=*/true);
+      EXPECT_NO_THROW(clip());
+      training.take_step();
+      (void)training.train(1, 0, /*synchronizes=*/false);
+      training.optimizer.zero_grad();
+      EXPECT_NO_THROW(clip());
+    }
+  });
+}
+
+class CountsSteps final : public detail::parallel::WrappedEngine {
+ public:
+  using WrappedEngine::WrappedEngine;
+  void before_step() override {
+    ++steps;
+    WrappedEngine::before_step();
+  }
+  int steps = 0;
+};
+
+TEST(ShardedPrograms, EnginesAreToldOfStepsThatAreNotChecked) {
+  on_processes(2, [] {
+    for (const int drift_check : {0, 10}) {
+      Accelerator accelerator(anew({.drift_check = drift_check}));
+      auto net = two_layers(1);
+      auto model = accelerator.prepare_model(net, {.evaluation_mode = true});
+      const auto group = accelerator.state().process_group();
+      const auto engine = std::make_shared<CountsSteps>(std::make_shared<test::ShardedEngine>(
+          *net, ShardSpec{.level = ShardLevel::kParameters},
+          detail::sharding::ShardProcesses{.shard = group, .all = group}, accelerator.device()));
+      model._core()->use(engine);
+      auto optimizer = accelerator.prepare(SGD(net->parameters(), {.lr = 0.125}));
+      accelerator.backward(model(input_of(0, 0)).pow(2).mean());
+      optimizer.step();
+      EXPECT_EQ(engine->steps, 1) << "drift_check " << drift_check;
     }
   });
 }

@@ -69,10 +69,14 @@ struct ShardedRun {
   std::shared_ptr<ShardedEngine> engine = nullptr;
 };
 
-/// A prepared model that is sharded in a given way.
+/// A prepared model that is sharded in a given way; by data parallelism if `shards` is false.
 template <class Holder>
 struct Sharded {
-  Sharded(Holder made, const ShardSpec& spec) : net(std::move(made)) {
+  Sharded(Holder made, const ShardSpec& spec, bool shards = true) : net(std::move(made)) {
+    if (!shards) {
+      model = accelerator.prepare_model(net);
+      return;
+    }
     model = accelerator.prepare_model(net, {.device_placement = false, .evaluation_mode = true});
     const auto group = accelerator.state().process_group();
     engine = std::make_shared<ShardedEngine>(
@@ -83,7 +87,7 @@ struct Sharded {
   Accelerator accelerator{anew()};
   Holder net;
   PreparedModel<Holder> model;
-  std::shared_ptr<ShardedEngine> engine;
+  std::shared_ptr<ShardedEngine> engine = nullptr;
 };
 
 [[nodiscard]] Result run(const RunOptions& options);

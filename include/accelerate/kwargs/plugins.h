@@ -157,13 +157,15 @@ struct ACCELERATE_API FullyShardedDataParallelPlugin {
   std::optional<bool> use_orig_params = std::nullopt;
   /// How a module without storage gets one. Unset: empty tensors on the device of the process.
   Callback<void(torch::nn::Module&)> param_init_fn = {};
-  /// SYNC_MODULE_STATES, false; true with `cpu_ram_efficient_loading`. Version 1 only.
+  /// SYNC_MODULE_STATES, false; true with `cpu_ram_efficient_loading`. Version 1 only. `prepare`
+  /// synchronizes either way.
   std::optional<bool> sync_module_states = std::nullopt;
   /// FORWARD_PREFETCH, false. The variable is read in version 1 only.
   std::optional<bool> forward_prefetch = std::nullopt;
   /// ACTIVATION_CHECKPOINTING, false.
   std::optional<bool> activation_checkpointing = std::nullopt;
-  /// CPU_RAM_EFFICIENT_LOADING, false: the first process reads the weights for all.
+  /// CPU_RAM_EFFICIENT_LOADING, false. `prepare` gives all processes the values of the first one
+  /// either way: build and load the model there, and on the others under `init_empty_weights`.
   std::optional<bool> cpu_ram_efficient_loading = std::nullopt;
   /// TRANSFORMER_CLS_TO_WRAP, a comma list. Unset: the no-split list of the model.
   std::optional<std::vector<std::string>> transformer_cls_names_to_wrap = std::nullopt;
