@@ -34,7 +34,8 @@ class ACCELERATE_API LazyParams {
  public:
   explicit LazyParams(const LazyOptions& options);
   /// As `restore`. What is in use is restored when that ends; what cannot be restored throws when
-  /// it is used; what no model has any more is dropped.
+  /// it is used, and so do tensors that were on the meta device, if their store is slow; what no
+  /// model has any more is dropped.
   ~LazyParams();
   LazyParams(const LazyParams&) = delete;
   LazyParams& operator=(const LazyParams&) = delete;

@@ -76,6 +76,40 @@ TEST_F(LazyEdges, WeightsWhoseFilesAreGoneThrowByNameAfterTheHandle) {
   EXPECT_TRUE(has(message_of<c10::Error>([&] { net->forward(input()); }), "'first."));
 }
 
+TEST_F(LazyEdges, AModelOfTheMetaDeviceIsNotReadAtTheEndOfItsHandle) {
+  offload_state_dict(folder / "spill", state_dict(*resident));
+  auto empty = init_empty_weights([] { return ThreeLayers(); });
+  const test::CapturedLog log;
+  {
+    const auto model = disk_offload(empty, folder / "spill", {.execution_device = torch::kCPU});
+    EXPECT_TRUE(model(input()).equal(resident->forward(input())));
+    std::filesystem::remove_all(folder / "spill");  // a read would fail
+  }
+  EXPECT_TRUE(log.messages().empty()) << log.messages().front();
+  for (const auto& message :
+       {message_of<c10::Error>([&] { (void)empty->first->weight.data_ptr(); }),
+        message_of<c10::Error>([&] { empty->forward(input()); })}) {
+    EXPECT_TRUE(has(message, "The parameter 'first."));
+    EXPECT_TRUE(has(message, "the handle that its model was dispatched with has ended"));
+  }
+  // With its values elsewhere it can be dispatched again.
+  const auto again = cpu_offload(empty, {.state_dict = state_dict(*resident), .lazy = managed()});
+  EXPECT_TRUE(again(input()).equal(resident->forward(input())));
+}
+
+TEST_F(LazyEdges, ChangesOfAModelOfTheMetaDeviceAreInItsFilesAfterTheHandle) {
+  offload_state_dict(folder / "spill", state_dict(*resident));
+  auto empty = init_empty_weights([] { return ThreeLayers(); });
+  {
+    const auto model = disk_offload(empty, folder / "spill",
+                                    {.execution_device = torch::kCPU, .lazy = {.writable = true}});
+    const torch::NoGradGuard no_grad;
+    empty->second->bias.fill_(3);
+  }
+  const OffloadedWeightsLoader weights({.save_folder = folder / "spill"});
+  EXPECT_TRUE(weights.at("second.bias").equal(torch::full({8}, 3.0)));
+}
+
 TEST_F(LazyEdges, OneFailureLeavesNoOtherGroupBehind) {
   const test::CapturedLog log;
   {

@@ -6,6 +6,9 @@
 //
 // Copies are handles to the same model. The module itself works as well, with inputs that are on
 // the device of its first weights. Weights that are away report the device on which they compute.
+// Keep a handle as long as the module is used: at the end of the last one weights come back to
+// where they were, but those of a model of the meta device are not read from disk; they throw by
+// name.
 //
 // Part of accelerate/big_modeling.h.
 #pragma once
@@ -37,7 +40,8 @@ class LazyParams;
 class ACCELERATE_API DispatchedCore {
  public:
   DispatchedCore(std::shared_ptr<torch::nn::Module> model, DeviceMap map, c10::Device device);
-  /// Weights come back to where they were, if others hold the module.
+  /// Weights come back to where they were, if others hold the module. Those that were on the meta
+  /// device and are on disk throw when they are used.
   ~DispatchedCore();
   DispatchedCore(const DispatchedCore&) = delete;
   DispatchedCore& operator=(const DispatchedCore&) = delete;
