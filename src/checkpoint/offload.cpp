@@ -103,7 +103,7 @@ OffloadIndex offload_weight(const at::Tensor& weight, std::string_view weight_na
 
 at::Tensor load_offloaded_weight(const fs::path& weight_file, const OffloadedWeight& weight_info) {
   const auto dtype = dtype_of(weight_info, weight_file);
-  const auto file = MappedFile::open(weight_file);
+  const auto file = MappedFile::open_pages(weight_file);
   const auto bytes = bytes_of(weight_info, dtype);
   if (file->size() != bytes) refuse_length(weight_file, file->size(), bytes);
   if (bytes == 0) return at::empty(weight_info.shape, dtype);

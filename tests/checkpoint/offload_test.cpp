@@ -210,6 +210,21 @@ TEST_F(OffloadTest, LeavesNothingTornIfThereIsNoRoom) {
   EXPECT_EQ(test::files_in(path_), before);
 }
 
+TEST_F(OffloadTest, MapsMoreTensorsThanAProcessMayHaveFilesOpen) {
+  StateDict state("Tensor");
+  for (int i = 0; i < 200; ++i) state.insert("w" + std::to_string(i), torch::full(3, i));
+  offload_state_dict(path_, state);
+  rlimit old{};
+  ::getrlimit(RLIMIT_NOFILE, &old);
+  const rlimit few{.rlim_cur = 64, .rlim_max = old.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &few);
+  const OffloadedWeightsLoader weights({.save_folder = path_});
+  StateDict mapped("Tensor");
+  EXPECT_NO_THROW(mapped = all_of(weights));
+  ::setrlimit(RLIMIT_NOFILE, &old);
+  expect_equal(mapped, state);
+}
+
 TEST_F(OffloadTest, RefusesNamesThatAreNoFiles) {
   EXPECT_THROW(offload_weight(torch::ones(1), "a/b", path_), ArgumentError);
   EXPECT_THROW(offload_weight(torch::ones(1), "", path_), ArgumentError);
