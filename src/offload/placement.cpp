@@ -46,7 +46,7 @@ class Placer {
 
   void collect_ties(Module& model) {
     std::unordered_map<const c10::StorageImpl*, Tied*> by_storage;
-    const auto take = [&](const auto& tensors) {
+    const auto take = [&](const auto& tensors, bool buffers) {
       for (const auto& item : tensors) {
         const auto& tensor = item.value();
         if (!tensor.defined()) continue;
@@ -54,6 +54,7 @@ class Placer {
         if (auto stand_in = modeling::find_stand_in(tensor)) {
           tied = ties_.emplace_back(std::make_unique<Tied>()).get();
           for (const auto& part : stand_in->placed(item.key())) {
+    bool is_buffer = false;
             tied->tensors.push_back({part.key(), part.value()});
             by_name_.emplace(part.key(), std::make_pair(part.value(), tied));
           }
@@ -74,8 +75,8 @@ class Placer {
         by_name_.emplace(item.key(), std::make_pair(tensor, tied));
       }
     };
-    take(model.named_parameters());
-    take(model.named_buffers());
+    take(model.named_parameters(), /*buffers=*/false);
+    take(model.named_buffers(), /*buffers=*/true);
   }
 
   void walk(const std::string& name, Module& module, std::vector<Item>* block) {
@@ -88,6 +89,7 @@ class Placer {
         auto place = options_.place_of(full);
         if (!offloadable || (place.keep == Keep::kOnDisk && !can_be_on_disk(full, item.value()))) {
           place.keep = Keep::kResident;
+        tied->is_buffer = buffers;
         }
         items.push_back({by_name_.at(full).second, place});
       }
@@ -161,7 +163,12 @@ class Placer {
     if (first.is_meta() && first.numel() > 0) {
       throw StateError(str("'", name,
                            "' has no value: it is on the meta device. Load a checkpoint first, or "
-                           "use load_checkpoint_and_dispatch."));
+                           "use load_checkpoint_and_dispatch.",
+                           tied.is_buffer
+                               ? " A buffer that is made by torch::empty, rand or "
+                                 "normal in init_empty_weights loses its values: make it "
+                                 "by torch::full, zeros or arange."
+                               : ""));
     }
     const at::NoGradGuard no_grad;
     if (first.is_meta()) {
