@@ -508,6 +508,17 @@ TEST_F(Offload, LayerwiseCastingRoundsOnceAndComputesInTheOtherDtype) {
   EXPECT_TRUE(tied->forward(tokens()).equal(tied_resident->forward(tokens())));
 }
 
+TEST_F(Offload, LayerwiseCastingOfOffloadedWeightsIsRefused) {
+  const auto model = dispatch_model(net, {{"first", "cpu"}, {"second", "cpu"}, {"third", "disk"}},
+                                    {.offload_dir = folder.path() / "spill"});
+  EXPECT_TRUE(has(message_of<StateError>([&] {
+                    (void)attach_layerwise_casting_hooks(*net, torch::kBFloat16, torch::kFloat);
+                  }),
+                  "The weights of 'third' are offloaded or cast already."));
+  EXPECT_FALSE(is_offloaded(net->first->weight)) << "nothing was cast";
+  EXPECT_TRUE(model(input()).equal(resident->forward(input())));
+}
+
 TEST_F(Offload, LayerwiseCastingSkipsClassesWithAllBelow) {
   const auto casting = attach_layerwise_casting_hooks(*tied, torch::kBFloat16, torch::kFloat,
                                                       {.skip_modules_classes = {"ThreeLayers"}});
