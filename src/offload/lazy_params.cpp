@@ -72,7 +72,7 @@ std::vector<std::shared_ptr<Entry>> plan_group(const std::vector<NamedTensor>& t
     }
     const auto offset = static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
     plan.storages[found->second].tensors.push_back(
-        {name, offset, tensor.nbytes(), tensor.scalar_type()});
+        {name, offset, tensor.nbytes(), tensor.scalar_type(), tensor.sizes().vec()});
     entries[found->second]->aliases.push_back(
         {name, c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())});
     by_entry[found->second].push_back(tensor);
