@@ -224,6 +224,8 @@ CorePtr make_core(const ModulePtr& model, const DeviceMap& map, c10::Device main
                .several_devices = core->several_devices,
                .pinned = &core->lazy->pinned_budget()},
               *core->lazy);
+  // As in Python, a model that only had to move stays there.
+  if (core->lazy->is_empty() && !core->several_devices) core->lazy->keep_moves();
   modeling::set_device_map(model, map, core.get());
   if (!offloaded.empty()) {
     info(str("Some parameters are offloaded to ", join(offloaded, " and "),
@@ -282,11 +284,9 @@ void DispatchedCore::reset() const {
 }
 void DispatchedCore::remove_hooks() {
   if (lazy) lazy->restore();
+  folder_lock.reset();
   several_devices = false;
   modeling::set_device_map(module, std::nullopt, this);
-  folder_lock.reset();
-}
-
   note_device();
 }
 
@@ -295,6 +295,8 @@ void DispatchedCore::note_device() { main_device = first_device(*module); }
 const LoadCheckpointReport& DispatchedCore::load_report() const {
   static const LoadCheckpointReport none;
   return loaded != nullptr ? *loaded : none;
+}
+
 void DispatchedCore::check_movable() const {
   if (!several_devices && (lazy == nullptr || lazy->is_empty())) return;
   throw StateError(

@@ -345,20 +345,36 @@ Slot* LazyEngine::slot_ahead(std::span<const std::size_t> wanted) {
   return ring->take();
 }
 
-/// A slot for a group that is needed now: free, of the group that was used least recently, or one
-/// more if all groups are in use.
-Slot* LazyEngine::slot_for(Group& group) {
-  if (auto* slot = ring->take()) return slot;
+/// Releases the group that was used least recently, of those that hold a slot in vain. Returns
+/// false if there is none.
+bool LazyEngine::release_oldest() {
   Group* oldest = nullptr;
   for (auto* other : here) {
     const bool idle = other->pins == 0 && other->slot != nullptr && other->state != State::kFilling;
     if (idle && (oldest == nullptr || other->arrival < oldest->arrival)) oldest = other;
   }
-  if (oldest != nullptr) {
-    release(*oldest);
-    if (auto* slot = ring->take()) return slot;
+  if (oldest == nullptr) return false;
+  release(*oldest);
+  return true;
+}
+
+/// A slot for a group that is needed now: free, of the group that was used least recently, or one
+/// more if all groups are in use. If there is no memory for another slot, fewer do.
+Slot* LazyEngine::slot_for(Group& group) {
+  for (;;) {
+    try {
+      if (auto* slot = ring->take()) return slot;
+      if (release_oldest()) {
+        if (auto* slot = ring->take()) return slot;
+      }
+      return ring->take_temporary(group.plan.bytes);
+    } catch (const c10::OutOfMemoryError& error) {
+      if (release_oldest()) continue;
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "There is no memory for the parameter '",
+                       group.entries.front()->name(), "' and those that come with it, ",
+                       group.plan.bytes, " bytes: ", error.what_without_backtrace());
+    }
   }
-  return ring->take_temporary(group.plan.bytes);
 }
 
 // -- the worker -----------------------------------------------------------------------------------

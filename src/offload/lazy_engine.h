@@ -112,6 +112,7 @@ struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
   void prefetch();
   [[nodiscard]] std::size_t successor_of(std::size_t previous, std::size_t group) const;
   [[nodiscard]] Slot* slot_for(Group& group);
+  bool release_oldest();
   [[nodiscard]] Slot* slot_ahead(std::span<const std::size_t> wanted);
   [[nodiscard]] at::Tensor memory_of(const Entry& entry) const;
   [[nodiscard]] at::Tensor host_bytes(Entry& entry);
@@ -122,6 +123,8 @@ struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
   void restore(Group& group, After after, Lock& lock);
   /// All groups that can be restored. Returns what the first of the others failed with.
   [[nodiscard]] std::exception_ptr restore_all(After after, Lock& lock);
+  /// Returns `failure`, else what failed.
+  [[nodiscard]] std::exception_ptr undo_all(std::exception_ptr failure);
   /// For a storage that is not restored: throws `why` when it is used.
   static void abandon(Entry& entry, const std::string& why) noexcept;
   /// After the end of the handle: restores a group or abandons it, and forgets it.
@@ -146,6 +149,7 @@ struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
   std::vector<std::unique_ptr<Group>> groups;
   std::vector<Group*> here;  // Filling, Filled and Resident ones
   std::vector<std::pair<Alias, c10::intrusive_ptr<c10::StorageImpl>>> residents;
+  std::vector<std::function<void()>> undo;
   std::optional<SlotRing> ring;
   std::size_t largest_bytes = 0;  // of a group that needs a slot
   LazyStats stats;

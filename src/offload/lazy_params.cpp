@@ -217,8 +217,21 @@ std::exception_ptr LazyEngine::restore_all(After after, Lock& lock) {
     lazy::forget_storage(*storage);
   }
   residents.clear();
+  // A model of which a part computes where it was dispatched to is left together.
+  if (!failure || after == After::kEndOfHandle) failure = undo_all(failure);
   if (ring) ring->free_memory();
   note_resident();
+  return failure;
+}
+
+std::exception_ptr LazyEngine::undo_all(std::exception_ptr failure) {
+  for (const auto& f : std::views::reverse(std::exchange(undo, {}))) {
+    try {
+      f();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
   return failure;
 }
 
@@ -337,6 +350,16 @@ void LazyParams::manage_resident(const std::vector<NamedTensor>& tensors) {
 }
 
 PinnedBudget& LazyParams::pinned_budget() { return engine_->budget; }
+
+void LazyParams::undo_with(std::function<void()> f) {
+  const LazyEngine::Lock lock(engine_->mutex);
+  engine_->undo.push_back(std::move(f));
+}
+
+void LazyParams::keep_moves() {
+  const LazyEngine::Lock lock(engine_->mutex);
+  engine_->undo.clear();
+}
 
 void LazyParams::before_fill(std::function<void()> f) { engine_->before_fill = std::move(f); }
 
