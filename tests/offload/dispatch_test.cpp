@@ -12,6 +12,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <string>
 #include <utility>
 #include <vector>
@@ -291,6 +292,22 @@ TEST_F(Offload, AFolderIsSharedByReadersAndClosedToWriters) {
   const auto writer = disk_offload(other, target, {.lazy = {.writable = true}});
   EXPECT_TRUE(writer(input()).equal(other->forward(input())));
   EXPECT_TRUE(has(message_of<CheckpointError>([&] { (void)disk_offload(net, target); }), used));
+}
+
+// As the processes of a run that name one folder.
+TEST_F(Offload, SeveralThatWriteTheSameWeightsAtOnceShareTheFolder) {
+  for (int round = 0; round < 5; ++round) {
+    const auto target = folder.path() / std::to_string(round);
+    std::vector<ThreeLayers> nets;
+    for (int i = 0; i < 3; ++i) nets.push_back(seeded<ThreeLayers>());
+    std::vector<std::future<Dispatched<ThreeLayers>>> models;
+    for (const auto& one : nets) {
+      models.push_back(std::async(std::launch::async, [&] { return disk_offload(one, target); }));
+    }
+    for (auto& model : models) {
+      EXPECT_TRUE(model.get()(input()).equal(resident->forward(input())));
+    }
+  }
 }
 
 TEST_F(Offload, MoreFilesAreMappedThanMayBeOpen) {
