@@ -295,13 +295,12 @@ void check_offloaded(const StateDict& state, const OffloadIndex& index, const fs
   }
 }
 
-StateDict differing(const StateDict& state, const OffloadIndex& index, const fs::path& folder) {
+std::vector<std::string> differing(const StateDict& state, const OffloadIndex& index,
+                                   const fs::path& folder) {
   const OffloadedWeightsLoader weights({.save_folder = folder, .index = index});
-  StateDict others;
+  std::vector<std::string> others;
   for (const auto& entry : state) {
-    if (!has_bytes_of(weights.at(entry.key()), entry.value())) {
-      others.insert(entry.key(), entry.value());
-    }
+    if (!has_bytes_of(weights.at(entry.key()), entry.value())) others.push_back(entry.key());
   }
   return others;
 }

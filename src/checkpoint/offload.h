@@ -53,9 +53,9 @@ class OffloadWriter {
 /// length.
 ACCELERATE_API void check_offloaded(const StateDict& state, const OffloadIndex& index,
                                     const std::filesystem::path& folder);
-/// The tensors of `state` of which the folder has other bytes. All are in the index.
-[[nodiscard]] ACCELERATE_API StateDict differing(const StateDict& state, const OffloadIndex& index,
-                                                 const std::filesystem::path& folder);
+/// Names of the tensors of `state` of which the folder has other bytes. All are in the index.
+[[nodiscard]] ACCELERATE_API std::vector<std::string> differing(
+    const StateDict& state, const OffloadIndex& index, const std::filesystem::path& folder);
 
 /// Creates the folder, and locks it for weights that are used where they are: against writers, with
 /// an exclusive lock against all others. `lacking` is called with the lock held, perhaps several

@@ -106,8 +106,8 @@ bool has_value(const at::Tensor& tensor) {
 /// Whether the weights were just written there.
 enum class Folder : std::uint8_t { kAsGiven, kJustLoaded };
 
-/// What has to be written into the folder: all values if it has no index, otherwise those that are
-/// others there. Throws if the folder is of another model.
+/// What has to be written into the folder: all values if it has no index. Throws if the folder is
+/// of another model, or has other values.
 StateDict lacking(const Module& model, const StateDict& values, const DispatchOptions& options,
                   Folder state) {
   const auto& folder = *options.offload_dir;
@@ -120,13 +120,13 @@ StateDict lacking(const Module& model, const StateDict& values, const DispatchOp
   for (const auto& item : needed) {
     if (has_value(item.value())) known.insert(item.key(), item.value());
   }
-  auto others = checkpoint::differing(known, index, folder);
-  if (!others.is_empty()) {
-    warn(str("The offload folder '", folder.string(), "' has other values of ", join(others.keys()),
-             ": those of the model replace them. Set LazyOptions::reuse to take those of a folder, "
-             "or give the model no values (init_empty_weights)."));
-  }
-  return others;
+  const auto others = checkpoint::differing(known, index, folder);
+  if (others.empty()) return StateDict();
+  throw CheckpointError(
+      str("The offload folder '", folder.string(), "' has other values of ", join(others),
+          " than the model. Set LazyOptions::reuse to take those of the folder, name another "
+          "folder, or remove this one."),
+      folder);
 }
 
 /// Writes what the folder lacks of the tensors that belong on disk; returns where they are. The
