@@ -12,6 +12,7 @@ LABELS ?= unit|multi
 # ctest's -R: run a part of the tests, e.g. make test AREA=comm
 AREA   ?=
 FUZZ_SECONDS ?= 60
+FUZZ_RUNS ?=
 export TORCH CUDA JOBS
 
 folder = build/$(1)$(if $(TORCH),-torch-$(TORCH))
@@ -64,9 +65,9 @@ simulate:  ## what sharded training would send on 8 to 512 processes (SIMULATE="
 	@tools/build.sh $(PRESET) $(call folder,$(PRESET)) simulate_sharding
 	@$(call folder,$(PRESET))/tools/simulate_sharding $(SIMULATE)
 
-fuzz:  ## run every fuzz target for FUZZ_SECONDS (Clang 16)
+fuzz:  ## run every fuzz target for FUZZ_SECONDS, or FUZZ_RUNS times (Clang 16)
 	@tools/setup.sh --build
-	@FUZZ_SECONDS=$(FUZZ_SECONDS) tools/fuzz.sh $(call folder,fuzz)
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_RUNS=$(FUZZ_RUNS) tools/fuzz.sh $(call folder,fuzz)
 
 asan: setup  ## unit and multi tests under the address and undefined-behaviour sanitizers
 	@tools/build.sh asan $(call folder,asan)

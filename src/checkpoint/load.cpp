@@ -298,7 +298,13 @@ void copy_all(torch::nn::Module& model, const StateDict& own, const LoadPlan& pl
     return std::ranges::count(places, store, &Placement::store) > 0;
   };
   std::optional<OffloadWriter> offloaded;
-  if (goes_to(Store::kOffloaded)) offloaded.emplace(*options.offload_folder);
+  if (goes_to(Store::kOffloaded)) {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      if (places[i].store == Store::kOffloaded) names.push_back(plan.copies[i].first);
+    }
+    offloaded.emplace(*options.offload_folder, names);
+  }
   std::optional<TemporaryFolder> spilled;
   if (goes_to(Store::kSpilled)) spilled.emplace();
   OffloadIndex spilled_index;

@@ -3,7 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
 #include <system_error>
+#include <thread>
 #include <unordered_set>
 
 #include "accelerate/checkpoint.h"
@@ -54,20 +58,55 @@ void refuse_length(const fs::path& file, std::int64_t length, std::int64_t expec
       file);
 }
 
-/// `save_offload_index` for one who has the lock.
-void merge_index(const OffloadIndex& index, const fs::path& folder) {
-  if (index.empty()) return;
-  const auto path = folder / "index.json";
-  auto all = fs::exists(path) ? read_offload_index(folder) : OffloadIndex();
-  for (const auto& [name, weight] : index) all.set(name, weight);
-  detail::flush_path(folder);  // the names of the tensors first
-  detail::OutputFile file(path);
-  file.write(detail::formats::write_offload_index(all));
+OffloadIndex index_in(const fs::path& folder) {
+  return fs::exists(folder / "index.json") ? read_offload_index(folder) : OffloadIndex();
+}
+
+void publish_index(const OffloadIndex& index, const fs::path& folder) {
+  detail::OutputFile file(folder / "index.json");
+  file.write(detail::formats::write_offload_index(index));
   file.publish();
 }
 
-detail::Descriptor lock(const fs::path& folder) {
-  return detail::lock_folder(folder, "offloaded weights");
+/// `save_offload_index` for one who has the lock.
+void merge_index(const OffloadIndex& index, const fs::path& folder) {
+  if (index.empty()) return;
+  auto all = index_in(folder);
+  for (const auto& [name, weight] : index) all.set(name, weight);
+  detail::flush_path(folder);  // the names of the tensors first
+  publish_index(all, folder);
+}
+
+constexpr std::string_view kPurpose = "offloaded weights";
+
+detail::Descriptor lock(const fs::path& folder) { return detail::lock_folder(folder, kPurpose); }
+
+/// `offload_weight`; `before_publish` is called when the file is complete under another name.
+void write_weight(const at::Tensor& weight, std::string_view weight_name, const fs::path& folder,
+                  OffloadIndex* index, const std::function<void()>& before_publish) {
+  if (weight.is_meta()) {
+    throw StateError(detail::str("offload_weight: '", weight_name,
+                                 "' is on the meta device and has no elements to write."));
+  }
+  const auto data = weight.detach().resolve_conj().resolve_neg().cpu().contiguous();
+  detail::OutputFile file(file_of(folder, weight_name));
+  const auto bytes = static_cast<std::size_t>(data.nbytes());
+  file.reserve(static_cast<std::int64_t>(bytes));
+  file.write_at(0, std::span(static_cast<const std::byte*>(data.const_data_ptr()), bytes));
+  file.finish();
+  before_publish();
+  file.publish_unflushed();  // the names are flushed with the index
+  if (index == nullptr) return;
+  index->set(std::string(weight_name),
+             {.dtype = detail::modeling::name_of(data.scalar_type()), .shape = data.sizes().vec()});
+}
+
+bool has_bytes_of(const at::Tensor& stored, const at::Tensor& weight) {
+  const auto ours = weight.detach().resolve_conj().resolve_neg().cpu().contiguous();
+  const auto theirs = stored.contiguous();
+  return ours.scalar_type() == theirs.scalar_type() && ours.sizes() == theirs.sizes() &&
+         (ours.nbytes() == 0 ||
+          std::memcmp(ours.const_data_ptr(), theirs.const_data_ptr(), ours.nbytes()) == 0);
 }
 
 bool is_inside(std::string_view name, std::string_view module) {
@@ -80,19 +119,7 @@ WeightsMap::~WeightsMap() = default;
 
 void offload_weight(const at::Tensor& weight, std::string_view weight_name,
                     const fs::path& offload_folder, OffloadIndex* index) {
-  if (weight.is_meta()) {
-    throw StateError(detail::str("offload_weight: '", weight_name,
-                                 "' is on the meta device and has no elements to write."));
-  }
-  const auto data = weight.detach().resolve_conj().resolve_neg().cpu().contiguous();
-  detail::OutputFile file(file_of(offload_folder, weight_name));
-  const auto bytes = static_cast<std::size_t>(data.nbytes());
-  file.reserve(static_cast<std::int64_t>(bytes));
-  file.write_at(0, std::span(static_cast<const std::byte*>(data.const_data_ptr()), bytes));
-  file.publish_unflushed();  // the names are flushed with the index
-  if (index == nullptr) return;
-  index->set(std::string(weight_name),
-             {.dtype = detail::modeling::name_of(data.scalar_type()), .shape = data.sizes().vec()});
+  write_weight(weight, weight_name, offload_folder, index, [] {});
 }
 
 OffloadIndex offload_weight(const at::Tensor& weight, std::string_view weight_name,
@@ -103,7 +130,7 @@ OffloadIndex offload_weight(const at::Tensor& weight, std::string_view weight_na
 
 at::Tensor load_offloaded_weight(const fs::path& weight_file, const OffloadedWeight& weight_info) {
   const auto dtype = dtype_of(weight_info, weight_file);
-  const auto file = MappedFile::open(weight_file);
+  const auto file = MappedFile::open_pages(weight_file);
   const auto bytes = bytes_of(weight_info, dtype);
   if (file->size() != bytes) refuse_length(weight_file, file->size(), bytes);
   if (bytes == 0) return at::empty(weight_info.shape, dtype);
@@ -128,7 +155,7 @@ OffloadIndex read_offload_index(const fs::path& offload_folder) {
 }
 
 void offload_state_dict(const fs::path& save_dir, const StateDict& state_dict) {
-  detail::checkpoint::OffloadWriter writer(save_dir);
+  detail::checkpoint::OffloadWriter writer(save_dir, state_dict.keys());
   for (const auto& entry : state_dict) writer.add(entry.value(), entry.key());
   writer.finish();
 }
@@ -205,9 +232,34 @@ StateDict extract_submodules_state_dict(const StateDict& state_dict,
 
 namespace detail::checkpoint {
 
-OffloadWriter::OffloadWriter(const fs::path& folder) : folder_(folder) {
+OffloadWriter::OffloadWriter(const fs::path& folder, const std::vector<std::string>& names)
+    : folder_(folder), names_(names.begin(), names.end()) {
   make_folders(folder);
   lock_ = lock(folder);
+}
+
+OffloadWriter::OffloadWriter(const fs::path& folder, const std::vector<std::string>& names,
+                             Descriptor lock)
+    : folder_(folder), names_(names.begin(), names.end()), lock_(std::move(lock)) {}
+
+void OffloadWriter::add(const at::Tensor& weight, const std::string& name) {
+  write_weight(weight, name, folder_, &index_, [&] { withdraw(name); });
+}
+
+void OffloadWriter::withdraw(const std::string& name) {
+  if (!published_) published_ = index_in(folder_);
+  if (!published_->contains(name)) return;
+  OffloadIndex others;
+  for (const auto& [known, weight] : *published_) {
+    if (known != name && !names_.contains(known)) others.set(known, weight);
+  }
+  published_ = std::move(others);
+  if (published_->empty()) {
+    remove_path(folder_ / "index.json");
+    flush_path(folder_);
+  } else {
+    publish_index(*published_, folder_);
+  }
 }
 
 void OffloadWriter::finish() { merge_index(index_, folder_); }
@@ -229,6 +281,9 @@ void check_offloaded(const StateDict& state, const OffloadIndex& index, const fs
       refuse(name, str("has shape [", join(weight->shape), "] there and [", join(tensor.sizes()),
                        "] here"));
     }
+    if (const auto dtype = modeling::name_of(tensor.scalar_type()); weight->dtype != dtype) {
+      refuse(name, str("is of the dtype ", weight->dtype, " there and ", dtype, " here"));
+    }
     const auto file = file_of(folder, name);
     const auto bytes = bytes_of(*weight, dtype_of(*weight, file));
     std::error_code error;
@@ -238,6 +293,36 @@ void check_offloaded(const StateDict& state, const OffloadIndex& index, const fs
       refuse_length(file, static_cast<std::int64_t>(length), bytes);
     }
   }
+}
+
+std::vector<std::string> differing(const StateDict& state, const OffloadIndex& index,
+                                   const fs::path& folder) {
+  const OffloadedWeightsLoader weights({.save_folder = folder, .index = index});
+  std::vector<std::string> others;
+  for (const auto& entry : state) {
+    if (!has_bytes_of(weights.at(entry.key()), entry.value())) others.push_back(entry.key());
+  }
+  return others;
+}
+
+Descriptor hold_folder(const fs::path& folder, LockKind kind,
+                       const std::function<StateDict()>& lacking) {
+  make_folders(folder);
+  // Another process may be writing what is lacking; its end is waited for by `lock_folder`.
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    auto held = lock_folder(folder, kPurpose, kind);
+    const auto tensors = lacking();
+    if (tensors.is_empty()) return held;
+    if (kind == LockKind::kExclusive || change_lock(held, LockKind::kExclusive)) {
+      OffloadWriter writer(folder, tensors.keys(), std::move(held));
+      for (const auto& entry : tensors) writer.add(entry.value(), entry.key());
+      writer.finish();
+      held = writer.release_lock();
+      if (change_lock(held, kind)) return held;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  refuse_lock(folder, kPurpose);
 }
 
 }  // namespace detail::checkpoint

@@ -112,18 +112,25 @@ std::vector<fs::directory_entry> entries_in(const fs::path& folder) {
   return entries;
 }
 
-Descriptor lock_folder(const fs::path& folder, std::string_view purpose) {
+void refuse_lock(const fs::path& folder, std::string_view purpose) {
+  throw CheckpointError(str("Another process or object uses '", folder.string(), "' for ", purpose,
+                            ". Name another folder, or wait until it has ended."),
+                        folder);
+}
+
+bool change_lock(const Descriptor& lock, LockKind kind) {
+  const int wanted = kind == LockKind::kShared ? LOCK_SH : LOCK_EX;
+  return uninterrupted([&] { return ::flock(lock.get(), wanted | LOCK_NB); }) == 0 ||
+         errno != EWOULDBLOCK;
+}
+
+Descriptor lock_folder(const fs::path& folder, std::string_view purpose, LockKind kind) {
   Descriptor fd(
       uninterrupted([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (!fd) refuse("open the folder", folder);
   const auto deadline = Clock::now() + kLockPatience;
-  while (uninterrupted([&] { return ::flock(fd.get(), LOCK_EX | LOCK_NB); }) != 0) {
-    if (errno != EWOULDBLOCK) break;
-    if (Clock::now() > deadline) {
-      throw CheckpointError(str("Another process or object uses '", folder.string(), "' for ",
-                                purpose, ". Name another folder, or wait until it has ended."),
-                            folder);
-    }
+  while (!change_lock(fd, kind)) {
+    if (Clock::now() > deadline) refuse_lock(folder, purpose);
     std::this_thread::sleep_for(kLockPoll);
   }
   return fd;

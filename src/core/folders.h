@@ -3,6 +3,7 @@
 // All functions throw `CheckpointError` with the path and the reason.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string_view>
 #include <vector>
@@ -33,9 +34,17 @@ void remove_path(const std::filesystem::path& path);
 [[nodiscard]] std::vector<std::filesystem::directory_entry> entries_in(
     const std::filesystem::path& folder);
 
+/// Shared locks of several owners go together.
+enum class LockKind : std::uint8_t { kExclusive, kShared };
 /// Locks a folder against others that lock it, until the descriptor is closed or its process ends.
 /// Has no effect on file systems without locks. `purpose` is what it is locked for, in the error
 /// that is thrown if another lock is not given back within some seconds.
-[[nodiscard]] Descriptor lock_folder(const std::filesystem::path& folder, std::string_view purpose);
+[[nodiscard]] Descriptor lock_folder(const std::filesystem::path& folder, std::string_view purpose,
+                                     LockKind kind = LockKind::kExclusive);
+/// Makes a lock one of another kind, without waiting. Returns false if other locks stand against
+/// it; the folder is not locked then.
+[[nodiscard]] bool change_lock(const Descriptor& lock, LockKind kind);
+/// Throws what `lock_folder` does when it has waited.
+[[noreturn]] void refuse_lock(const std::filesystem::path& folder, std::string_view purpose);
 
 }  // namespace accelerate::detail::inline core

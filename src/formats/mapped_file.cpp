@@ -36,6 +36,12 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
   return std::shared_ptr<const MappedFile>(new MappedFile(path));
 }
 
+std::shared_ptr<const MappedFile> MappedFile::open_pages(const std::filesystem::path& path) {
+  std::shared_ptr<MappedFile> file(new MappedFile(path));
+  file->fd_.reset();
+  return file;
+}
+
 MappedFile::MappedFile(const std::filesystem::path& path)
     // Without NONBLOCK, a pipe would make us wait for its writer.
     : path_(path),

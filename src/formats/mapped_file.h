@@ -22,6 +22,10 @@ class MappedFile {
  public:
   /// Throws `CheckpointError` with the path if it cannot be opened or is no regular file.
   [[nodiscard]] static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
+  /// As `open`, for one who needs `bytes()` alone and maps many files: keeps no descriptor, and is
+  /// not to be read or checked.
+  [[nodiscard]] static std::shared_ptr<const MappedFile> open_pages(
+      const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;

@@ -22,7 +22,8 @@ enum SharedNode : NodeId { kNone, kTrue, kFalse, kEmptyTuple };
 
 class PickleMachine {
  public:
-  PickleMachine(std::string_view input, const PickleSource& source) : source_(source) {
+  PickleMachine(std::string_view input, const PickleSource& source)
+      : source_(source), memory_left_(memory_for_pickle(input.size())) {
     graph_.input = input;
     for (const auto kind : {NodeKind::kNone, NodeKind::kTrue, NodeKind::kFalse, NodeKind::kTuple}) {
       add(kind);
@@ -128,7 +129,12 @@ class PickleMachine {
     return text;
   }
 
+  void charge(std::size_t bytes) {
+    if (bytes > memory_left_) refuse("its objects would take too much memory");
+    memory_left_ -= bytes;
+  }
   NodeId add(NodeKind kind, std::uint64_t bits = 0, std::uint32_t size = 0) {
+    charge(sizeof(PickleNode));
     graph_.nodes.push_back({.kind = kind, .size = size, .bits = bits});
     return static_cast<NodeId>(graph_.nodes.size() - 1);
   }
@@ -170,6 +176,7 @@ class PickleMachine {
   }
   std::vector<NodeId>& list_of(NodeId id) {
     if (node(id).size == 0) {
+      charge(sizeof(std::vector<NodeId>) + kHeapBlock);
       graph_.lists.emplace_back();
       node(id).bits = graph_.lists.size() - 1;
       node(id).size = 1;
@@ -272,6 +279,7 @@ class PickleMachine {
       refuse(str("a name has ", module.size() + name.size(), " bytes or is not UTF-8; at most ",
                  kMaxGlobalName, " are read"));
     }
+    charge(sizeof(PickleGraph::Global));
     graph_.globals.push_back({.module = module, .name = name});
     push_new(NodeKind::kGlobal, graph_.globals.size() - 1);
   }
@@ -284,6 +292,7 @@ class PickleMachine {
     const NodeId function = pop();
     if (node(function).kind != NodeKind::kGlobal) refuse("what is called has no name");
     if (node(args).kind != NodeKind::kTuple) refuse("the arguments of a call are no tuple");
+    charge(sizeof(PickleGraph::Call));
     graph_.calls.push_back({.function = function,
                             .args = args,
                             .by_new = by_new,
@@ -306,6 +315,7 @@ class PickleMachine {
   }
 
   const PickleSource& source_;
+  std::uint64_t memory_left_;
   PickleGraph graph_;
   std::size_t at_ = 0;
   std::size_t opcode_at_ = 0;

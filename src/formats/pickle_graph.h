@@ -5,6 +5,7 @@
 // build a graph of small nodes; its memory is bounded by the length of the pickle.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -16,6 +17,13 @@ namespace accelerate::detail::formats {
 
 using NodeId = std::uint32_t;
 inline constexpr NodeId kNoNode = 0xFFFFFFFF;
+
+/// How many bytes the graph of a pickle of `size` bytes may take, and again the values that are
+/// made of it. Files that torch.save writes take less than half.
+[[nodiscard]] constexpr std::uint64_t memory_for_pickle(std::uint64_t size) {
+  return 16 * size + (std::uint64_t{64} << 20);
+}
+inline constexpr std::size_t kHeapBlock = 32;  // the least that the heap gives
 
 enum class NodeKind : std::uint8_t {
   kNone,

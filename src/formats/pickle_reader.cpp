@@ -13,6 +13,8 @@ namespace {
 
 /// A call is larger than other values.
 constexpr std::uint64_t kCallCost = 16;
+/// Of a leaf, beside its own size: what counts its owners, and its place among the shared ones.
+constexpr std::uint64_t kLeafCost = 128;
 
 class TreeBuilder {
  public:
@@ -21,11 +23,13 @@ class TreeBuilder {
         source_(source),
         open_(graph.nodes.size(), false),
         // Every node once, and some copies of what is shared; a text counts by its length.
-        budget_(4 * graph.end + 65536) {}
+        budget_(4 * graph.end + 65536),
+        memory_left_(memory_for_pickle(graph.end)) {}
 
   Value build(NodeId id, int depth = 0) {
     const auto& node = graph_.nodes[id];
     spend(1 + (is_text(node.kind) ? node.size / 16 : 0));
+    if (is_text(node.kind)) take_memory(node.size);
     switch (node.kind) {
       case NodeKind::kNone:
         return {};
@@ -42,9 +46,11 @@ class TreeBuilder {
       case NodeKind::kBytes:
         return Value::bytes(std::string(text(node)));
       case NodeKind::kBigInt:
+        take_memory(sizeof(PickleInt) + kLeafCost);
         return Value(std::make_shared<PickleInt>(std::string(text(node))));
       case NodeKind::kGlobal: {
         const auto [module, name] = name_of(id);
+        take_memory(sizeof(PickleGlobal) + kLeafCost);
         return Value(std::make_shared<PickleGlobal>(module, name));
       }
       default:
@@ -63,6 +69,7 @@ class TreeBuilder {
   [[nodiscard]] std::pair<std::string, std::string> name_of(NodeId id) {
     const auto& global = graph_.globals[graph_.nodes[id].bits];
     spend((global.module.size() + global.name.size()) / 16);
+    take_memory(global.module.size() + global.name.size());
     return {std::string(global.module == "__builtin__" ? "builtins" : global.module),
             std::string(global.name)};
   }
@@ -74,6 +81,12 @@ class TreeBuilder {
   void spend(std::uint64_t cost) {
     if (cost > budget_) refuse(graph_.end, "copies of its shared parts would take too much memory");
     budget_ -= cost;
+  }
+
+  /// Bytes of the values, before they are allocated.
+  void take_memory(std::uint64_t bytes) {
+    if (bytes > memory_left_) refuse(graph_.end, "its values would take too much memory");
+    memory_left_ -= bytes;
   }
 
   Value nested(NodeId id, int depth) {
@@ -99,6 +112,7 @@ class TreeBuilder {
       case NodeKind::kFrozenSet: {
         // As protocol 2 writes it, which has no opcodes for sets.
         spend(kCallCost);
+        take_memory(sizeof(PickleCall) + kLeafCost);
         auto call = std::make_shared<PickleCall>();
         call->module = "builtins";
         call->name = node.kind == NodeKind::kSet ? "set" : "frozenset";
@@ -109,14 +123,20 @@ class TreeBuilder {
         return dict(graph_.items(node), depth);
       case NodeKind::kCall:
         return called(id, depth);
-      default:
-        return shared_[id] = resolve_persistent_id(
-                   build(node.size, depth), [&](std::string_view why) { refuse(node.bits, why); });
+      default: {
+        const auto left = memory_left_;
+        auto storage = resolve_persistent_id(build(node.size, depth),
+                                             [&](std::string_view why) { refuse(node.bits, why); });
+        memory_left_ = left;  // the id is gone
+        take_memory(sizeof(PickleStorage) + kLeafCost);
+        return shared_[id] = std::move(storage);
+      }
     }
   }
 
   Value::List list(std::span<const NodeId> ids, int depth) {
     Value::List items;
+    if (!ids.empty()) take_memory(ids.size() * sizeof(Value) + kHeapBlock);
     items.reserve(ids.size());
     for (const auto id : ids) items.push_back(build(id, depth));
     return items;
@@ -124,6 +144,8 @@ class TreeBuilder {
 
   PickleCall::Entries entries(std::span<const NodeId> ids, int depth) {
     PickleCall::Entries result;
+    // The table of a dict has about as much for each key again.
+    if (!ids.empty()) take_memory(ids.size() * (sizeof(Value) + sizeof(void*)) + kHeapBlock);
     result.reserve(ids.size() / 2);
     for (std::size_t i = 0; i + 1 < ids.size(); i += 2) {
       Value key = build(ids[i], depth);
@@ -134,7 +156,10 @@ class TreeBuilder {
 
   Value dict(std::span<const NodeId> ids, int depth) {
     auto pairs = entries(ids, depth);
-    if (!has_plain_keys(pairs)) return Value(std::make_shared<PickleDict>(std::move(pairs)));
+    if (!has_plain_keys(pairs)) {
+      take_memory(sizeof(PickleDict) + kLeafCost);
+      return Value(std::make_shared<PickleDict>(std::move(pairs)));
+    }
     return Value(
         to_dict(std::move(pairs), [&](std::string_view reason) { refuse(graph_.end, reason); }));
   }
@@ -142,6 +167,8 @@ class TreeBuilder {
   Value called(NodeId id, int depth) {
     const auto& node = graph_.calls[graph_.nodes[id].bits];
     spend(kCallCost);
+    const auto left = memory_left_;
+    take_memory(sizeof(PickleCall) + kLeafCost);
     auto call = std::make_shared<PickleCall>();
     std::tie(call->module, call->name) = name_of(node.function);
     call->args = list(graph_.items(graph_.nodes[node.args]), depth);
@@ -153,14 +180,19 @@ class TreeBuilder {
     auto value = resolve_call(*call, [&](std::string_view why) { refuse(node.offset, why); });
     if (!value) return Value(Value::Leaf(std::move(call)));
     // Tensors stay one object wherever they occur, all else is copied.
-    if (leaf_as<PickleTensor>(*value) != nullptr) shared_[id] = *value;
+    if (const auto* tensor = leaf_as<PickleTensor>(*value)) {
+      shared_[id] = *value;
+      memory_left_ = left;  // the call is gone
+      take_memory(sizeof(PickleTensor) + kLeafCost + 16 * tensor->sizes.size());
+    }
     return *std::move(value);
   }
 
   const PickleGraph& graph_;
   const PickleSource& source_;
   std::vector<bool> open_;  // nodes that are being built
-  std::uint64_t budget_;
+  std::uint64_t budget_;    // bounds the time: what was made and is gone counts, too
+  std::uint64_t memory_left_;
   std::unordered_map<NodeId, Value> shared_;
 };
 

@@ -54,6 +54,8 @@ void allow(c10::StorageImpl& storage, c10::DataPtr bytes) {
   storage.set_data_ptr_noswap(std::move(bytes));
 }
 
+bool is_forbidden(const c10::StorageImpl& storage) { return storage.*forbidden_flag(); }
+
 c10::intrusive_ptr<c10::StorageImpl> make_empty_storage(std::size_t bytes, c10::Device device) {
   return c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes),

@@ -30,6 +30,9 @@ void forbid(c10::StorageImpl& storage, const std::string& message);
 /// Gives the storage bytes; accesses work again.
 void allow(c10::StorageImpl& storage, c10::DataPtr bytes);
 
+/// Accesses to its bytes throw: `forbid` was called last.
+[[nodiscard]] bool is_forbidden(const c10::StorageImpl& storage);
+
 /// A storage on `device` that has no bytes yet: `forbid` or `allow` follows.
 [[nodiscard]] c10::intrusive_ptr<c10::StorageImpl> make_empty_storage(std::size_t bytes,
                                                                       c10::Device device);

@@ -14,8 +14,11 @@
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
 #include "checkpoint/offload.h"
+#include "core/descriptor.h"
+#include "core/folders.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "lazy/released_storage.h"
 #include "lazy/trigger.h"
 #include "modeling/outline.h"
 #include "modeling/stand_in.h"
@@ -94,8 +97,42 @@ void take_statistics(Module& model, const StateDict& wanted, const OffloadIndex&
   }
 }
 
-/// Writes the tensors that belong on disk into a folder without an index; returns where they are.
-FileRanges prepare_folder(Module& model, const DeviceMap& map, const DispatchOptions& options) {
+/// False for what is on the meta device, or came from there and was on disk until its handle ended.
+bool has_value(const at::Tensor& tensor) {
+  if (tensor.is_meta()) return false;
+  return !tensor.has_storage() || !lazy::is_forbidden(*tensor.storage().unsafeGetStorageImpl());
+}
+
+/// Whether the weights were just written there.
+enum class Folder : std::uint8_t { kAsGiven, kJustLoaded };
+
+/// What has to be written into the folder: all values if it has no index. Throws if the folder is
+/// of another model, or has other values.
+StateDict lacking(const Module& model, const StateDict& values, const DispatchOptions& options,
+                  Folder state) {
+  const auto& folder = *options.offload_dir;
+  if (!std::filesystem::exists(folder / "index.json")) return values;
+  if (options.lazy.reuse || state == Folder::kJustLoaded) return StateDict();
+  const auto index = read_offload_index(folder);
+  const auto needed = must_be_there(model, values, index, options.offload_buffers);
+  checkpoint::check_offloaded(needed, index, folder);
+  StateDict known;
+  for (const auto& item : needed) {
+    if (has_value(item.value())) known.insert(item.key(), item.value());
+  }
+  const auto others = checkpoint::differing(known, index, folder);
+  if (others.empty()) return StateDict();
+  throw CheckpointError(
+      str("The offload folder '", folder.string(), "' has other values of ", join(others),
+          " than the model. Set LazyOptions::reuse to take those of the folder, name another "
+          "folder, or remove this one."),
+      folder);
+}
+
+/// Writes what the folder lacks of the tensors that belong on disk; returns where they are. The
+/// folder is locked for `core`.
+FileRanges prepare_folder(Module& model, const DeviceMap& map, const DispatchOptions& options,
+                          Folder state, DispatchedCore& core) {
   const auto wanted = on_disk(accelerate::state_dict(model), map);
   if (wanted.is_empty()) return {};
   if (!options.offload_dir && !options.offload_index) {
@@ -109,23 +146,22 @@ FileRanges prepare_folder(Module& model, const DeviceMap& map, const DispatchOpt
   }
   const auto folder = options.offload_dir.value_or("");
   const bool statistics_stay = options.offload_buffers && !options.lazy.writable;
+  const auto kind = options.lazy.writable ? LockKind::kExclusive : LockKind::kShared;
+  const auto hold = [&](const std::function<StateDict()>& lacks) {
+    core.folder_lock = std::make_shared<Descriptor>(checkpoint::hold_folder(folder, kind, lacks));
+  };
   if (options.offload_index) {
+    if (std::filesystem::is_directory(folder)) hold([] { return StateDict(); });
     if (statistics_stay) take_statistics(model, wanted, *options.offload_index, folder);
     return file_ranges(*options.offload_index, folder);
   }
-  if (!std::filesystem::exists(folder / "index.json")) {
-    StateDict values;
-    for (const auto& item : wanted) {
-      const auto* value = options.state_dict ? options.state_dict->find(item.key()) : nullptr;
-      values.insert(item.key(), value != nullptr ? *value : item.value());
-    }
-    offload_state_dict(folder, values);
+  StateDict values;
+  for (const auto& item : wanted) {
+    const auto* value = options.state_dict ? options.state_dict->find(item.key()) : nullptr;
+    values.insert(item.key(), value != nullptr ? *value : item.value());
   }
+  hold([&] { return lacking(model, values, options, state); });
   const auto index = read_offload_index(folder);
-  if (!options.lazy.reuse) {
-    checkpoint::check_offloaded(must_be_there(model, wanted, index, options.offload_buffers), index,
-                                folder);
-  }
   if (statistics_stay) take_statistics(model, wanted, index, folder);
   return file_ranges(index, folder);
 }
@@ -162,7 +198,7 @@ void take_values(Module& model, const StateDict& values, bool buffers_too) {
 }
 
 CorePtr make_core(const ModulePtr& model, const DeviceMap& map, c10::Device main_device,
-                  const DispatchOptions& options) {
+                  const DispatchOptions& options, Folder folder = Folder::kAsGiven) {
   auto core = std::make_shared<DispatchedCore>(model, map, main_device);
   core->send_options.skip_keys = options.skip_keys;
   core->lazy = std::make_unique<LazyParams>(options.lazy);
@@ -183,11 +219,13 @@ CorePtr make_core(const ModulePtr& model, const DeviceMap& map, c10::Device main
                .offload_buffers = options.offload_buffers,
                .preload_module_classes = options.preload_module_classes,
                .values = options.state_dict ? &*options.state_dict : nullptr,
-               .ranges = prepare_folder(*model, map, options),
+               .ranges = prepare_folder(*model, map, options, folder, *core),
                .writable = options.lazy.writable,
                .several_devices = core->several_devices,
                .pinned = &core->lazy->pinned_budget()},
               *core->lazy);
+  // As in Python, a model that only had to move stays there.
+  if (core->lazy->is_empty() && !core->several_devices) core->lazy->keep_moves();
   modeling::set_device_map(model, map, core.get());
   if (!offloaded.empty()) {
     info(str("Some parameters are offloaded to ", join(offloaded, " and "),
@@ -246,11 +284,21 @@ void DispatchedCore::reset() const {
 }
 void DispatchedCore::remove_hooks() {
   if (lazy) lazy->restore();
+  folder_lock.reset();
   several_devices = false;
   modeling::set_device_map(module, std::nullopt, this);
+  note_device();
 }
 
-void DispatchedCore::refuse_to_move() const {
+void DispatchedCore::note_device() { main_device = first_device(*module); }
+
+const LoadCheckpointReport& DispatchedCore::load_report() const {
+  static const LoadCheckpointReport none;
+  return loaded != nullptr ? *loaded : none;
+}
+
+void DispatchedCore::check_movable() const {
+  if (!several_devices && (lazy == nullptr || lazy->is_empty())) return;
   throw StateError(
       "You can't move a model that has some modules offloaded to cpu or disk, or is spread over "
       "devices. Call remove_hooks() first.");
@@ -304,9 +352,10 @@ CorePtr cpu_offload_with_hook(const ModulePtr& model, const CpuOffloadWithHookOp
   return core;
 }
 
-CorePtr dispatch_model(const ModulePtr& model, const DeviceMap& device_map,
-                       const DispatchOptions& options) {
-  check_model(model);
+namespace {
+
+CorePtr dispatch(const ModulePtr& model, const DeviceMap& device_map,
+                 const DispatchOptions& options, Folder folder) {
   check_device_map(*model, device_map);
   std::set<MapDevice> devices;
   auto main_device = options.main_device;
@@ -321,9 +370,47 @@ CorePtr dispatch_model(const ModulePtr& model, const DeviceMap& device_map,
   if (devices.size() == 1 && !only.is_disk() && !options.force_hooks &&
       !options.lazy.manage_on_cpu) {
     // No part of it is offloaded: it only has to move.
-    return make_core(model, device_map, modeling::torch_device(only), options);
+    return make_core(model, device_map, modeling::torch_device(only), options, folder);
   }
-  return make_core(model, device_map, computes_on, options);
+  return make_core(model, device_map, computes_on, options, folder);
+}
+
+/// Tensors that the checkpoint did not have keep the values of the model. Those on disk are written
+/// to the folder, which may have others from before.
+void keep_missing(const Module& model, const std::filesystem::path& checkpoint,
+                  const LoadCheckpointReport& report, const std::optional<DeviceMap>& map,
+                  const LoadDispatchOptions& options) {
+  const auto own = accelerate::state_dict(model);
+  const auto buffers = model.named_buffers();
+  std::vector<std::string> absent;
+  std::vector<std::string> kept;
+  StateDict values;
+  for (const auto& name : report.missing_keys) {
+    const auto* tensor = own.find(name);
+    if (tensor == nullptr) continue;  // a packed weight: its parts throw by name
+    (has_value(*tensor) || tensor->numel() == 0 ? kept : absent).push_back(name);
+    const auto* place = map ? find_in_device_map(*map, name) : nullptr;
+    if (place == nullptr || !place->is_disk()) continue;
+    if (options.offload_buffers || !buffers.contains(name)) values.insert(name, *tensor);
+  }
+  if (!absent.empty()) {
+    throw StateError(str("The checkpoint '", checkpoint.string(), "' has no ", join(absent),
+                         ", and the model no values for them: they are on the meta device. Give a "
+                         "KeyMapping if they have other names there, or a model with values."));
+  }
+  if (!kept.empty()) {
+    warn(str("The checkpoint '", checkpoint.string(), "' has no ", join(kept),
+             ": they keep the values that the model had."));
+  }
+  if (!values.is_empty()) offload_state_dict(*options.offload_folder, values);
+}
+
+}  // namespace
+
+CorePtr dispatch_model(const ModulePtr& model, const DeviceMap& device_map,
+                       const DispatchOptions& options) {
+  check_model(model);
+  return dispatch(model, device_map, options, Folder::kAsGiven);
 }
 
 CorePtr load_checkpoint_and_dispatch(const ModulePtr& model,
@@ -338,26 +425,33 @@ CorePtr load_checkpoint_and_dispatch(const ModulePtr& model,
   }
   const bool uses_disk =
       map && std::ranges::any_of(*map, [](const auto& entry) { return entry.second.is_disk(); });
-  load_checkpoint_in_model(*model, checkpoint,
-                           {.device_map = map.value_or(DeviceMap()),
-                            .offload_folder = options.offload_folder,
-                            .dtype = options.dtype,
-                            .offload_state_dict = options.offload_state_dict.value_or(uses_disk),
-                            .offload_buffers = options.offload_buffers,
-                            .strict = options.strict,
-                            .broadcast_from_rank0 = options.broadcast_from_rank0,
-                            .key_mapping = options.key_mapping,
-                            .progress = options.progress});
-  if (!map) {
-    return std::make_shared<DispatchedCore>(model, DeviceMap(), first_device(*model));
+  auto report = std::make_shared<const LoadCheckpointReport>(load_checkpoint_in_model(
+      *model, checkpoint,
+      {.device_map = map.value_or(DeviceMap()),
+       .offload_folder = options.offload_folder,
+       .dtype = options.dtype,
+       .offload_state_dict = options.offload_state_dict.value_or(uses_disk),
+       .offload_buffers = options.offload_buffers,
+       .strict = options.strict,
+       .broadcast_from_rank0 = options.broadcast_from_rank0,
+       .key_mapping = options.key_mapping,
+       .progress = options.progress}));
+  keep_missing(*model, checkpoint, *report, map, options);
+  CorePtr core;
+  if (map) {
+    core = dispatch(model, *map,
+                    {.offload_dir = options.offload_folder,
+                     .offload_buffers = options.offload_buffers,
+                     .skip_keys = options.skip_keys,
+                     .preload_module_classes = options.preload_module_classes,
+                     .force_hooks = options.force_hooks,
+                     .lazy = options.lazy},
+                    Folder::kJustLoaded);
+  } else {
+    core = std::make_shared<DispatchedCore>(model, DeviceMap(), first_device(*model));
   }
-  return dispatch_model(model, *map,
-                        {.offload_dir = options.offload_folder,
-                         .offload_buffers = options.offload_buffers,
-                         .skip_keys = options.skip_keys,
-                         .preload_module_classes = options.preload_module_classes,
-                         .force_hooks = options.force_hooks,
-                         .lazy = options.lazy});
+  core->loaded = std::move(report);
+  return core;
 }
 
 }  // namespace accelerate::detail::offload

@@ -1,6 +1,10 @@
 #include "accelerate/big_modeling/empty_weights.h"
 
 #include <ATen/Functions.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/instancenorm.h>
+
+#include <type_traits>
 
 #include "accelerate/environment.h"
 #include "lazy/trigger.h"
@@ -11,6 +15,26 @@ namespace {
 
 bool include_buffers(const InitOptions& options) {
   return options.include_buffers.value_or(parse_flag_from_env("ACCELERATE_INIT_INCLUDE_BUFFERS"));
+}
+
+template <class Norm>
+bool reset_statistics(torch::nn::Module& module) {
+  auto* norm = dynamic_cast<Norm*>(&module);
+  if (norm == nullptr) return false;
+  for (const auto& item : norm->named_buffers(/*recurse=*/false)) {
+    const auto& buffer = item.value();
+    if (!buffer.defined() || !buffer.is_meta()) continue;
+    detail::modeling::replace_data(
+        buffer, at::empty(buffer.sizes(), buffer.options().device(c10::kCPU)), item.key());
+  }
+  norm->reset_running_stats();
+  return true;
+}
+
+/// LibTorch's norms make their statistics by torch::empty and fill them afterwards.
+template <class... Norms>
+void reset_statistics(torch::nn::Module& module, std::type_identity<Norms>...) {
+  (reset_statistics<Norms>(module) || ...);
 }
 
 }  // namespace
@@ -35,13 +59,15 @@ void finish_init(torch::nn::Module& model, c10::Device device, const InitOptions
     modeling::replace_data(tensor, tensor.detach().to(device), item.key());
   };
   for (const auto& item : model.named_parameters()) move(item);
-  for (const auto& item : model.named_buffers()) {
-    const auto& buffer = item.value();
-    if (include_buffers(options)) {
-      move(item);
-    } else if (buffer.defined() && buffer.is_meta() && device.is_meta()) {
-      const auto real = at::zeros(buffer.sizes(), buffer.options().device(c10::kCPU));
-      modeling::replace_data(buffer, real, item.key());
+  if (include_buffers(options)) {
+    for (const auto& item : model.named_buffers()) move(item);
+  } else if (device.is_meta()) {
+    using namespace torch::nn;
+    for (const auto& module : model.modules()) {
+      reset_statistics(
+          *module, std::type_identity<BatchNorm1dImpl>(), std::type_identity<BatchNorm2dImpl>(),
+          std::type_identity<BatchNorm3dImpl>(), std::type_identity<InstanceNorm1dImpl>(),
+          std::type_identity<InstanceNorm2dImpl>(), std::type_identity<InstanceNorm3dImpl>());
     }
   }
 }

@@ -24,7 +24,7 @@ FileRange in_dat_file(const std::string& name, const OffloadedWeight& weight,
   }
   auto bytes = static_cast<std::int64_t>(c10::elementSize(*dtype));
   for (const auto size : weight.shape) bytes *= size;
-  return {path, 0, bytes, *dtype, /*is_whole_file=*/true};
+  return {path, 0, bytes, *dtype, /*is_whole_file=*/true, weight.shape};
 }
 
 FileRange in_safetensors(const std::string& name, const std::filesystem::path& path,
@@ -35,8 +35,13 @@ FileRange in_safetensors(const std::string& name, const std::filesystem::path& p
                               "', which has no tensor of that name."),
                           path);
   }
-  const auto dtype = checkpoint::torch_form(*entry, path).type;
-  return {path, header.data_offset + entry->begin, entry->bytes(), dtype};
+  const auto form = checkpoint::torch_form(*entry, path);
+  return {path,
+          header.data_offset + entry->begin,
+          entry->bytes(),
+          form.type,
+          /*is_whole_file=*/false,
+          form.shape};
 }
 
 }  // namespace

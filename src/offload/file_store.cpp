@@ -39,10 +39,23 @@ struct Piece {
                         piece.range.path);
 }
 
-std::shared_ptr<const MappedFile> open(const Piece& piece) {
+void check_shape(const Piece& piece) {
+  const auto& [path, offset, bytes, dtype, is_whole_file, shape] = piece.range;
+  if (!shape || *shape == piece.tensor.shape) return;
+  throw CheckpointError(
+      str("The parameter '", piece.tensor.name, "' has the shape [", join(piece.tensor.shape),
+          "], and in '", path.string(), "' [", join(*shape),
+          "]. The weights are of another model, or transposed: load them with a KeyMapping, and "
+          "offload those."),
+      path);
+}
+
+using OpenFile = std::shared_ptr<const MappedFile> (&)(const std::filesystem::path&);
+
+std::shared_ptr<const MappedFile> open(const Piece& piece, OpenFile open_file = MappedFile::open) {
   std::shared_ptr<const MappedFile> file;
   try {
-    file = MappedFile::open(piece.range.path);
+    file = open_file(piece.range.path);
   } catch (const CheckpointError& error) {
     refuse(piece, error.what());
   }
@@ -105,7 +118,7 @@ class FileStore final : public Store {
 
   c10::DataPtr map(std::size_t storage) override {
     const auto& piece = *std::ranges::find(pieces_, storage, &Piece::storage);
-    auto* file = new std::shared_ptr<const MappedFile>(open(piece));
+    auto* file = new std::shared_ptr<const MappedFile>(open(piece, MappedFile::open_pages));
     return {(*file)->bytes().data() + piece.range.offset, file,
             [](void* held) { delete static_cast<std::shared_ptr<const MappedFile>*>(held); },
             c10::Device(c10::kCPU)};
@@ -113,15 +126,16 @@ class FileStore final : public Store {
 
   void fill(const at::Tensor& memory) override {
     std::vector<checkpoint::DevicePiece> plain;
-    std::vector<std::shared_ptr<const MappedFile>> files;  // of the pieces
-    for (const auto& piece : pieces_) {
-      files.push_back(open(piece));
+    std::vector<std::shared_ptr<const MappedFile>> files(pieces_.size());  // of plain ones
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const auto& piece = pieces_[i];
       const auto into = elements(memory, piece);
       if (piece.is_converted()) {
         into.copy_(converted(piece));
       } else if (memory.is_cpu()) {
-        read(piece, *files.back(), 0, host_bytes(into));
+        read(piece, *open(piece), 0, host_bytes(into));
       } else {
+        files[i] = open(piece);
         // The reader counts in one file; here it counts in the memory of the group.
         plain.push_back({static_cast<std::int64_t>(offset_of(piece)), into});
       }
@@ -222,6 +236,7 @@ std::unique_ptr<Store> make_file_store(const GroupPlan& plan, const FileRanges& 
                                   modeling::name_of(tensor->dtype),
                                   ": the folder is of another model. Give an empty one."));
       }
+      check_shape(piece->second);
       open(piece->second);  // a missing or cut file is reported now
       pieces.push_back(std::move(piece->second));
     }

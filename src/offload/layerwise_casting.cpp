@@ -10,6 +10,7 @@
 #include <map>
 #include <utility>
 
+#include "accelerate/errors.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "formats/pattern.h"
@@ -68,10 +69,17 @@ class Caster {
     for (const auto& pattern : options.skip_modules_pattern) patterns_.emplace_back(pattern);
   }
 
+  void cast_all(Module& model) {
+    walk("", model);
+    for (const auto& [name, module] : layers_) check_not_offloaded(name, *module);
+    for (const auto& [name, module] : layers_) cast(name, *module);
+  }
+
+ private:
   void walk(const std::string& name, Module& module) {
     if (is_skipped(name, module)) return;
     if (is_cast(module)) {
-      cast(name, module);
+      layers_.emplace_back(name, &module);
       return;
     }
     for (const auto& child : module.named_children()) {
@@ -79,7 +87,17 @@ class Caster {
     }
   }
 
- private:
+  static void check_not_offloaded(const std::string& name, const Module& module) {
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      if (!detail::offload::is_offloaded(item.value())) continue;
+      throw StateError(detail::str(
+          "The weights of '", name,
+          "' are offloaded or cast already. Layerwise casting is for weights that stay on their "
+          "device: call remove_hooks() first. To keep offloaded weights in fewer bits, load them "
+          "with `dtype` or quantize them."));
+    }
+  }
+
   [[nodiscard]] bool is_skipped(const std::string& name, const Module& module) const {
     if (detail::modeling::has_class(module, classes_)) return true;
     return std::ranges::any_of(patterns_, [&](const auto& pattern) {
@@ -94,6 +112,7 @@ class Caster {
     std::vector<NamedTensor> tensors;
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       const auto& tensor = item.value();
+      // One that is tied to a layer before is cast already.
       if (!tensor.defined() || !tensor.is_floating_point() ||
           detail::offload::is_offloaded(tensor)) {
         continue;
@@ -125,6 +144,7 @@ class Caster {
   c10::ScalarType compute_;
   std::vector<detail::formats::Pattern> patterns_;
   std::vector<std::string> classes_;
+  std::vector<std::pair<std::string, Module*>> layers_;
   LayerwiseCasting::State& state_;
 };
 
@@ -147,7 +167,7 @@ LayerwiseCasting attach_layerwise_casting_hooks(Module& module, c10::ScalarType 
                                                 c10::ScalarType compute_dtype,
                                                 const LayerwiseCastingOptions& options) {
   auto state = std::make_unique<LayerwiseCasting::State>();
-  Caster(storage_dtype, compute_dtype, options, *state).walk("", module);
+  Caster(storage_dtype, compute_dtype, options, *state).cast_all(module);
   return LayerwiseCasting(std::move(state));
 }
 

@@ -57,13 +57,18 @@ std::string Entry::absent() const {
              "pointer use align_module_device, to save the model its state_dict().");
 }
 void Entry::pin(Access access) { engine->pin(*this, access); }
-void Entry::unpin() noexcept {
-  const auto held = engine;  // the group may let it go
-  held->unpin(*group);
-}
+void Entry::unpin() noexcept { engine->unpin(*this); }
 
 void LazyEngine::pin(Entry& entry, Access access) {
   Lock lock(mutex);
+  if (entry.group == nullptr) {
+    throw StateError(
+        str("The weights of this model were given back while an operator waited for "
+            "them: '",
+            entry.name(),
+            "'. Call remove_hooks(), and end the last handle, when no other thread "
+            "runs the model."));
+  }
   auto& group = *entry.group;
   const bool writes = access == Access::kWrite;
   if (writes && !group.store->is_writable()) {
@@ -86,22 +91,20 @@ void LazyEngine::pin(Entry& entry, Access access) {
     if (writes) entry.dirty = group.dirty = true;
     if (group.index != current) arrive(group);
   } catch (...) {
-    --group.pins;
+    if (!lock.owns_lock()) lock.lock();
+    unpin(group, lock);
     throw;
   }
 }
 
-void LazyEngine::unpin(Group& group) noexcept {
+void LazyEngine::unpin(Entry& entry) noexcept {
   Lock lock(mutex);
+  unpin(*entry.group, lock);
+}
+
+void LazyEngine::unpin(Group& group, Lock& lock) noexcept {
   --group.pins;
-  if (group.is_used() || !is_abandoned) return;
-  try {
-    restore(group, lock);
-  } catch (const std::exception& error) {
-    warn(str("The parameter '", group.entries.front()->name(),
-             "' could not be restored, and throws when it is used: ", error.what()));
-    abandon(group);
-  }
+  if (!group.is_used() && is_abandoned) let_go(group, lock);
 }
 
 // -- bringing a group -----------------------------------------------------------------------------
@@ -115,7 +118,7 @@ void LazyEngine::bring(Group& group, Lock& lock) {
   }
   if (before_fill && group.state == State::kReleased) {
     lock.unlock();
-    before_fill();
+    before_fill();  // `pin` takes the lock again if it throws
     lock.lock();
   }
   if (group.state == State::kReleased) {
@@ -143,6 +146,7 @@ void LazyEngine::start_fill(Group& group, Slot* slot) {
     group.state = State::kFilled;
   } else if (group.store->is_slow()) {
     try {
+      if (stopping) throw StateError("The handle of its model has ended.");
       if (!worker.joinable()) {
         worker = std::thread([self = shared_from_this()] { self->serve(); });
       }
@@ -184,7 +188,9 @@ void LazyEngine::finish_fill(Group& group, std::exception_ptr failure) {
 }
 
 void LazyEngine::wait_until_filled(Group& group, Lock& lock) {
-  const auto there = [&] { return group.state != State::kFilling; };
+  const auto there = [&] {
+    return group.state != State::kFilling || (stopping && being_filled != &group);
+  };
   if (timeout_seconds == 0) {
     changed.wait(lock, there);
   } else if (!changed.wait_for(lock, std::chrono::seconds(timeout_seconds), there)) {
@@ -193,6 +199,10 @@ void LazyEngine::wait_until_filled(Group& group, Lock& lock) {
                          "' was not brought to its device within ", timeout_seconds,
                          " s. The disk is too slow or hangs; ACCELERATE_OFFLOAD_TIMEOUT sets the "
                          "limit in seconds, 0 for none."));
+  }
+  if (group.state == State::kFilling) {  // nobody fills it any more
+    std::erase(queue, &group);
+    finish_fill(group, cannot_bring(group, StateError("The handle of its model has ended.")));
   }
 }
 
@@ -335,20 +345,36 @@ Slot* LazyEngine::slot_ahead(std::span<const std::size_t> wanted) {
   return ring->take();
 }
 
-/// A slot for a group that is needed now: free, of the group that was used least recently, or one
-/// more if all groups are in use.
-Slot* LazyEngine::slot_for(Group& group) {
-  if (auto* slot = ring->take()) return slot;
+/// Releases the group that was used least recently, of those that hold a slot in vain. Returns
+/// false if there is none.
+bool LazyEngine::release_oldest() {
   Group* oldest = nullptr;
   for (auto* other : here) {
     const bool idle = other->pins == 0 && other->slot != nullptr && other->state != State::kFilling;
     if (idle && (oldest == nullptr || other->arrival < oldest->arrival)) oldest = other;
   }
-  if (oldest != nullptr) {
-    release(*oldest);
-    if (auto* slot = ring->take()) return slot;
+  if (oldest == nullptr) return false;
+  release(*oldest);
+  return true;
+}
+
+/// A slot for a group that is needed now: free, of the group that was used least recently, or one
+/// more if all groups are in use. If there is no memory for another slot, fewer do.
+Slot* LazyEngine::slot_for(Group& group) {
+  for (;;) {
+    try {
+      if (auto* slot = ring->take()) return slot;
+      if (release_oldest()) {
+        if (auto* slot = ring->take()) return slot;
+      }
+      return ring->take_temporary(group.plan.bytes);
+    } catch (const c10::OutOfMemoryError& error) {
+      if (release_oldest()) continue;
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "There is no memory for the parameter '",
+                       group.entries.front()->name(), "' and those that come with it, ",
+                       group.plan.bytes, " bytes: ", error.what_without_backtrace());
+    }
   }
-  return ring->take_temporary(group.plan.bytes);
 }
 
 // -- the worker -----------------------------------------------------------------------------------
@@ -357,7 +383,7 @@ void LazyEngine::serve() {
   Lock lock(mutex);
   for (;;) {
     changed.wait(lock, [&] { return stopping || !queue.empty(); });
-    if (stopping) return;
+    if (stopping) break;
     being_filled = queue.front();
     queue.pop_front();
     lock.unlock();
@@ -365,6 +391,8 @@ void LazyEngine::serve() {
     lock.lock();
     finish_fill(*std::exchange(being_filled, nullptr), std::move(failure));
   }
+  // One that was late: what it filled was kept for it.
+  if (is_abandoned) std::erase_if(groups, [](const auto& group) { return !group->is_used(); });
 }
 
 /// A worker that hangs in a fill that took longer than allowed goes on without us, and holds what

@@ -44,6 +44,10 @@ struct Alias {
   c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
 };
 
+/// What becomes of tensors that were on the meta device before and have to be read: they come to
+/// the CPU, or throw when they are used.
+enum class After : std::uint8_t { kRemoveHooks, kEndOfHandle };
+
 struct Group;
 
 /// A storage of a group.
@@ -57,6 +61,7 @@ struct Entry final : ManagedStorage {
   [[nodiscard]] std::string absent() const;
 
   std::shared_ptr<LazyEngine> engine;
+  /// Null once its tensors were given back or abandoned. Guarded by the mutex of the engine.
   Group* group = nullptr;
   std::size_t index = 0;
   c10::intrusive_ptr<c10::StorageImpl> storage;
@@ -89,10 +94,11 @@ struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
 
   // -- for operators
   void pin(Entry& entry, Access access);
-  void unpin(Group& group) noexcept;
+  void unpin(Entry& entry) noexcept;
 
   // All below are called with the mutex held.
   using Lock = std::unique_lock<std::mutex>;
+  void unpin(Group& group, Lock& lock) noexcept;
   void bring(Group& group, Lock& lock);
   void start_fill(Group& group, Slot* slot);
   [[nodiscard]] std::exception_ptr fill_slot(const Group& group);
@@ -106,6 +112,7 @@ struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
   void prefetch();
   [[nodiscard]] std::size_t successor_of(std::size_t previous, std::size_t group) const;
   [[nodiscard]] Slot* slot_for(Group& group);
+  bool release_oldest();
   [[nodiscard]] Slot* slot_ahead(std::span<const std::size_t> wanted);
   [[nodiscard]] at::Tensor memory_of(const Entry& entry) const;
   [[nodiscard]] at::Tensor host_bytes(Entry& entry);
@@ -113,11 +120,18 @@ struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
   /// Throws `StateError` if operators or aligned modules use the group.
   void check_unused(const Group& group) const;
   /// Gives the tensors of a group back; it is not managed from now on.
-  void restore(Group& group, Lock& lock);
+  void restore(Group& group, After after, Lock& lock);
   /// All groups that can be restored. Returns what the first of the others failed with.
-  [[nodiscard]] std::exception_ptr restore_all(Lock& lock);
-  /// A group that could not be restored: its tensors throw when they are used.
-  void abandon(Group& group) noexcept;
+  [[nodiscard]] std::exception_ptr restore_all(After after, Lock& lock);
+  /// Returns `failure`, else what failed.
+  [[nodiscard]] std::exception_ptr undo_all(std::exception_ptr failure);
+  /// For a storage that is not restored: throws `why` when it is used.
+  static void abandon(Entry& entry, const std::string& why) noexcept;
+  /// After the end of the handle: restores a group or abandons it, and forgets it.
+  void let_go(Group& group, Lock& lock) noexcept;
+  /// Its tensors were given back or abandoned: `remove` follows.
+  void forget(Group& group) noexcept;
+  void remove(const Group& group) noexcept;
   /// For the largest group so far, within the budget.
   void resize_ring();
   void note_resident();
@@ -135,6 +149,7 @@ struct LazyEngine : std::enable_shared_from_this<LazyEngine> {
   std::vector<std::unique_ptr<Group>> groups;
   std::vector<Group*> here;  // Filling, Filled and Resident ones
   std::vector<std::pair<Alias, c10::intrusive_ptr<c10::StorageImpl>>> residents;
+  std::vector<std::function<void()>> undo;
   std::optional<SlotRing> ring;
   std::size_t largest_bytes = 0;  // of a group that needs a slot
   LazyStats stats;

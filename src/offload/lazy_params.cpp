@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <ranges>
 #include <unordered_map>
 
 #include "accelerate/errors.h"
@@ -71,7 +72,7 @@ std::vector<std::shared_ptr<Entry>> plan_group(const std::vector<NamedTensor>& t
     }
     const auto offset = static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
     plan.storages[found->second].tensors.push_back(
-        {name, offset, tensor.nbytes(), tensor.scalar_type()});
+        {name, offset, tensor.nbytes(), tensor.scalar_type(), tensor.sizes().vec()});
     entries[found->second]->aliases.push_back(
         {name, c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())});
     by_entry[found->second].push_back(tensor);
@@ -156,55 +157,114 @@ void LazyEngine::check_unused(const Group& group) const {
                        "and the operators of other threads, first."));
 }
 
-void LazyEngine::restore(Group& group, Lock& lock) {
+void LazyEngine::restore(Group& group, After after, Lock& lock) {
   if (group.state == State::kFilling) wait_until_filled(group, lock);
   check_unused(group);
   ring->synchronize();  // a copy ahead may still read the memory of the store
   const at::AutoDispatchBelowADInplaceOrView below;
+  // Reading a model of the meta device at the end of its handle could take all memory, or minutes.
+  const bool may_read = after == After::kRemoveHooks || !group.store->is_slow();
+  const auto is_left = [&](const Entry& entry) { return !may_read && entry.original.is_meta(); };
+  if (std::ranges::any_of(group.entries, [&](const auto& entry) { return is_left(*entry); })) {
+    write_back(group);
+  }
   std::vector<at::Tensor> bytes;  // all first: nothing has changed if one cannot be had
   for (const auto& entry : group.entries) {
     // If the model is gone, its values are not needed.
-    bytes.push_back(living(*entry).empty() ? at::Tensor() : host_bytes(*entry).to(home_of(*entry)));
+    const bool none = is_left(*entry) || living(*entry).empty();
+    bytes.push_back(none ? at::Tensor() : host_bytes(*entry).to(home_of(*entry)));
   }
-  for (std::size_t i = 0; i < bytes.size(); ++i) restore(*group.entries[i], bytes[i]);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    auto& entry = *group.entries[i];
+    if (is_left(entry)) {
+      abandon(entry, str("The parameter '", entry.name(),
+                         "' has no value any more: the handle that its model was dispatched with "
+                         "has ended. Keep the handle as long as the model is used, or call "
+                         "remove_hooks() before, which reads all weights into host memory."));
+    } else {
+      restore(entry, bytes[i]);
+    }
+  }
+  forget(group);
+}
+
+void LazyEngine::forget(Group& group) noexcept {
   std::erase(here, &group);
+  std::erase(queue, &group);
   if (group.slot != nullptr) ring->give_back(std::exchange(group.slot, nullptr));
   group.state = State::kReleased;
   group.pins = 0;
   group.is_captured = false;
-  for (const auto& entry : group.entries) entry->engine.reset();
+  for (const auto& entry : group.entries) entry->group = nullptr;
 }
 
-std::exception_ptr LazyEngine::restore_all(Lock& lock) {
+std::exception_ptr LazyEngine::restore_all(After after, Lock& lock) {
   std::exception_ptr failure;
-  for (auto i = groups.size(); i-- > 0;) {
+  // Other threads may come between while one is waited for.
+  std::vector<Group*> all;
+  for (const auto& group : groups) all.push_back(group.get());
+  for (auto* group : std::views::reverse(all)) {
     try {
-      restore(*groups[i], lock);
-      stats.managed_bytes -= static_cast<std::int64_t>(groups[i]->plan.bytes);
-      groups.erase(groups.begin() + static_cast<std::ptrdiff_t>(i));
+      restore(*group, after, lock);
+      stats.managed_bytes -= static_cast<std::int64_t>(group->plan.bytes);
+      remove(*group);
     } catch (...) {
       if (!failure) failure = std::current_exception();
     }
   }
-  for (std::size_t i = 0; i < groups.size(); ++i) groups[i]->index = i;
   for (const auto& [alias, storage] : residents) {
     if (const auto tensor = alias.tensor.lock()) lazy::unmark(*tensor);
     lazy::forget_storage(*storage);
   }
   residents.clear();
-  successors.clear();
-  before = current = kNoGroup;
+  // A model of which a part computes where it was dispatched to is left together.
+  if (!failure || after == After::kEndOfHandle) failure = undo_all(failure);
   if (ring) ring->free_memory();
   note_resident();
   return failure;
 }
 
-void LazyEngine::abandon(Group& group) noexcept {
-  for (const auto& entry : group.entries) {
-    lazy::forbid(*entry->storage, entry->absent());
-    lazy::forget_storage(*entry->storage);
-    entry->engine.reset();
+std::exception_ptr LazyEngine::undo_all(std::exception_ptr failure) {
+  for (const auto& f : std::views::reverse(std::exchange(undo, {}))) {
+    try {
+      f();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
   }
+  return failure;
+}
+
+void LazyEngine::abandon(Entry& entry, const std::string& why) noexcept {
+  lazy::forbid(*entry.storage, why);
+  lazy::forget_storage(*entry.storage);
+}
+
+void LazyEngine::let_go(Group& group, Lock& lock) noexcept {
+  if (being_filled == &group) {
+    // The thread that fills it was late: it ends without us, and forgets the group.
+    for (const auto& entry : group.entries) {
+      abandon(*entry, entry->absent());
+      entry->group = nullptr;
+    }
+    return;
+  }
+  try {
+    restore(group, After::kEndOfHandle, lock);
+  } catch (const std::exception& error) {
+    warn(str("The parameter '", group.entries.front()->name(),
+             "' could not be restored, and throws when it is used: ", error.what()));
+    for (const auto& entry : group.entries) abandon(*entry, entry->absent());
+    forget(group);
+  }
+  remove(group);
+}
+
+void LazyEngine::remove(const Group& group) noexcept {
+  std::erase_if(groups, [&](const auto& other) { return other.get() == &group; });
+  for (std::size_t i = 0; i < groups.size(); ++i) groups[i]->index = i;
+  successors.clear();  // of other indices
+  before = current = kNoGroup;
 }
 
 at::Tensor LazyEngine::host_bytes(Entry& entry) {
@@ -223,7 +283,9 @@ LazyParams::~LazyParams() {
   auto& engine = *engine_;
   try {
     LazyEngine::Lock lock(engine.mutex);
-    if (const auto failure = engine.restore_all(lock)) std::rethrow_exception(failure);
+    if (const auto failure = engine.restore_all(After::kEndOfHandle, lock)) {
+      std::rethrow_exception(failure);
+    }
   } catch (const std::exception& error) {
     warn(
         str("Offloaded parameters could not be restored; those that are in use come back when that "
@@ -231,11 +293,13 @@ LazyParams::~LazyParams() {
             error.what()));
   }
   engine.stop();
-  const LazyEngine::Lock lock(engine.mutex);
+  LazyEngine::Lock lock(engine.mutex);
   engine.is_abandoned = true;
+  std::vector<Group*> unused;
   for (const auto& group : engine.groups) {
-    if (!group->is_used()) engine.abandon(*group);
+    if (!group->is_used()) unused.push_back(group.get());
   }
+  for (auto* group : unused) engine.let_go(*group, lock);
 }
 
 void LazyParams::manage(const std::string& group, const std::vector<NamedTensor>& tensors,
@@ -287,6 +351,16 @@ void LazyParams::manage_resident(const std::vector<NamedTensor>& tensors) {
 
 PinnedBudget& LazyParams::pinned_budget() { return engine_->budget; }
 
+void LazyParams::undo_with(std::function<void()> f) {
+  const LazyEngine::Lock lock(engine_->mutex);
+  engine_->undo.push_back(std::move(f));
+}
+
+void LazyParams::keep_moves() {
+  const LazyEngine::Lock lock(engine_->mutex);
+  engine_->undo.clear();
+}
+
 void LazyParams::before_fill(std::function<void()> f) { engine_->before_fill = std::move(f); }
 
 void LazyParams::prefetch(std::int64_t depth) {
@@ -317,7 +391,9 @@ void LazyParams::restore() {
   auto& engine = *engine_;
   LazyEngine::Lock lock(engine.mutex);
   for (const auto& group : engine.groups) engine.check_unused(*group);
-  if (const auto failure = engine.restore_all(lock)) std::rethrow_exception(failure);
+  if (const auto failure = engine.restore_all(After::kRemoveHooks, lock)) {
+    std::rethrow_exception(failure);
+  }
 }
 
 void LazyParams::check_not_moved() const {
@@ -367,6 +443,7 @@ at::Tensor host_value(const at::Tensor& tensor) {
   const auto entry = std::dynamic_pointer_cast<Entry>(lazy::find_managed(tensor));
   if (entry == nullptr) return tensor.detach().cpu();
   const LazyEngine::Lock lock(entry->engine->mutex);
+  if (entry->group == nullptr) return tensor.detach().cpu();  // given back meanwhile
   const auto bytes = entry->engine->host_bytes(*entry);
   return at::empty({0}, tensor.scalar_type())
       .set_(bytes.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
@@ -425,8 +502,10 @@ StateDict host_values(const StateDict& state) {
 
 at::ScalarType storage_dtype(const at::Tensor& tensor) {
   const auto entry = std::dynamic_pointer_cast<Entry>(lazy::find_managed(tensor));
-  return entry == nullptr ? tensor.scalar_type()
-                          : entry->group->store->storage_dtype(tensor.scalar_type());
+  if (entry == nullptr) return tensor.scalar_type();
+  const LazyEngine::Lock lock(entry->engine->mutex);
+  return entry->group == nullptr ? tensor.scalar_type()
+                                 : entry->group->store->storage_dtype(tensor.scalar_type());
 }
 
 }  // namespace accelerate::detail::offload

@@ -34,7 +34,8 @@ class ACCELERATE_API LazyParams {
  public:
   explicit LazyParams(const LazyOptions& options);
   /// As `restore`. What is in use is restored when that ends; what cannot be restored throws when
-  /// it is used; what no model has any more is dropped.
+  /// it is used, and so do tensors that were on the meta device, if their store is slow; what no
+  /// model has any more is dropped.
   ~LazyParams();
   LazyParams(const LazyParams&) = delete;
   LazyParams& operator=(const LazyParams&) = delete;
@@ -46,6 +47,10 @@ class ACCELERATE_API LazyParams {
               const MakeStore& make_store);
   /// Tensors that stay on their device; the arguments of operators on them are moved there.
   void manage_resident(const std::vector<NamedTensor>& tensors);
+  /// `f` is called when all else has been restored, the last one first.
+  void undo_with(std::function<void()> f);
+  /// What `undo_with` got is forgotten.
+  void keep_moves();
   /// Called before a group is brought for an operator, without a lock.
   void before_fill(std::function<void()> f);
 
@@ -57,9 +62,9 @@ class ACCELERATE_API LazyParams {
   /// Groups that failed are brought again when they are used.
   void reset();
   /// All tensors get their bytes back, on the device where they were before `manage`; those that
-  /// were on the meta device come to the CPU. Nothing is managed afterwards. Throws `StateError`
-  /// before anything changes if a tensor is in use; what a store throws once the tensors of all
-  /// other groups are restored.
+  /// were on the meta device come to the CPU. Calls what `undo_with` got. Nothing is managed
+  /// afterwards. Throws `StateError` before anything changes if a tensor is in use; what a store
+  /// throws once the tensors of all other groups are restored.
   void restore();
 
   /// Throws `StateError` that names a tensor which was moved, or got other data, by others.

@@ -12,6 +12,7 @@
 #include "modeling/outline.h"
 #include "modeling/stand_in.h"
 #include "modeling/tensors.h"
+#include "offload/lazy_engine.h"
 
 namespace accelerate::detail::offload {
 namespace {
@@ -20,6 +21,23 @@ using torch::nn::Module;
 
 std::string join_names(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
+}
+
+/// Tensors that share a storage share it on `device`, too.
+void move_together(const std::vector<NamedTensor>& tensors, c10::Device device) {
+  const at::NoGradGuard no_grad;
+  const auto& [name, first] = tensors.front();
+  if (tensors.size() == 1) {
+    modeling::replace_data(first, first.detach().to(device), name);
+    return;
+  }
+  const auto size = static_cast<std::int64_t>(first.storage().nbytes());
+  const auto moved = at::empty({0}, first.options().dtype(at::kByte).requires_grad(false))
+                         .set_(first.storage(), 0, {size}, {1})
+                         .to(device);
+  const auto storage =
+      c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(moved.storage().unsafeGetStorageImpl());
+  for (const auto& named : tensors) lazy::rebind(named.tensor, storage, named.name);
 }
 
 class Placer {
@@ -36,6 +54,7 @@ class Placer {
   struct Tied {
     std::vector<NamedTensor> tensors;
     bool is_placed = false;
+    bool is_buffer = false;
     /// Of a packed weight: `tensors` are what it is kept in.
     std::shared_ptr<modeling::StandIn> stand_in = nullptr;
   };
@@ -46,7 +65,7 @@ class Placer {
 
   void collect_ties(Module& model) {
     std::unordered_map<const c10::StorageImpl*, Tied*> by_storage;
-    const auto take = [&](const auto& tensors) {
+    const auto take = [&](const auto& tensors, bool buffers) {
       for (const auto& item : tensors) {
         const auto& tensor = item.value();
         if (!tensor.defined()) continue;
@@ -70,12 +89,13 @@ class Placer {
         } else {
           tied = ties_.emplace_back(std::make_unique<Tied>()).get();
         }
+        tied->is_buffer = buffers;
         tied->tensors.push_back({item.key(), tensor});
         by_name_.emplace(item.key(), std::make_pair(tensor, tied));
       }
     };
-    take(model.named_parameters());
-    take(model.named_buffers());
+    take(model.named_parameters(), /*buffers=*/false);
+    take(model.named_buffers(), /*buffers=*/true);
   }
 
   void walk(const std::string& name, Module& module, std::vector<Item>* block) {
@@ -119,7 +139,7 @@ class Placer {
   void put(const std::string& name, const std::vector<Item>& items) {
     for (const auto keep : {Keep::kInHostMemory, Keep::kOnDisk}) {
       std::vector<NamedTensor> tensors;
-      std::vector<std::pair<const Tied*, c10::Device>> behind;
+      std::vector<std::pair<const Tied*, c10::Device>> behind;  // where it was
       auto device = c10::Device(c10::kCPU);
       for (const auto& [tied, place] : items) {
         if (place.keep != keep || tied->is_placed || !can_be_managed(*tied)) continue;
@@ -127,11 +147,11 @@ class Placer {
         tensors.insert(tensors.end(), tied->tensors.begin(), tied->tensors.end());
         device = place.device;
         // The parameter reports where it computes.
-        if (tied->stand_in != nullptr) behind.emplace_back(tied, device);
+        if (tied->stand_in != nullptr) behind.emplace_back(tied, device_of(*tied));
       }
       engine_.manage(name, tensors, device,
                      [&](const GroupPlan& plan) { return make_store(plan, keep, device); });
-      for (const auto& [tied, place] : behind) tied->stand_in->move_to(place);
+      for (const auto& [tied, before] : behind) move_packed(*tied, before, device);
     }
     for (const auto& [tied, place] : items) {
       if (!std::exchange(tied->is_placed, true)) move(*tied, place.device);
@@ -153,15 +173,17 @@ class Placer {
   }
 
   void move(const Tied& tied, c10::Device device) {
-    if (tied.stand_in != nullptr) {
-      tied.stand_in->move_to(device);
-      return;
-    }
+    if (tied.stand_in != nullptr) return move_packed(tied, device_of(tied), device);
     const auto& [name, first] = tied.tensors.front();
     if (first.is_meta() && first.numel() > 0) {
       throw StateError(str("'", name,
                            "' has no value: it is on the meta device. Load a checkpoint first, or "
-                           "use load_checkpoint_and_dispatch."));
+                           "use load_checkpoint_and_dispatch.",
+                           tied.is_buffer
+                               ? " A buffer that is made by torch::empty, rand or "
+                                 "normal in init_empty_weights loses its values: make it "
+                                 "by torch::full, zeros or arange."
+                               : ""));
     }
     const at::NoGradGuard no_grad;
     if (first.is_meta()) {
@@ -169,18 +191,39 @@ class Placer {
         modeling::replace_data(tensor, at::empty_like(tensor, tensor.options().device(device)),
                                alias);
       }
-    } else if (first.device() != device && tied.tensors.size() == 1) {
-      modeling::replace_data(first, first.detach().to(device), name);
-    } else if (first.device() != device) {
-      const auto size = static_cast<std::int64_t>(first.storage().nbytes());
-      const auto moved = at::empty({0}, first.options().dtype(at::kByte).requires_grad(false))
-                             .set_(first.storage(), 0, {size}, {1})
-                             .to(device);
-      const auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-          moved.storage().unsafeGetStorageImpl());
-      for (const auto& named : tied.tensors) lazy::rebind(named.tensor, storage, named.name);
+    } else if (const auto before = first.device(); before != device) {
+      move_together(tied.tensors, device);
+      move_back_later(tied.tensors, before, device);
     }
     if (options_.several_devices) engine_.manage_resident(tied.tensors);
+  }
+
+  void move_back_later(const std::vector<NamedTensor>& tensors, c10::Device before,
+                       c10::Device device) {
+    if (device.is_meta()) return;  // as a second device in tests: it has no values
+    std::vector<Alias> moved;
+    for (const auto& [name, tensor] : tensors) {
+      moved.push_back({name, c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr())});
+    }
+    engine_.undo_with([moved = std::move(moved), before, device] {
+      std::vector<NamedTensor> living;
+      for (const auto& alias : moved) {
+        auto tensor = alias.tensor.lock();
+        if (!tensor || tensor->device() != device) continue;  // gone, or moved by others
+        living.push_back({alias.name, at::Tensor(std::move(tensor))});
+      }
+      if (!living.empty()) move_together(living, before);
+    });
+  }
+
+  static c10::Device device_of(const Tied& tied) {
+    return tied.tensors.empty() ? c10::Device(c10::kCPU) : tied.tensors.front().tensor.device();
+  }
+  void move_packed(const Tied& tied, c10::Device before, c10::Device device) {
+    tied.stand_in->move_to(device);
+    engine_.undo_with([stand_in = std::weak_ptr(tied.stand_in), before] {
+      if (const auto living = stand_in.lock()) living->move_to(before);
+    });
   }
 
   const PlacementOptions& options_;

@@ -31,6 +31,7 @@ struct TensorPlan {
   std::size_t offset = 0;  ///< in the storage, in bytes
   std::size_t bytes = 0;
   at::ScalarType dtype = at::kFloat;
+  std::vector<std::int64_t> shape = {};
 };
 
 /// One storage of a group. Tied parameters, and RNN weights in one flat storage, are several
@@ -94,6 +95,8 @@ struct FileRange {
   at::ScalarType dtype = at::kFloat;
   /// The file has nothing else in it: its size is checked.
   bool is_whole_file = false;
+  /// Unset: any that has as many elements.
+  std::optional<std::vector<std::int64_t>> shape = std::nullopt;
 };
 using FileRanges = std::map<std::string, FileRange>;
 
@@ -103,7 +106,7 @@ struct FileStoreOptions {
   bool writable = false;
 };
 /// In files. A tensor with several names may have any of them in `ranges`. Throws `CheckpointError`
-/// for a tensor that is not there, or has other bytes than the model expects.
+/// for a tensor that is not there, or is of another size or shape than the model expects.
 [[nodiscard]] ACCELERATE_API std::unique_ptr<Store> make_file_store(
     const GroupPlan& plan, const FileRanges& ranges, const FileStoreOptions& options);
 

@@ -176,6 +176,12 @@ TEST_F(OffloadTest, FindsAStaleIndex) {
   StateDict unknown("Tensor");
   unknown.insert("linear3.weight", torch::zeros(1));
   EXPECT_THROW(check_offloaded(unknown, index, path_), CheckpointError);
+  StateDict half("Tensor");
+  half.insert("linear1.weight", model->linear1->weight.to(torch::kHalf));
+  EXPECT_NE(message_of<CheckpointError>([&] {
+              check_offloaded(half, index, path_);
+            }).find("'linear1.weight' is of the dtype float32 there and float16 here"),
+            std::string::npos);
   fs::resize_file(path_ / "linear1.weight.dat", 4);
   EXPECT_THROW(check_offloaded(state_dict(*model), index, path_), CheckpointError);
 }
@@ -208,6 +214,48 @@ TEST_F(OffloadTest, LeavesNothingTornIfThereIsNoRoom) {
   std::signal(SIGXFSZ, handler);
   EXPECT_NE(message.find("w.dat"), std::string::npos) << message;
   EXPECT_EQ(test::files_in(path_), before);
+}
+
+// A file may have no more than 1000 bytes: the index fits, and "first", but not "second".
+TEST_F(OffloadTest, AnUpdateThatFailsHalfWayLeavesNoIndexOfTwoModels) {
+  const auto all = [](std::int64_t size, double value) {
+    StateDict state("Tensor");
+    for (const auto* name : {"first", "second"}) state.insert(name, torch::full(size, value));
+    return state;
+  };
+  auto before = all(1000, 1.0);
+  before.insert("other", torch::ones(4));
+  offload_state_dict(path_, before);
+  rlimit old{};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  const rlimit small{.rlim_cur = 1000, .rlim_max = old.rlim_max};
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  auto more = all(1000, 2.0);
+  more["first"] = torch::zeros(4);
+  EXPECT_THROW(offload_state_dict(path_, more), CheckpointError);
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(read_offload_index(path_).keys(), Names{"other"});
+  offload_state_dict(path_, more);
+  const OffloadedWeightsLoader weights({.save_folder = path_});
+  EXPECT_EQ(weights.keys(), (Names{"other", "first", "second"}));
+  EXPECT_TRUE(torch::equal(weights.at("second"), more["second"]));
+}
+
+TEST_F(OffloadTest, MapsMoreTensorsThanAProcessMayHaveFilesOpen) {
+  StateDict state("Tensor");
+  for (int i = 0; i < 200; ++i) state.insert("w" + std::to_string(i), torch::full(3, i));
+  offload_state_dict(path_, state);
+  rlimit old{};
+  ::getrlimit(RLIMIT_NOFILE, &old);
+  const rlimit few{.rlim_cur = 64, .rlim_max = old.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &few);
+  const OffloadedWeightsLoader weights({.save_folder = path_});
+  StateDict mapped("Tensor");
+  EXPECT_NO_THROW(mapped = all_of(weights));
+  ::setrlimit(RLIMIT_NOFILE, &old);
+  expect_equal(mapped, state);
 }
 
 TEST_F(OffloadTest, RefusesNamesThatAreNoFiles) {

@@ -127,6 +127,43 @@ TEST_F(CudaOffload, InputsAndOutputsStayOnTheCallersDevice) {
   });
 }
 
+TEST_F(CudaOffload, RemoveHooksPutsAllBackToWhereItWas) {
+  on_processes(1, on_gpu(), [](PartialState&) {
+    const auto expect_on_cpu = [](const Deep& net) {
+      for (const auto& tensor : net->parameters()) EXPECT_TRUE(tensor.is_cpu());
+      for (const auto& tensor : net->buffers()) EXPECT_TRUE(tensor.is_cpu());
+    };
+    DeviceMap map;
+    for (int i = 0; i < 12; ++i) {
+      map.set("layer" + std::to_string(i), i < 6 ? MapDevice(0) : MapDevice("cpu"));
+    }
+    map.set("norm", 0);
+    const torch::NoGradGuard no_grad;
+    auto net = deep();
+    net->eval();
+    const auto expected = net->forward(input().cpu());
+    const auto model = dispatch_model(net, map);
+    EXPECT_TRUE(net->layers[0]->weight.is_cuda());
+    EXPECT_TRUE(model.main_device().is_cuda());
+    EXPECT_TRUE(has(message_of<StateError>([&] { model.to(torch::kCPU); }), "remove_hooks()"));
+    model(input());
+    model.remove_hooks();
+    expect_on_cpu(net);
+    EXPECT_TRUE(model.main_device().is_cpu());
+    EXPECT_TRUE(model(input().cpu()).equal(expected));
+    model.to(torch::kCUDA);
+    EXPECT_TRUE(net->layers[11]->weight.is_cuda());
+    EXPECT_TRUE(model(input().cpu()).is_cpu()) << "the main device is the GPU now";
+    EXPECT_TRUE(net->forward(input()).is_cuda());
+
+    // Also where the last tensor cannot be placed.
+    auto half = deep();
+    set_module_tensor_to_device(*half, "norm.weight", torch::kMeta);
+    EXPECT_THROW((void)dispatch_model(half, map), StateError);
+    for (const auto& layer : half->layers) EXPECT_TRUE(layer->weight.is_cpu());
+  });
+}
+
 TEST_F(CudaOffload, Bf16AutocastHasTheSameBits) {
   on_processes(1, on_gpu(), [](PartialState& state) {
     const auto run = [](const auto& forward) {

@@ -2,6 +2,9 @@
 #include "formats/pickle.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -196,6 +199,51 @@ TEST(PickleLoads, ReadsAPickleFullOfSmallObjectsWithinItsBudget) {
   EXPECT_EQ(pickle_loads(framed("](" + std::string(count, 'N') + "e")).as_list().size(), count);
   EXPECT_EQ(pickle_loads(framed("](" + std::string(count, '}') + "e")).as_list().size(), count);
 }
+
+#ifndef __SANITIZE_ADDRESS__  // it takes memory for itself
+/// The most memory that a process takes to refuse a pickle, in MiB.
+std::int64_t peak_of_refusal(const std::string& pickle) {
+  int ends[2];
+  EXPECT_EQ(::pipe(ends), 0);
+  const auto child = ::fork();
+  if (child == 0) {
+    try {
+      (void)pickle_loads(pickle);
+      ::_exit(1);
+    } catch (const FormatError& error) {
+      const auto refused = std::string_view(error.what()).ends_with("would take too much memory.");
+      rusage used{};
+      ::getrusage(RUSAGE_SELF, &used);
+      const auto peak = static_cast<std::int64_t>(used.ru_maxrss) / 1024;
+      ::_exit(refused && ::write(ends[1], &peak, sizeof(peak)) > 0 ? 0 : 2);
+    }
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "it was not refused, or otherwise";
+  std::int64_t peak = 0;
+  if (status == 0) {
+    EXPECT_EQ(::read(ends[0], &peak, sizeof(peak)), static_cast<ssize_t>(sizeof(peak)));
+  }
+  ::close(ends[0]);
+  ::close(ends[1]);
+  return peak;
+}
+
+TEST(PickleLoads, RefusesPicklesOfWhichMemoryFillsUp) {
+  const std::size_t size = 16 << 20;
+  const auto many = [&](const std::string& begin, std::string_view one) {
+    std::string pickle = begin;
+    while (pickle.size() < size) pickle += one;
+    return framed(pickle + "e");
+  };
+  // Dicts, dicts with an entry, calls.
+  for (const auto& pickle :
+       {many("](", "}"), many("](", "}NNs"), many("](ca\nb\nq\0"s, "h\0)R"s)}) {
+    EXPECT_LT(peak_of_refusal(pickle), 900) << pickle.substr(0, 40);
+  }
+}
+#endif
 
 TEST(PickleLoads, RefusesTensorsThatAreNotInsideTheirStorage) {
   EXPECT_EQ(error_of(tensor("K\x01K\x02K\x03\x86K\x03K\x01\x86")),

@@ -8,11 +8,16 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <sys/resource.h>
+
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "core/captured_log.h"
 #include "offload/managed_model.h"
 #include "support/command.h"
 #include "support/fake_gpu.h"
@@ -246,6 +251,83 @@ TEST_F(Offload, AFolderOfAnotherModelIsRefused) {
   EXPECT_TRUE(tied->forward(tokens()).equal(tied_resident->forward(tokens()))) << "not changed";
 }
 
+TEST_F(Offload, AFolderWithOtherValuesIsRefusedUnlessItIsReused) {
+  const auto target = folder.path() / "spill";
+  torch::manual_seed(11);
+  ThreeLayers other;
+  offload_state_dict(target, state_dict(*other));
+  {
+    auto taker = seeded<ThreeLayers>();
+    const auto model = disk_offload(taker, target, {.lazy = {.reuse = true}});
+    EXPECT_TRUE(model(input()).equal(other->forward(input())));
+  }
+  EXPECT_TRUE(has(message_of<CheckpointError>([&] { (void)disk_offload(net, target); }),
+                  "has other values of first.weight, first.bias"));
+  EXPECT_TRUE(net->forward(input()).equal(resident->forward(input()))) << "not changed";
+  std::filesystem::remove_all(target);
+  {
+    const auto model = disk_offload(net, target);
+    EXPECT_TRUE(model(input()).equal(resident->forward(input())));
+  }
+  const auto again = disk_offload(net, target);  // the same values
+  auto half = seeded<ThreeLayers>();
+  half->to(torch::kHalf);
+  EXPECT_TRUE(has(message_of<CheckpointError>([&] { (void)disk_offload(half, target); }),
+                  "'first.weight' is of the dtype float32 there and float16 here"));
+}
+
+TEST_F(Offload, AFolderIsSharedByReadersAndClosedToWriters) {
+  const auto target = folder.path() / "spill";
+  auto first = seeded<ThreeLayers>();
+  const auto model = disk_offload(first, target);
+  const auto second = disk_offload(net, target);
+  EXPECT_TRUE(second(input()).equal(model(input())));
+  torch::manual_seed(11);
+  ThreeLayers other;
+  const auto used = "uses '" + target.string() + "' for offloaded weights. Name another folder";
+  const auto overwrite = [&] { offload_state_dict(target, state_dict(*other)); };
+  EXPECT_TRUE(has(message_of<CheckpointError>(overwrite), used));
+  EXPECT_TRUE(model(input()).equal(resident->forward(input()))) << "its files are as they were";
+  model.remove_hooks();
+  second.remove_hooks();
+  overwrite();
+  const auto writer = disk_offload(other, target, {.lazy = {.writable = true}});
+  EXPECT_TRUE(writer(input()).equal(other->forward(input())));
+  EXPECT_TRUE(has(message_of<CheckpointError>([&] { (void)disk_offload(net, target); }), used));
+}
+
+// As the processes of a run that name one folder.
+TEST_F(Offload, SeveralThatWriteTheSameWeightsAtOnceShareTheFolder) {
+  for (int round = 0; round < 5; ++round) {
+    const auto target = folder.path() / std::to_string(round);
+    std::vector<ThreeLayers> nets;
+    for (int i = 0; i < 3; ++i) nets.push_back(seeded<ThreeLayers>());
+    std::vector<std::future<Dispatched<ThreeLayers>>> models;
+    for (const auto& one : nets) {
+      models.push_back(std::async(std::launch::async, [&] { return disk_offload(one, target); }));
+    }
+    for (auto& model : models) {
+      EXPECT_TRUE(model.get()(input()).equal(resident->forward(input())));
+    }
+  }
+}
+
+TEST_F(Offload, MoreFilesAreMappedThanMayBeOpen) {
+  torch::nn::Sequential deep;
+  for (int i = 0; i < 100; ++i) deep->push_back(torch::nn::Linear(2, 2));
+  const auto expected = deep->forward(torch::ones({1, 2}));
+  const auto model = disk_offload(deep, folder.path() / "spill", {.lazy = {.keep = 1000}});
+  rlimit old{};
+  ::getrlimit(RLIMIT_NOFILE, &old);
+  const rlimit few{.rlim_cur = 64, .rlim_max = old.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &few);
+  torch::Tensor result;
+  EXPECT_NO_THROW(result = deep->forward(torch::ones({1, 2})));
+  ::setrlimit(RLIMIT_NOFILE, &old);
+  ASSERT_TRUE(result.defined());
+  EXPECT_TRUE(result.equal(expected));
+}
+
 TEST_F(Offload, DispatchMixesPlaces) {
   const DeviceMap map{
       {"embedding", "cpu"}, {"norm", "cpu"}, {"block", "disk"}, {"head", "cpu"}, {"out", "cpu"}};
@@ -272,6 +354,17 @@ TEST_F(Offload, WeightsStayInTheSafetensorsFilesOfAnIndex) {
   const auto model = dispatch_model(empty, {{"", "disk"}}, {.offload_index = index});
   EXPECT_TRUE(model(input()).equal(resident->forward(input())));
   EXPECT_TRUE(model.state_dict()["third.bias"].equal(resident->third->bias));
+
+  auto turned = state_dict(*resident);
+  turned["first.weight"] = resident->first->weight.detach().t().contiguous();
+  save_model(turned, folder.path() / "turned");
+  auto wrong = index;
+  wrong.set("first.weight", {.safetensors_file = folder.path() / "turned" / "model.safetensors"});
+  auto conv1d = init_empty_weights([] { return ThreeLayers(); });
+  EXPECT_TRUE(has(message_of<CheckpointError>([&] {
+                    (void)dispatch_model(conv1d, {{"", "disk"}}, {.offload_index = wrong});
+                  }),
+                  "The parameter 'first.weight' has the shape [8, 6], and in"));
 
   index.set("first.bias", {.safetensors_file = file, .weight_name = "absent"});
   auto other = init_empty_weights([] { return ThreeLayers(); });
@@ -371,6 +464,33 @@ TEST_F(Offload, ACheckpointIsLoadedAndDispatched) {
         empty, checkpoint, {.device_map = choice, .offload_folder = folder.path() / "spill"});
     EXPECT_TRUE(model(tokens()).equal(expected)) << choice.index();
   }
+}
+
+TEST_F(Offload, WhatACheckpointLacksIsNotTakenFromTheFolder) {
+  const auto spill = folder.path() / "spill";
+  torch::manual_seed(11);
+  offload_state_dict(spill, state_dict(*ThreeLayers()));  // of another model
+  StateDict part("Tensor");
+  for (const auto& item : state_dict(*resident)) {
+    if (item.key() != "second.bias") part.insert(item.key(), item.value());
+  }
+  save_model(part, folder.path() / "checkpoint");
+  const LoadDispatchOptions options{.device_map = DeviceMap{{"", "disk"}}, .offload_folder = spill};
+  for (const auto& choice : {options.device_map, DeviceMapChoice()}) {
+    auto empty = init_empty_weights([] { return ThreeLayers(); });
+    EXPECT_TRUE(has(message_of<StateError>([&] {
+                      (void)load_checkpoint_and_dispatch(
+                          empty, folder.path() / "checkpoint",
+                          {.device_map = choice, .offload_folder = spill});
+                    }),
+                    "has no second.bias, and the model no values for them"));
+  }
+  const test::CapturedLog log;
+  const auto model = load_checkpoint_and_dispatch(net, folder.path() / "checkpoint", options);
+  ASSERT_EQ(log.messages().size(), 1U);
+  EXPECT_TRUE(has(log.messages().front(), "has no second.bias: they keep the values"));
+  EXPECT_EQ(model.load_report().missing_keys, std::vector<std::string>{"second.bias"});
+  EXPECT_TRUE(model(input()).equal(resident->forward(input())));
 }
 
 TEST_F(Offload, ALoadedModelIsSplitOverMemoryAndDiskByItsBudget) {
@@ -506,6 +626,17 @@ TEST_F(Offload, LayerwiseCastingRoundsOnceAndComputesInTheOtherDtype) {
   casting.remove();
   EXPECT_NE(tied->head->weight.data_ptr(), nullptr);
   EXPECT_TRUE(tied->forward(tokens()).equal(tied_resident->forward(tokens())));
+}
+
+TEST_F(Offload, LayerwiseCastingOfOffloadedWeightsIsRefused) {
+  const auto model = dispatch_model(net, {{"first", "cpu"}, {"second", "cpu"}, {"third", "disk"}},
+                                    {.offload_dir = folder.path() / "spill"});
+  EXPECT_TRUE(has(message_of<StateError>([&] {
+                    (void)attach_layerwise_casting_hooks(*net, torch::kBFloat16, torch::kFloat);
+                  }),
+                  "The weights of 'third' are offloaded or cast already."));
+  EXPECT_FALSE(is_offloaded(net->first->weight)) << "nothing was cast";
+  EXPECT_TRUE(model(input()).equal(resident->forward(input())));
 }
 
 TEST_F(Offload, LayerwiseCastingSkipsClassesWithAllBelow) {

@@ -1,7 +1,8 @@
 // Models without memory for their weights.
-#include <accelerate/big_modeling/empty_weights.h>
+#include <accelerate/big_modeling.h>
 #include <accelerate/environment.h>
 #include <accelerate/errors.h>
+#include <accelerate/modeling.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -9,6 +10,9 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+
+#include "support/has.h"
+#include "support/message_of.h"
 
 namespace accelerate {
 namespace {
@@ -18,12 +22,12 @@ struct OddImpl : torch::nn::Module {
     linear = register_module("linear", torch::nn::Linear(3, 4));
     norm = register_module("norm", torch::nn::BatchNorm1d(4));
     scale = register_parameter("scale", torch::ones({4}));  // not by empty, rand or normal
-    noise = register_buffer("noise", torch::rand({2}));
+    mask = register_buffer("mask", torch::full({2, 2}, -1.0).triu_(1));
     positions = register_buffer("positions", torch::arange(5));
   }
   torch::nn::Linear linear{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
-  torch::Tensor scale, noise, positions;
+  torch::Tensor scale, mask, positions;
 };
 TORCH_MODULE(Odd);
 
@@ -35,8 +39,32 @@ TEST(EmptyWeights, ParametersAreOnTheMetaDeviceAndBuffersAreReal) {
   }
   for (const auto& item : model->named_buffers()) EXPECT_TRUE(item.value().is_cpu()) << item.key();
   EXPECT_TRUE(model->positions.equal(torch::arange(5)));
+  EXPECT_TRUE(model->mask.equal(Odd()->mask));
+  for (const auto* name : {"running_mean", "running_var", "num_batches_tracked"}) {
+    EXPECT_TRUE(model->norm->named_buffers()[name].equal(Odd()->norm->named_buffers()[name]))
+        << name;
+  }
   EXPECT_TRUE(model->scale.is_meta()) << "the member is the registered tensor";
   EXPECT_EQ(model->linear->weight.sizes(), (std::vector<std::int64_t>{4, 3}));
+}
+
+TEST(EmptyWeights, ABufferWithoutAValueIsNotMadeUp) {
+  struct MaskedImpl : torch::nn::Module {
+    MaskedImpl() {
+      linear = register_module("linear", torch::nn::Linear(2, 2));
+      register_buffer("mask", torch::empty({2, 2}).fill_(-1).triu_(1));
+    }
+    torch::Tensor forward(const torch::Tensor& x) { return linear->forward(x); }
+    torch::nn::Linear linear{nullptr};
+  };
+  const auto model = init_empty_weights([] { return std::make_shared<MaskedImpl>(); });
+  EXPECT_TRUE(model->named_buffers()["mask"].is_meta());
+  set_module_tensor_to_device(*model, "linear.weight", torch::kCPU, {.value = torch::ones({2, 2})});
+  set_module_tensor_to_device(*model, "linear.bias", torch::kCPU, {.value = torch::ones({2})});
+  const auto message =
+      test::message_of<StateError>([&] { (void)dispatch_model(model, DeviceMap{{"", "cpu"}}); });
+  EXPECT_TRUE(test::has(message, "'mask' has no value: it is on the meta device"));
+  EXPECT_TRUE(test::has(message, "A buffer that is made by torch::empty, rand or normal"));
 }
 
 TEST(EmptyWeights, BuffersTooIfWanted) {

@@ -6,10 +6,12 @@
 #include <accelerate/errors.h>
 #include <accelerate/modeling.h>
 #include <accelerate/safetensors.h>
+#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -50,6 +52,34 @@ class CapturingGpu final : public test::FakeGpu {
   bool is_capturing() const override { return true; }
 };
 
+/// The allocator of the process. From the time when it is told to, it gives as many blocks as
+/// wanted of at least 512 bytes, which a slot of `ThreeLayers` has, and no more.
+class FailingAllocator final : public c10::Allocator {
+ public:
+  static FailingAllocator& instance() {
+    static auto& one = *new FailingAllocator;
+    return one;
+  }
+  void fail_after(int count) { left_ = count; }
+  void stop() { left_ = -1; }
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    const bool counts = bytes >= 512 && left_ >= 0;
+    TORCH_CHECK_WITH(OutOfMemoryError, !counts || left_ > 0, "there is no memory for ", bytes);
+    if (counts) --left_;
+    return inner_->allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return inner_->raw_deleter(); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  FailingAllocator() : inner_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, 100); }
+  c10::Allocator* inner_;
+  std::atomic<int> left_ = -1;
+};
+
 class LazyEdges : public testing::Test {
  protected:
   static LazyOptions managed() { return {.manage_on_cpu = true}; }
@@ -58,6 +88,28 @@ class LazyEdges : public testing::Test {
   ThreeLayers resident = seeded<ThreeLayers>();
   ThreeLayers net = seeded<ThreeLayers>();
 };
+
+// -- little memory --------------------------------------------------------------------------------
+
+TEST_F(LazyEdges, MemoryForOneSlotIsEnough) {
+  auto& allocator = FailingAllocator::instance();
+  const auto expected = resident->forward(input());
+  const auto x = input();
+  const auto model = cpu_offload(net, {.lazy = managed()});
+  allocator.fail_after(1);
+  torch::Tensor result;
+  EXPECT_NO_THROW(result = net->forward(x));
+  std::string message;
+  {
+    const auto aligned = align_module_device(*net->third, std::nullopt);
+    message = message_of<c10::OutOfMemoryError>([&] { (void)net->second->bias.neg(); });
+  }
+  allocator.stop();
+  EXPECT_TRUE(has(message, "There is no memory for the parameter 'second.weight'"));
+  EXPECT_TRUE(has(message, "there is no memory for 512"));
+  EXPECT_TRUE(result.equal(expected));
+  EXPECT_TRUE(net->forward(x).equal(expected)) << "as ever with more memory";
+}
 
 // -- the end of a handle --------------------------------------------------------------------------
 
@@ -74,6 +126,40 @@ TEST_F(LazyEdges, WeightsWhoseFilesAreGoneThrowByNameAfterTheHandle) {
     EXPECT_THROW((void)layer->weight.data_ptr(), c10::Error) << "no pointer to freed memory";
   }
   EXPECT_TRUE(has(message_of<c10::Error>([&] { net->forward(input()); }), "'first."));
+}
+
+TEST_F(LazyEdges, AModelOfTheMetaDeviceIsNotReadAtTheEndOfItsHandle) {
+  offload_state_dict(folder / "spill", state_dict(*resident));
+  auto empty = init_empty_weights([] { return ThreeLayers(); });
+  const test::CapturedLog log;
+  {
+    const auto model = disk_offload(empty, folder / "spill", {.execution_device = torch::kCPU});
+    EXPECT_TRUE(model(input()).equal(resident->forward(input())));
+    std::filesystem::remove_all(folder / "spill");  // a read would fail
+  }
+  EXPECT_TRUE(log.messages().empty()) << log.messages().front();
+  for (const auto& message :
+       {message_of<c10::Error>([&] { (void)empty->first->weight.data_ptr(); }),
+        message_of<c10::Error>([&] { empty->forward(input()); })}) {
+    EXPECT_TRUE(has(message, "The parameter 'first."));
+    EXPECT_TRUE(has(message, "the handle that its model was dispatched with has ended"));
+  }
+  // With its values elsewhere it can be dispatched again.
+  const auto again = cpu_offload(empty, {.state_dict = state_dict(*resident), .lazy = managed()});
+  EXPECT_TRUE(again(input()).equal(resident->forward(input())));
+}
+
+TEST_F(LazyEdges, ChangesOfAModelOfTheMetaDeviceAreInItsFilesAfterTheHandle) {
+  offload_state_dict(folder / "spill", state_dict(*resident));
+  auto empty = init_empty_weights([] { return ThreeLayers(); });
+  {
+    const auto model = disk_offload(empty, folder / "spill",
+                                    {.execution_device = torch::kCPU, .lazy = {.writable = true}});
+    const torch::NoGradGuard no_grad;
+    empty->second->bias.fill_(3);
+  }
+  const OffloadedWeightsLoader weights({.save_folder = folder / "spill"});
+  EXPECT_TRUE(weights.at("second.bias").equal(torch::full({8}, 3.0)));
 }
 
 TEST_F(LazyEdges, OneFailureLeavesNoOtherGroupBehind) {

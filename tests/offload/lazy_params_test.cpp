@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/captured_log.h"
 #include "lazy/trigger.h"
 #include "offload/managed_model.h"
 #include "support/command.h"
@@ -455,6 +456,53 @@ TEST_F(LazyWeights, AModelThatIsGoneIsNotRestored) {
   engine.reset();
   EXPECT_EQ(fills, 0);
   EXPECT_THROW((void)storage.data(), c10::Error) << "no bytes, no garbage";
+}
+
+TEST_F(LazyWeights, AnOperatorThatWaitsWhileTheModelIsGivenBackThrows) {
+  for (const bool end : {false, true}) {
+    manage();
+    const auto weight = lazy::find_managed(net->first->weight);  // as the operator finds it
+    end ? engine.reset() : engine->restore();
+    EXPECT_TRUE(has(message_of<StateError>([&] { weight->pin(lazy::Access::kRead); }),
+                    "The weights of this model were given back while an operator waited for them: "
+                    "'first.weight'"));
+    EXPECT_TRUE(net->forward(input()).equal(resident->forward(input())));
+  }
+}
+
+TEST_F(LazyWeights, AModelIsGivenBackWhileAnotherThreadRunsIt) {
+  const auto x = input();
+  const auto expected = resident->forward(x);
+  for (int round = 0; round < 100; ++round) {
+    engine.emplace(LazyOptions{});
+    manage_by_module(
+        *engine, *net,
+        watched(
+            *net, [](const std::string&) { std::this_thread::sleep_for(100us); }, /*slow=*/true));
+    std::atomic<int> passes = 0;
+    auto other = std::async(std::launch::async, [&] {
+      try {
+        for (; passes < 20; ++passes) EXPECT_TRUE(net->forward(x).equal(expected));
+      } catch (const StateError& error) {
+        EXPECT_TRUE(has(error.what(), "given back") ||
+                    has(error.what(), "handle of its model has ended"));
+      }
+    });
+    while (passes < round % 4) std::this_thread::yield();
+    if (round % 2 == 0) {
+      try {
+        engine->restore();
+      } catch (const StateError&) {  // in use: the end of the engine gives it back
+      }
+    }
+    {
+      const test::CapturedLog log;  // of what was in use
+      engine.reset();
+    }
+    other.get();
+    EXPECT_FALSE(offload::is_offloaded(net->third->weight));
+    EXPECT_TRUE(net->forward(x).equal(expected));
+  }
 }
 
 TEST_F(LazyWeights, NothingIsBroughtWhileAGraphIsCaptured) {

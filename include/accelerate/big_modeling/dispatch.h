@@ -62,7 +62,7 @@ struct DispatchOptions {
   std::optional<c10::Device> main_device = std::nullopt;
   /// Values of offloaded weights. Unset: those of the model.
   std::optional<StateDict> state_dict = std::nullopt;
-  /// For weights on "disk". Written unless it has an index.
+  /// For weights on "disk". What it has is compared with the model: see `LazyOptions::reuse`.
   std::optional<std::filesystem::path> offload_dir = std::nullopt;
   /// Where weights on "disk" are. Unset: the index of `offload_dir`.
   std::optional<OffloadIndex> offload_index = std::nullopt;
@@ -167,9 +167,11 @@ template <detail::modeling::ModelHolder M>
   return {std::move(model), std::move(hook)};
 }
 
-/// Keeps all weights in a folder, which is written unless it has an index. On the CPU the files are
-/// mapped and nothing is copied. Throws `CheckpointError` if a file cannot be written or read, or
-/// the folder is of another model.
+/// Keeps all weights in a folder. Values that it does not have yet are written; a model on the meta
+/// device takes those of the folder. On the CPU the files are mapped and nothing is copied. The
+/// folder is locked against writers until `remove_hooks` or the end of the handle. Throws
+/// `CheckpointError` if a file cannot be written or read, the folder is of another model, or others
+/// use it.
 template <detail::modeling::ModelHolder M>
 [[nodiscard]] Dispatched<M> disk_offload(M model, const std::filesystem::path& offload_dir,
                                          const DiskOffloadOptions& options = {}) {
@@ -192,8 +194,9 @@ template <detail::modeling::ModelHolder M>
 }
 
 /// Loads a checkpoint (see `load_checkpoint_in_model`) into a model, usually one of
-/// `init_empty_weights`, and dispatches it. Throws `ArgumentError` for a text that is no kind of
-/// device map; otherwise as those two.
+/// `init_empty_weights`, and dispatches it. What the checkpoint lacks keeps the value of the model,
+/// with a warning; see `Dispatched::load_report`. Throws `ArgumentError` for a text that is no kind
+/// of device map, `StateError` for a tensor that neither has; otherwise as those two.
 template <detail::modeling::ModelHolder M>
 [[nodiscard]] Dispatched<M> load_checkpoint_and_dispatch(M model,
                                                          const std::filesystem::path& checkpoint,

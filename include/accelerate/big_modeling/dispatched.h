@@ -6,6 +6,9 @@
 //
 // Copies are handles to the same model. The module itself works as well, with inputs that are on
 // the device of its first weights. Weights that are away report the device on which they compute.
+// Keep a handle as long as the module is used: at the end of the last one weights come back to
+// where they were, but those of a model of the meta device are not read from disk; they throw by
+// name.
 //
 // Part of accelerate/big_modeling.h.
 #pragma once
@@ -29,6 +32,9 @@
 #include "accelerate/state_dict.h"
 
 namespace accelerate {
+
+struct LoadCheckpointReport;  // accelerate/checkpoint.h
+
 namespace detail::offload {
 
 class LazyParams;
@@ -37,7 +43,8 @@ class LazyParams;
 class ACCELERATE_API DispatchedCore {
  public:
   DispatchedCore(std::shared_ptr<torch::nn::Module> model, DeviceMap map, c10::Device device);
-  /// Weights come back to where they were, if others hold the module.
+  /// Weights come back to where they were, if others hold the module. Those that were on the meta
+  /// device and are on disk throw when they are used.
   ~DispatchedCore();
   DispatchedCore(const DispatchedCore&) = delete;
   DispatchedCore& operator=(const DispatchedCore&) = delete;
@@ -51,8 +58,13 @@ class ACCELERATE_API DispatchedCore {
   void offload_now() const;
   void reset() const;
   void remove_hooks();
-  [[noreturn]] void refuse_to_move() const;
+  void check_movable() const;
+  /// After the module was moved.
+  void note_device();
+  [[nodiscard]] const LoadCheckpointReport& load_report() const;
 
+  /// Keeps others from writing the offload folder. Goes after what is read from there.
+  std::shared_ptr<void> folder_lock;
   /// Goes after the module: if no other owner holds it, nothing is put back.
   std::unique_ptr<LazyParams> lazy;
   std::shared_ptr<torch::nn::Module> module;
@@ -61,6 +73,8 @@ class ACCELERATE_API DispatchedCore {
   SendOptions send_options;
   /// Parameters are on several devices that compute.
   bool several_devices = false;
+  /// Null if no checkpoint was loaded.
+  std::shared_ptr<const LoadCheckpointReport> loaded;
 };
 
 }  // namespace detail::offload
@@ -106,20 +120,27 @@ class Dispatched {
   /// to a device for it.
   [[nodiscard]] StateDict state_dict() const { return checked().state_dict(); }
   [[nodiscard]] LazyStats stats() const { return checked().stats(); }
+  /// What `load_checkpoint_and_dispatch` found in the checkpoint; empty for other functions.
+  [[nodiscard]] const LoadCheckpointReport& load_report() const { return checked().load_report(); }
   /// How many groups of weights are brought ahead from now on.
   void prefetch(std::int64_t depth) const { checked().prefetch(depth); }
   /// Releases the weights that are on the device for a short time, and their memory.
   void offload_now() const { checked().offload_now(); }
   /// After a fill that failed: tries again when the weights are used.
   void reset() const { checked().reset(); }
-  /// Puts all weights back to the devices where they were, those of disk and of the meta device on
-  /// the CPU. The module is an ordinary one afterwards.
+  /// Puts all weights back to the devices where they were before, those of the meta device on the
+  /// CPU. The module is an ordinary one afterwards. Weights that a checkpoint was loaded to are
+  /// there where it was loaded to: `to` brings them together. A model whose map had a single device
+  /// stays there.
   void remove_hooks() const { checked().remove_hooks(); }
 
-  /// A dispatched model stays where it is: throws `StateError`.
+  /// Moves the module if no weight of it is offloaded, and all are on one device: after
+  /// `remove_hooks`. Otherwise throws `StateError`: a dispatched model stays where it is.
   template <class... Args>
-  [[noreturn]] void to(Args&&...) const {
-    checked().refuse_to_move();
+  void to(Args&&... args) const {
+    checked().check_movable();
+    module().to(std::forward<Args>(args)...);
+    checked().note_device();
   }
 
   explicit operator bool() const noexcept { return core_ != nullptr; }

@@ -25,7 +25,8 @@ struct InitOptions {
 
 /// While it lives, tensors that this thread makes without naming a device are on `device`. Guards
 /// nest. Without `include_buffers` that holds for torch::empty, rand and normal alone, of which
-/// parameters are made: zeros, ones and arange, of which buffers are made, stay where they are.
+/// parameters are made: zeros, ones, full and arange, of which buffers are made, stay where they
+/// are. A buffer that is made of torch::empty and filled afterwards has no value.
 class ACCELERATE_API InitOnDeviceScope {
  public:
   [[nodiscard]] explicit InitOnDeviceScope(c10::Device device, const InitOptions& options = {});
@@ -40,8 +41,9 @@ class ACCELERATE_API InitOnDeviceScope {
 
 namespace detail::offload {
 
-/// What the scope alone cannot know: parameters that were made in another way go to the device,
-/// buffers that landed there by accident come back, as zeros.
+/// What the scope alone cannot know: parameters that were made in another way go to the device, and
+/// the statistics of LibTorch's norms get their values. Other buffers that landed on the meta
+/// device have lost theirs and stay there: a model that is dispatched with one is refused.
 ACCELERATE_API void finish_init(torch::nn::Module& model, c10::Device device,
                                 const InitOptions& options);
 

@@ -44,7 +44,8 @@ class ACCELERATE_API LayerwiseCasting {
 /// Keeps the floating point weights of Linear and Conv layers in `storage_dtype`, on their device,
 /// and computes with them in `compute_dtype`: their values are rounded to the former once. The
 /// parameters show the compute dtype; `storage_dtype(parameter)` tells the other. Values beyond
-/// what an 8-bit format holds are a warning that names the layer.
+/// what an 8-bit format holds are a warning that names the layer. Throws `StateError` for a layer
+/// whose weights are offloaded, or cast already.
 ///
 ///     auto casting = attach_layerwise_casting_hooks(*net, torch::kFloat8_e4m3fn, torch::kBFloat16,
 ///                                                   {.skip_modules_pattern = {"norm", "head"}});

@@ -25,8 +25,8 @@ struct LazyOptions {
   /// Weights on disk may be changed in place, and are written to their files. Off: an operator
   /// that writes to one throws `StateError`.
   bool writable = false;
-  /// Take the weights that the offload folder already has, without asking whether they are those of
-  /// the model.
+  /// Take the weights that the offload folder already has, as Python does. Off: other values than
+  /// the model's are an error, and so are other dtypes.
   bool reuse = false;
   /// Also on the CPU, where weights in host memory need not move: shows on a machine without a GPU
   /// what a program does there.
