@@ -377,6 +377,10 @@ std::shared_ptr<LoaderCore> LoaderCore::splitting(std::int64_t factor, SplitBatc
   return std::shared_ptr<LoaderCore>(new LoaderCore(std::move(impl)));
 }
 
+DataPlace LoaderCore::data_place() const {
+  return {impl_->preparation.num_processes, impl_->preparation.ranks_together};
+}
+
 bool LoaderCore::same_in_sequence_group() const {
   return impl_->preparation.same_in_sequence_group;
 }

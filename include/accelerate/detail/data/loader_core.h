@@ -31,6 +31,13 @@ using AnySlice = std::function<AnyBatch(const AnyBatch& round, const DispatchSli
 /// Makes several batches of one.
 using SplitBatch = std::function<std::vector<AnyBatch>(const AnyBatch&)>;
 
+/// Which processes see the same samples: those whose `rank / together % processes` are equal, or
+/// none where `together` is 0.
+struct DataPlace {
+  std::int64_t processes = 1;
+  std::int64_t together = 0;
+};
+
 /// What the copies of a data loader share, prepared or not: recipe, workers, position.
 /// `DataLoader<Batch>` documents the functions that have its names.
 class ACCELERATE_API LoaderCore final : public DataLoaderStateMixin,
@@ -60,6 +67,8 @@ class ACCELERATE_API LoaderCore final : public DataLoaderStateMixin,
   /// How unequal the parts of the processes are in the batch handed out last; null where all hold
   /// equally many genuine samples.
   [[nodiscard]] std::shared_ptr<const UnevenParts> uneven_parts() const;
+
+  [[nodiscard]] DataPlace data_place() const;
 
   /// A loader like this one that leaves out so many batches more of each pass. Throws
   /// `ArgumentError` for a negative number.

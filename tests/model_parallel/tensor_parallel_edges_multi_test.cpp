@@ -1,0 +1,151 @@
+// Models that a plan has cut: where their weights are used in unusual ways, what is compared while
+// they train, and what is around them.
+#include <accelerate/accelerate.h>
+#include <accelerate/parallel.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "accelerator/nets.h"
+#include "support/has.h"
+#include "support/message_of.h"
+#include "support/on_processes.h"
+
+namespace accelerate::tensor_parallel_edges_test {
+namespace {
+
+using test::anew;
+using test::has;
+using test::message_of;
+using torch::Tensor;
+
+AcceleratorOptions tensors(std::int64_t tp, std::int64_t shard = 1) {
+  return anew({.parallelism_config = ParallelismConfig{.dp_shard_size = shard, .tp_size = tp}});
+}
+
+const TpPlan& pair_plan() {
+  static const auto plan = make_tp_plan({{"up", "colwise"}, {"down", "rowwise"}});
+  return plan;
+}
+
+/// A pair of layers with a norm before it.
+struct PairImpl : torch::nn::Module {
+  PairImpl() {
+    torch::manual_seed(3);
+    register_module("norm", norm = torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})));
+    register_module("up", up = torch::nn::Linear(6, 8));
+    register_module("down", down = torch::nn::Linear(8, 6));
+    to(torch::kDouble);
+  }
+  Tensor forward(const Tensor& x) { return x + down(torch::gelu(up(norm(x)))); }
+  torch::nn::LayerNorm norm = nullptr;
+  torch::nn::Linear up = nullptr, down = nullptr;
+};
+TORCH_MODULE(Pair);
+
+Tensor input_of(int step) {
+  torch::manual_seed(40 + step);
+  return torch::randn({3, 4, 6}, torch::kDouble);
+}
+
+bool close(const Tensor& a, const Tensor& b, double tolerance = 1e-12) {
+  return a.sizes() == b.sizes() && (a - b).abs().max().item<double>() < tolerance;
+}
+
+// ---- dropout ------------------------------------------------------------------------------------
+
+/// Dropout of whole activations and, by the function for it, of cut ones.
+struct DroppingImpl : PairImpl {
+  Tensor forward(const Tensor& x) {
+    const auto hidden = nn::parallel_dropout(torch::gelu(up(norm(x))), 0.4, true, -1, group);
+    return x + torch::dropout(down(hidden), 0.3, true);
+  }
+  c10::intrusive_ptr<c10d::ProcessGroup> group = nullptr;
+};
+TORCH_MODULE(Dropping);
+
+TEST(TensorParallelDropout, OfOneSeedDropsWhatOneProcessDrops) {
+  on_processes(2, [] {
+    const Accelerator accelerator(tensors(2));
+    Dropping plain, cut;
+    apply_tp_plan(*cut, pair_plan(), accelerator.torch_device_mesh());
+    cut->group = accelerator.torch_device_mesh()->get_group("tp");
+    const auto x = input_of(0);
+    set_seed(9);
+    const auto wanted = plain(x);
+    set_seed(9);
+    const auto given = cut(x);
+    EXPECT_TRUE(close(given, wanted));
+    wanted.pow(2).sum().backward();
+    given.pow(2).sum().backward();
+    EXPECT_TRUE(close(cut->norm->weight.grad(), plain->norm->weight.grad(), 1e-10));
+  });
+}
+
+// ---- drift --------------------------------------------------------------------------------------
+
+/// Trains, changes a parameter on one rank before step 3, and returns what is thrown.
+std::string drift(Accelerator& accelerator, const std::string& name, int rank) {
+  Pair net;
+  apply_tp_plan(*net, pair_plan(), accelerator.torch_device_mesh());
+  auto [model, optimizer] = accelerator.prepare(net, SGD(net->parameters(), {.lr = 0.01}));
+  return message_of<CommError>([&, &model = model, &optimizer = optimizer] {
+    for (int step = 0; step < 12; ++step) {
+      if (step == 3 && accelerator.process_index() == rank) {
+        const torch::NoGradGuard no_grad;
+        net->named_parameters()[name].add_(0.5);
+      }
+      accelerator.backward(model(input_of(step)).pow(2).mean());
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  });
+}
+
+TEST(TensorParallelDrift, OfAParameterThatAllHaveIsNoticed) {
+  on_processes(2, [] {
+    auto options = tensors(2);
+    options.drift_check = 1;
+    Accelerator accelerator(options);
+    EXPECT_TRUE(has(drift(accelerator, "norm.weight", 1), "norm.weight"));
+  });
+}
+
+TEST(TensorParallelDrift, OfAPartIsNoticedAmongItsCopies) {
+  on_processes(4, {.environment = {{"ACCELERATE_ALLOW_CP_STANDALONE", "true"}}}, [] {
+    auto options = anew({.parallelism_config = ParallelismConfig{.tp_size = 2, .cp_size = 2}});
+    options.drift_check = 1;
+    Accelerator accelerator(options);
+    // Ranks 0 and 2 have the first part. The others wait for them, and learn of it, too.
+    const auto message = drift(accelerator, "up.weight", 2);
+    if (accelerator.tensor_parallel_rank() == 0) {
+      EXPECT_TRUE(has(message, "up.weight"));
+    }
+  });
+}
+
+// ---- what is around -----------------------------------------------------------------------------
+
+TEST(TensorParallelMetrics, CountASampleOnceForEachProcessOfAGroup) {
+  on_processes(4, [] {
+    Accelerator accelerator(tensors(2, 2));
+    auto loader =
+        accelerator.prepare(make_data_loader(torch::arange(7, torch::kDouble), {.batch_size = 2}));
+    std::vector<Tensor> rows, listed;
+    for (auto& x : loader) {
+      rows.push_back(accelerator.gather_for_metrics(x));
+      listed.push_back(accelerator.gather_for_metrics(x, {.use_gather_object = true}));
+    }
+    for (const auto& seen : {torch::cat(rows), torch::cat(listed)}) {
+      EXPECT_EQ(seen.numel(), 14);
+      EXPECT_EQ(seen.mean().item<double>(), 3.0);
+    }
+    EXPECT_TRUE(rows.back().equal(torch::tensor({4, 5, 4, 5, 6, 6}).to(torch::kDouble)));
+  });
+}
+
+}  // namespace
+}  // namespace accelerate::tensor_parallel_edges_test
