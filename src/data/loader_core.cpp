@@ -385,6 +385,8 @@ bool LoaderCore::same_in_sequence_group() const {
   return impl_->preparation.same_in_sequence_group;
 }
 
+bool LoaderCore::splits() const { return static_cast<bool>(impl_->split); }
+
 std::shared_ptr<LoaderCore> LoaderCore::prepare(const PrepareDataLoaderOptions& options,
                                                 const BatchType& type, AnySlice slice) {
   if (impl_->prepared()) return shared_from_this();

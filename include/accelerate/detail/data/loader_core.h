@@ -78,6 +78,8 @@ class ACCELERATE_API LoaderCore final : public DataLoaderStateMixin,
   [[nodiscard]] std::shared_ptr<LoaderCore> splitting(std::int64_t factor, SplitBatch split) const;
   /// Whether the processes of a sequence parallel group are given the same batches.
   [[nodiscard]] bool same_in_sequence_group() const;
+  /// Whether it was made by `splitting`.
+  [[nodiscard]] bool splits() const;
   /// Collective. `prepare_data_loader`; `type` outlives the loader.
   [[nodiscard]] std::shared_ptr<LoaderCore> prepare(const PrepareDataLoaderOptions& options,
                                                     const BatchType& type, AnySlice slice);
