@@ -55,6 +55,96 @@ bool close(const Tensor& a, const Tensor& b, double tolerance = 1e-12) {
   return a.sizes() == b.sizes() && (a - b).abs().max().item<double>() < tolerance;
 }
 
+// ---- copies of weights --------------------------------------------------------------------------
+
+/// Uses copies of its weights, as layers do that cast them.
+struct CopyingImpl : PairImpl {
+  Tensor forward(const Tensor& x) {
+    const auto hidden = torch::gelu(torch::linear(x, up->weight.to(torch::kFloat), copied_bias()));
+    return torch::linear(hidden, down->weight.clone().to(torch::kFloat));
+  }
+  Tensor copied_bias() { return up->bias.to(torch::kFloat); }
+};
+TORCH_MODULE(Copying);
+
+TEST(TensorParallelWeights, AreUsedByPartsThoughTheyAreCopiedFirst) {
+  on_processes(2, [] {
+    const Accelerator accelerator(tensors(2));
+    Copying plain, cut;
+    apply_tp_plan(*cut, pair_plan(), accelerator.torch_device_mesh());
+    const auto x = input_of(0).to(torch::kFloat);
+    const auto wanted = plain(x);
+    const auto given = cut(x);
+    EXPECT_TRUE(close(given, wanted, 1e-5));
+    wanted.pow(2).sum().backward();
+    given.pow(2).sum().backward();
+    const auto rank = accelerator.tensor_parallel_rank();
+    EXPECT_TRUE(close(cut->up->weight.grad(), plain->up->weight.grad().chunk(2, 0)[rank], 1e-4));
+    EXPECT_TRUE(
+        close(cut->down->weight.grad(), plain->down->weight.grad().chunk(2, 1)[rank], 1e-4));
+    // A copy in another order is no weight of a product any more.
+    EXPECT_TRUE(has(message_of<UnsupportedError>([&] {
+                      (void)torch::matmul(torch::randn({2, 4}, torch::kDouble),
+                                          cut->down->weight.t().contiguous());
+                    }),
+                    "of which each process has a part only"));
+    // Without gradients a copy is what each process has.
+    const torch::NoGradGuard no_grad;
+    EXPECT_EQ(cut->down->weight.clone().pow(2).sum().item<double>(),
+              cut->down->weight.detach().pow(2).sum().item<double>());
+  });
+}
+
+/// A norm that casts its weights, as nn::LayerNorm does under autocast.
+struct CastNormImpl : PairImpl {
+  Tensor forward(const Tensor& x) {
+    const auto normed = torch::layer_norm(x.to(torch::kFloat), {6}, norm->weight.to(torch::kFloat),
+                                          norm->bias.to(torch::kFloat));
+    return x + down(torch::gelu(up(normed.to(torch::kDouble))));
+  }
+};
+TORCH_MODULE(CastNorm);
+
+TEST(TensorParallelWeights, OfNormsAreSummedThoughTheyAreCastFirst) {
+  on_processes(2, [] {
+    const Accelerator accelerator(tensors(2));
+    const auto group = accelerator.torch_device_mesh()->get_group("tp");
+    CastNorm plain, cut;
+    apply_tp_plan(
+        *cut, make_tp_plan({{"norm", "sequence_parallel"}, {"up", "colwise"}, {"down", "rowwise"}}),
+        accelerator.torch_device_mesh(), {.sequence_parallel = true});
+    const auto x = input_of(0);
+    plain(x).pow(2).sum().backward();
+    const auto y = cut(nn::scatter_to_region(x, 1, group));
+    nn::gather_from_region(y, 1, group).pow(2).sum().backward();
+    EXPECT_TRUE(close(cut->norm->weight.grad(), plain->norm->weight.grad(), 1e-4));
+    EXPECT_TRUE(close(cut->norm->bias.grad(), plain->norm->bias.grad(), 1e-4));
+  });
+}
+
+TEST(TensorParallelWeights, OfOurLinearTakeInputsThatAreNotContiguous) {
+  on_processes(2, [] {
+    const Accelerator accelerator(tensors(2));
+    const auto mesh = accelerator.torch_device_mesh();
+    const auto group = mesh->get_group("tp");
+    for (const bool sequence : {false, true}) {
+      torch::manual_seed(3);
+      torch::nn::Sequential plain(nn::Linear(6, 8));
+      torch::manual_seed(3);
+      torch::nn::Sequential cut(nn::Linear(6, 8));
+      apply_tp_plan(*cut, make_tp_plan({{"0", "colwise_rep"}}), mesh,
+                    {.sequence_parallel = sequence});
+      const auto x = torch::randn({5, 4, 6}).transpose(0, 1);  // [4, 5, 6] or [4, 2 * 2, 6]
+      const auto whole = x.slice(1, 0, 4);
+      const auto given = cut->forward(
+          sequence
+              ? nn::scatter_to_region(whole, 1, group).transpose(0, 1).contiguous().transpose(0, 1)
+              : whole);
+      EXPECT_TRUE(close(given, plain->forward(whole), 1e-5)) << sequence;
+    }
+  });
+}
+
 // ---- dropout ------------------------------------------------------------------------------------
 
 /// Dropout of whole activations and, by the function for it, of cut ones.
