@@ -145,6 +145,56 @@ TEST(TensorParallelWeights, OfOurLinearTakeInputsThatAreNotContiguous) {
   });
 }
 
+/// Queries, keys and values in one layer, with fewer heads of keys.
+struct GroupedImpl : torch::nn::Module {
+  GroupedImpl() {
+    torch::manual_seed(3);
+    register_module("qkv", qkv = torch::nn::Linear(8, 16));
+    register_module("out", out = torch::nn::Linear(8, 8));
+    to(torch::kDouble);
+  }
+  Tensor forward(const Tensor& x) {
+    const auto all = qkv(x);
+    const auto part = all.size(-1) / 4;
+    const auto heads = [&](std::int64_t first, std::int64_t count) {
+      return all.narrow(-1, first * part, count * part).unflatten(-1, {-1, 2}).transpose(1, 2);
+    };
+    const auto y = at::scaled_dot_product_attention(heads(0, 2), heads(2, 1), heads(3, 1), {}, 0.0,
+                                                    true, {}, true);
+    return out(y.transpose(1, 2).flatten(2));
+  }
+  torch::nn::Linear qkv = nullptr, out = nullptr;
+};
+TORCH_MODULE(Grouped);
+
+TEST(TensorParallelPlan, CutsBlocksOfUnequalSizes) {
+  on_processes(2, [] {
+    const Accelerator accelerator(tensors(2));
+    const auto mesh = accelerator.torch_device_mesh();
+    Grouped plain, cut;
+    apply_tp_plan(*cut,
+                  {{.layers = "qkv", .style = TpStyle::kColwise, .block_sizes = {8, 4, 4}},
+                   {.layers = "out", .style = TpStyle::kRowwise}},
+                  mesh);
+    torch::manual_seed(4);
+    const auto x = torch::randn({2, 5, 8}, torch::kDouble);
+    EXPECT_TRUE(close(cut(x), plain(x)));
+    const auto refused = [&](const TpRule& rule) {
+      Grouped net;
+      return message_of<ArgumentError>([&] { apply_tp_plan(*net, {rule}, mesh); });
+    };
+    EXPECT_TRUE(has(refused({.layers = "qkv", .style = TpStyle::kColwise, .block_sizes = {8, 4}}),
+                    "the block_sizes of the rule 'qkv' add up to 12, but 'qkv' has 16 outputs"));
+    EXPECT_TRUE(
+        has(refused({.layers = "qkv", .style = TpStyle::kColwise, .block_sizes = {9, 4, 3}}),
+            "has size 16 in blocks of 9, 4, 3, which cannot be divided among 2 processes"));
+    EXPECT_TRUE(has(refused({.layers = "qkv", .style = TpStyle::kColwise, .blocks = 3}),
+                    "Give block_sizes if blocks differ"));
+    EXPECT_TRUE(has(refused({.layers = "out", .style = TpStyle::kRowwise, .block_sizes = {4, 4}}),
+                    "Only layers of 'colwise'"));
+  });
+}
+
 // ---- dropout ------------------------------------------------------------------------------------
 
 /// Dropout of whole activations and, by the function for it, of cut ones.
