@@ -378,7 +378,8 @@ std::shared_ptr<LoaderCore> LoaderCore::splitting(std::int64_t factor, SplitBatc
 }
 
 DataPlace LoaderCore::data_place() const {
-  return {impl_->preparation.num_processes, impl_->preparation.ranks_together};
+  const auto& preparation = impl_->preparation;
+  return {preparation.num_processes, preparation.process_index, preparation.ranks_together};
 }
 
 bool LoaderCore::same_in_sequence_group() const {

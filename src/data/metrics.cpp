@@ -113,7 +113,7 @@ void gather_uneven(std::vector<at::Tensor>& leaves, const comm::TreeView& view,
 /// Which of `length` gathered items to keep: all, with a warning, unless there is one for each
 /// sample of each process.
 std::vector<ItemRange> kept_of(std::int64_t length, const MetricsCut& cut) {
-  const auto [processes, together] = cut.place;
+  const auto processes = cut.place.processes, together = cut.place.together;
   const auto copies = together > 0 ? cut.processes / processes : 1;
   if (length != cut.padded * copies || cut.padded % processes != 0) {
     warn_once(str("gather_for_metrics returns ", length,

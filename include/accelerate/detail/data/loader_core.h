@@ -31,10 +31,11 @@ using AnySlice = std::function<AnyBatch(const AnyBatch& round, const DispatchSli
 /// Makes several batches of one.
 using SplitBatch = std::function<std::vector<AnyBatch>(const AnyBatch&)>;
 
-/// Which processes see the same samples: those whose `rank / together % processes` are equal, or
-/// none where `together` is 0.
+/// Which processes see the same samples: those whose `rank / together % processes`, the `index`,
+/// are equal, or none where `together` is 0.
 struct DataPlace {
   std::int64_t processes = 1;
+  std::int64_t index = 0;
   std::int64_t together = 0;
 };
 
