@@ -102,6 +102,11 @@ at::Tensor vocab_embedding(const LayerCut& cut, const at::Tensor& ids, const at:
           " and ", most.item<std::int64_t>(), ", but it has ", whole_rows, " rows."));
     }
   }
+  if (!ids.is_cpu()) {
+    at::_assert_async(ids.ge(0).logical_and(ids.lt(whole_rows)).all(),
+                      detail::str("The ids of the embedding '", cut.name, "' must be from 0 to ",
+                                  whole_rows - 1, "."));
+  }
   const auto elsewhere = ids.lt(first).logical_or(ids.ge(first + rows));
   const bool pads_here = padding_idx >= first && padding_idx < first + rows;
   const auto partial = at::embedding(weight, (ids - first).masked_fill(elsewhere, 0),
