@@ -287,5 +287,22 @@ TEST(TensorParallelMetrics, CountASampleOnceForEachProcessOfAGroup) {
   });
 }
 
+TEST(TensorParallelPlugins, AnFsdpPluginHasNothingToShardBeside) {
+  on_processes(2, [] {
+    auto options = tensors(2);
+    options.fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2};
+    Accelerator accelerator(options);
+    Pair plain, net;
+    apply_tp_plan(*net, pair_plan(), accelerator.torch_device_mesh());
+    auto [model, optimizer] = accelerator.prepare(net, SGD(net->parameters(), {.lr = 0.1}));
+    const auto x = input_of(0);
+    accelerator.backward(model(x).pow(2).mean());
+    plain(x).pow(2).mean().backward();
+    optimizer.step();
+    torch::optim::SGD(plain->parameters(), 0.1).step();
+    EXPECT_TRUE(close(model(x), plain(x)));
+  });
+}
+
 }  // namespace
 }  // namespace accelerate::tensor_parallel_edges_test
