@@ -3,9 +3,11 @@
 // tensor parallelism.
 //
 //     bench_model_parallel tp|cp|sp    a step of a GPT, and bytes that it sends
-//     bench_model_parallel pp          the part of a step in which stages wait
+//     bench_model_parallel pp          the part of a step in which stages wait, and what they send
 //     bench_model_parallel memory_tp   memory of a process that trains a part of 100 million
 //     bench_model_parallel memory_pp   parameters
+//     bench_model_parallel memory_cp   memory of the activations of long sequences
+//     bench_model_parallel memory_sp
 #include <malloc.h>
 #include <torch/torch.h>
 
@@ -37,8 +39,8 @@ constexpr double kFloatBytes = 4;
 
 ParallelismConfig config_of(std::string_view mode, std::int64_t processes) {
   if (mode.ends_with("tp")) return {.tp_size = processes};
-  if (mode == "cp") return {.cp_size = processes};
-  if (mode == "sp") return {.sp_size = processes};
+  if (mode.ends_with("cp")) return {.cp_size = processes};
+  if (mode.ends_with("sp")) return {.sp_size = processes};
   return {.pp_size = processes};
 }
 
@@ -214,12 +216,16 @@ void measure_bubble(Accelerator& accelerator) {
     return torch::mse_loss(y, target);
   };
   const std::int64_t processes = accelerator.num_processes();
-  for (const auto schedule :
-       {accelerate::PipelineSchedule::kGPipe, accelerate::PipelineSchedule::k1F1B}) {
+  using enum accelerate::PipelineSchedule;
+  for (const auto schedule : {kGPipe, k1F1B, kInterleaved1F1B}) {
     for (const std::int64_t parts : {4, 8}) {
+      const std::int64_t chunks = schedule == kInterleaved1F1B ? 2 : 1;
       auto net = equal_layers(kLayers, kWidth);
-      accelerate::Pipeline pipeline(
-          net, loss, {.schedule = schedule, .num_micro_batches = parts, .broadcast_loss = false});
+      accelerate::Pipeline pipeline(net, loss,
+                                    {.schedule = schedule,
+                                     .num_micro_batches = parts,
+                                     .chunks = chunks,
+                                     .broadcast_loss = false});
       auto [model, optimizer] =
           accelerator.prepare(pipeline, accelerate::SGD(net->parameters(), {.lr = 1e-3}));
       const auto x = torch::randn({parts * kRows, kWidth});
@@ -239,12 +245,21 @@ void measure_bubble(Accelerator& accelerator) {
       for (std::size_t i = 0; i < times[0].size(); ++i) {
         bubbles.push_back(1 - times[0][i] / times[1][i]);
       }
+      const auto before = model->_bytes_sent();
+      together();
+      const auto sent = accelerator.reduce(torch::tensor(model->_bytes_sent() - before));
       const auto name = "pp, " + accelerate::to_string(schedule) + " of " + std::to_string(parts);
       bench::report(name + ": step", bench::median(times[1]) / 1e3, "ms");
       bench::report(name + ": bubble", 100 * bench::median(bubbles), "%");
-      bench::report(
-          name + ": bubble, in theory",
-          100 * accelerate::theoretical_bubble({.ranks = processes, .micro_batches = parts}), "%");
+      bench::report(name + ": bubble, in theory",
+                    100 * accelerate::theoretical_bubble(
+                              {.ranks = processes, .micro_batches = parts, .chunks = chunks}),
+                    "%");
+      bench::report(name + ": bytes of a step, all processes", sent.item<double>() / kMega, "MB");
+      // Activations and their gradients pass each boundary between stages once.
+      const auto boundaries = static_cast<double>(processes * chunks - 1);
+      bench::report(name + ": bytes of a step, by the table",
+                    2 * boundaries * kFloatBytes * static_cast<double>(x.numel()) / kMega, "MB");
       accelerator.free_memory(model, optimizer);
     }
   }
@@ -314,6 +329,30 @@ void measure_memory(Accelerator& accelerator, std::string_view mode) {
   measure([&, &model = model] { model(input, target); });
 }
 
+/// What a step needs beside what stays: activations, most of all.
+double memory_of(const std::function<void()>& step) {
+  for (int i = 0; i < 2; ++i) step();
+  malloc_trim(0);
+  const double before = bench::private_bytes();
+  bench::forget_peak();
+  step();
+  return bench::peak_private_bytes() - before;
+}
+
+void measure_activations(Accelerator& accelerator, const std::string& mode) {
+  auto config = examples::GptConfig::small();
+  config.block = 2048;
+  mallopt(M_MMAP_THRESHOLD, 1 << 16);
+  GptStep cut(accelerator, mode, config);
+  WholeStep whole(config);
+  const double of_one = memory_of([&] { whole.run(); });
+  const double own = memory_of([&] { cut.run(); });
+  bench::report(mode + ": memory of a step of one process", of_one / kMega, "MB");
+  bench::report(mode + ": memory of a step", own / kMega, "MB");
+  bench::report(mode + ": memory of a step, of that of one process", own / of_one, "x");
+  bench::report(mode + ": the same, in theory", 1.0 / accelerator.num_processes(), "x");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -331,6 +370,8 @@ int main(int argc, char** argv) {
   bench::settle();
   if (mode == "pp") {
     measure_bubble(accelerator);
+  } else if (mode == "memory_cp" || mode == "memory_sp") {
+    measure_activations(accelerator, mode.substr(mode.size() - 2));
   } else if (mode.starts_with("memory")) {
     measure_memory(accelerator, mode);
   } else {

@@ -94,7 +94,7 @@ fi
 if [[ $wanted == *" model_parallel "* ]]; then
   for _ in 1 2 3; do
     launch 2 "$results/model-parallel-python" model_parallel.py
-    for mode in tp cp sp pp memory_tp memory_pp; do
+    for mode in tp cp sp pp memory_tp memory_pp memory_cp memory_sp; do
       launch 2 "$results/model-parallel" --no-python "$folder/bench_model_parallel" $mode
     done
   done

@@ -3,15 +3,19 @@
 
 #include <algorithm>
 
+#include "accelerate/detail/data/loader_core.h"
 #include "accelerate/errors.h"
 #include "accelerate/modeling.h"
 #include "accelerate/prepared_model.h"
+#include "accelerate/state/gradient_state.h"
 #include "accelerator/gradient_watch.h"
 #include "accelerator/model_registry.h"
 #include "core/call_site.h"
+#include "core/log.h"
 #include "core/text.h"
 #include "fp8/delayed_scaling.h"
 #include "lazy/operator_rule.h"
+#include "model_parallel/attention_calls.h"
 #include "optim/optimizer_core.h"
 #include "optim/optimizer_state.h"
 #include "parallel/engine.h"
@@ -26,10 +30,35 @@ void refuse_empty_holder() {
       "Assign a module first, for example net = torch::nn::Linear(4, 2).");
 }
 
+namespace {
+
+/// With sp_size: warns once where the loader gives whole sequences for training, or parts for
+/// evaluation.
+void check_sequences(bool trains) {
+  const auto loader = GradientState().active_dataloader();
+  const auto* const ours = dynamic_cast<const data::LoaderCore*>(loader.get());
+  if (ours == nullptr) return;
+  if (trains && at::GradMode::is_enabled() && ours->same_in_sequence_group() && !ours->splits()) {
+    warn_once(
+        "sp_size is above 1, and this loader gives all processes of a group the same whole "
+        "sequences, of which a forward in training mode takes each for another part. Loop over "
+        "deepspeed_ulysses_dl_adapter(loader, model), unless the program cuts them itself.");
+  }
+  if (!trains && ours->splits()) {
+    warn_once(
+        "In evaluation mode a model with sp_size above 1 takes whole sequences, but the loader of "
+        "deepspeed_ulysses_dl_adapter gives parts of them. Loop over the prepared loader itself, "
+        "or stay in training mode under torch::NoGradGuard.");
+  }
+}
+
+}  // namespace
+
 ForwardScope::ForwardScope(const ModelCore& core)
     : engine_(core.engine.get()), delayed_scaling_(core.delayed_scaling.get()) {
   if (delayed_scaling_) in_8_bits_ = delayed_scaling_->enter(core.module->is_training());
   if (engine_ != nullptr) entered_ = engine_->enter_forward();
+  if (core.attention) check_sequences(core.module->is_training());
   if (core.attention && core.module->is_training()) {
     attention_ = std::make_shared<state::AttentionRuleScope>(core.attention);
   }
@@ -37,6 +66,7 @@ ForwardScope::ForwardScope(const ModelCore& core)
 }
 
 void ForwardScope::finish() const {
+  if (attention_) model_parallel::warn_without_attention(*attention_, "sp_size");
   if (engine_ != nullptr) engine_->after_forward();
   if (in_8_bits_ && at::GradMode::is_enabled())
     delayed_scaling_->update(fp8::DelayedScaling::kForward);

@@ -74,11 +74,7 @@ sharding::ShardProcesses processes_of(const AcceleratorCore& core,
 std::shared_ptr<parallel::Engine> sharded_engine(const AcceleratorCore& core, ModelCore& model,
                                                  const sharding::ShardPlan& plan) {
   check_averaging_of_shards(core.ddp);
-  if (!core.deepspeed && data_group(*core.mesh) == nullptr) {
-    throw ConfigError(
-        "prepare: a plugin shards the model, but the mesh of parallelism_config has no processes "
-        "to shard it over. Set dp_shard_size above 1, or leave the plugin out.");
-  }
+  check_averaging_of_shards(core.ddp);
   const auto& precision = plan.spec.precision;
   if (precision.cast_forward_inputs) model.input_dtype = precision.param_dtype;
   if (!plan.autocast) {
@@ -100,7 +96,7 @@ void follow_without_shards(const AcceleratorCore& core, torch::nn::Module& modul
   if (!plan.checkpointed.empty()) modeling::mark_for_checkpoints(module, plan.checkpointed);
   constexpr const char* kWhy =
       " of the FSDP plugin has no effect: nothing is sharded (NO_SHARD, or a mesh without "
-      "dp_shard_size), and this is data parallelism. ";
+      "dp_shard_size). ";
   if (plan.spec.offload.parameters != sharding::OffloadTarget::kNone) {
     warn_once(str("cpu_offload", kWhy, "Choose FULL_SHARD, or leave it out."));
   }
@@ -129,7 +125,9 @@ std::shared_ptr<parallel::Engine> data_engine(const AcceleratorCore& core, Model
 std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
                                                torch::nn::Module& module) {
   auto plan = shard_plan_of(core, module);
-  if (plan && plan->spec.level == sharding::ShardLevel::kNone) {
+  // Processes of "tp" alone have nobody to share their part of the model with.
+  const bool alone = core.state.fsdp_plugin() && core.mesh && data_group(*core.mesh) == nullptr;
+  if (plan && (alone || plan->spec.level == sharding::ShardLevel::kNone)) {
     if (core.state.fsdp_plugin()) follow_without_shards(core, module, *plan);
     return std::nullopt;
   }

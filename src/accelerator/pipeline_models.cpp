@@ -135,14 +135,39 @@ std::vector<std::string> split_before_last(const std::vector<PipelineLayer>& lay
   return names;
 }
 
-/// What the plugin says of a pipeline.
+/// Throws `ConfigError` if the plugin and the options of the pipeline say different things.
+void check_alike(std::string_view field, const Value& of_plugin, std::string_view option,
+                 const Value& of_pipeline) {
+  if (of_plugin == of_pipeline) return;
+  throw ConfigError(str(field, " of MegatronLMPlugin is ", of_plugin.repr(), ", but ", option,
+                        " of PipelineOptions ", of_pipeline.repr(), ". Set one of them only."));
+}
+
+/// What the plugin says of a pipeline. What was not given stays as the pipeline has it, but that
+/// Megatron-LM clips.
 void configure(const MegatronLMPlugin& plugin, PipelineImpl& pipeline) {
   auto options = pipeline.options();
   const auto stages = plugin.pp_degree.value_or(1);
   const auto layers = static_cast<std::int64_t>(pipeline._layers().size());
-  options.num_micro_batches = plugin.num_micro_batches.value_or(1);
-  options.max_grad_norm = plugin.gradient_clipping;
-  if (plugin.gradient_clipping == 0.0) options.max_grad_norm = std::nullopt;
+  if (const auto given = plugin.num_micro_batches) {
+    if (options.num_micro_batches != 1) {
+      check_alike("num_micro_batches", *given, "num_micro_batches", options.num_micro_batches);
+    }
+    options.num_micro_batches = *given;
+  }
+  if (const auto given = plugin.gradient_clipping) {
+    if (const auto own = options.max_grad_norm) {
+      check_alike("gradient_clipping", *given, "max_grad_norm", *own);
+    }
+    options.max_grad_norm = *given == 0.0 ? std::nullopt : given;
+  } else if (!options.max_grad_norm) {
+    options.max_grad_norm = 1.0;
+  }
+  if (plugin.num_layers_per_virtual_pipeline_stage && plugin.decoder_last_pipeline_num_layers) {
+    throw ConfigError(
+        "num_layers_per_virtual_pipeline_stage of MegatronLMPlugin gives all stages as many "
+        "layers, but decoder_last_pipeline_num_layers is set, too. Leave one of them out.");
+  }
   if (const auto each = plugin.num_layers_per_virtual_pipeline_stage) {
     if (*each < 1 || layers % (stages * *each) != 0) {
       throw ConfigError(str("num_layers_per_virtual_pipeline_stage is ", *each, ", but the ",

@@ -126,10 +126,11 @@ class LoaderState final : public Stateful {
   [[nodiscard]] Value state_dict() override { return Value(loader_->state_dict()); }
   void load_state_dict(const Value& state) override {
     auto position = from_value<DataLoaderState>(state);
-    // From another number of processes: each one draws numbers of its own.
-    const PartialState place;
-    if (position.base_seed && position.num_processes != place.num_processes()) {
-      *position.base_seed += static_cast<std::uint64_t>(place.process_index());
+    // From another number of processes: each one draws numbers of its own, but for those that are
+    // given the same data.
+    const auto place = loader_->data_place();
+    if (position.base_seed && position.num_processes != place.processes) {
+      *position.base_seed += static_cast<std::uint64_t>(place.index);
     }
     if (!position_) {
       position.batches_yielded = 0;

@@ -96,6 +96,13 @@ MegatronLMPlugin megatron_for_run(const MegatronLMPlugin& given, const Environme
                           environment.contains("MEGATRON_LM_RECOMPUTE_GRANULARITY");
   auto plugin = resolved(wanted, environment);
   if (!recomputes) plugin.recompute_granularity = std::nullopt;
+  // The Pipeline has these two, also.
+  if (!given.num_micro_batches && !environment.contains("MEGATRON_LM_NUM_MICRO_BATCHES")) {
+    plugin.num_micro_batches = std::nullopt;
+  }
+  if (!given.gradient_clipping && !environment.contains("MEGATRON_LM_GRADIENT_CLIPPING")) {
+    plugin.gradient_clipping = std::nullopt;
+  }
   require_supported(plugin);
   const auto values = to_dict(plugin, environment);
   for (const auto& [field, applies, instead] : refusals_of(plugin)) {

@@ -377,9 +377,16 @@ std::shared_ptr<LoaderCore> LoaderCore::splitting(std::int64_t factor, SplitBatc
   return std::shared_ptr<LoaderCore>(new LoaderCore(std::move(impl)));
 }
 
+DataPlace LoaderCore::data_place() const {
+  const auto& preparation = impl_->preparation;
+  return {preparation.num_processes, preparation.process_index, preparation.ranks_together};
+}
+
 bool LoaderCore::same_in_sequence_group() const {
   return impl_->preparation.same_in_sequence_group;
 }
+
+bool LoaderCore::splits() const { return static_cast<bool>(impl_->split); }
 
 std::shared_ptr<LoaderCore> LoaderCore::prepare(const PrepareDataLoaderOptions& options,
                                                 const BatchType& type, AnySlice slice) {

@@ -10,6 +10,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/operations/collectives.h"
 #include "accelerate/state/gradient_state.h"
+#include "accelerate/state/partial_state.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "data/stages.h"
@@ -23,11 +24,13 @@ std::int64_t rows_of(const std::vector<at::Tensor>& parts) {
   return rows;
 }
 
-/// How many of the gathered samples are genuine, and how many there are if one was computed for
-/// each sample of each process.
+/// How many samples of the last batch are genuine, how many there are with its repeats, and who has
+/// which of them.
 struct MetricsCut {
   std::int64_t genuine = 0;
   std::int64_t padded = 0;
+  std::int64_t processes = 1;  // of the run
+  DataPlace place = {};
 };
 
 /// Returns nullopt if no row is dropped; logs if the number of genuine samples is not known.
@@ -35,7 +38,11 @@ std::optional<MetricsCut> metrics_cut() {
   if (comm::is_alone(nullptr)) return std::nullopt;
   const auto loader = GradientState().active_dataloader();
   if (!loader || !loader->end_of_dataloader()) return std::nullopt;
-  const MetricsCut cut{.genuine = loader->remainder(), .padded = loader->padded_size()};
+  MetricsCut cut{.genuine = loader->remainder(),
+                 .padded = loader->padded_size(),
+                 .processes = PartialState().num_processes()};
+  const auto* const ours = dynamic_cast<const LoaderCore*>(loader.get());
+  if (ours != nullptr) cut.place = ours->data_place();
   if (cut.genuine == -1) {
     info(
         "The used dataset had no length, returning gathered tensors. You should drop the remainder "
@@ -103,18 +110,35 @@ void gather_uneven(std::vector<at::Tensor>& leaves, const comm::TreeView& view,
   }
 }
 
-/// How many of `length` gathered items to keep: all, with a warning, unless there is one per
-/// sample.
-std::int64_t kept_of(std::int64_t length, const MetricsCut& cut) {
-  if (length == cut.padded) return cut.genuine;
-  warn_once(str("gather_for_metrics returns ", length, " gathered rows whole: the processes hold ",
-                cut.padded, " samples, of which ", cut.genuine,
-                " are no repeats, so that there is not one row per sample."));
-  return length;
+/// Which of `length` gathered items to keep: all, with a warning, unless there is one for each
+/// sample of each process.
+std::vector<ItemRange> kept_of(std::int64_t length, const MetricsCut& cut) {
+  const auto processes = cut.place.processes, together = cut.place.together;
+  const auto copies = together > 0 ? cut.processes / processes : 1;
+  if (length != cut.padded * copies || cut.padded % processes != 0) {
+    warn_once(str("gather_for_metrics returns ", length,
+                  " gathered rows whole: the processes hold ", cut.padded * copies,
+                  " samples, of which ", cut.genuine * copies,
+                  " are no repeats, so that there is not one row per sample."));
+    return {{0, length}};
+  }
+  if (copies == 1) return {{0, cut.genuine}};
+  const auto each = cut.padded / processes;
+  std::vector<ItemRange> kept;
+  for (std::int64_t rank = 0; rank < cut.processes; ++rank) {
+    const auto before = rank / together % processes * each;
+    const auto genuine = std::clamp<std::int64_t>(cut.genuine - before, 0, each);
+    kept.push_back({rank * each, rank * each + genuine});
+  }
+  return kept;
 }
 
 at::Tensor kept_of(const at::Tensor& gathered, const MetricsCut& cut) {
-  return gathered.narrow(0, 0, kept_of(gathered.size(0), cut));
+  std::vector<at::Tensor> kept;
+  for (const auto& [begin, end] : kept_of(gathered.size(0), cut)) {
+    kept.push_back(gathered.slice(0, begin, end));
+  }
+  return kept.size() == 1 ? kept.front() : at::cat(kept);
 }
 
 }  // namespace
@@ -132,7 +156,7 @@ std::optional<std::vector<ItemRange>> MetricsGather::genuine_items(std::int64_t 
   }
   const auto cut = metrics_cut();
   if (!cut) return std::nullopt;
-  return std::vector{ItemRange{0, kept_of(length, *cut)}};
+  return kept_of(length, *cut);
 }
 
 void MetricsGather::leaves(std::vector<at::Tensor>& leaves, const comm::TreeView& view,

@@ -34,6 +34,8 @@ struct Preparation {
   /// How many processes share the data, and which of them this one is.
   int num_processes = 1;
   int process_index = 0;
+  /// How many neighbouring ranks are given the same; 0 where there is no mesh that says so.
+  int ranks_together = 0;
   bool split_batches = false;
   bool even_batches = true;
   bool already_sharded = false;

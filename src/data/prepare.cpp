@@ -85,6 +85,7 @@ void find_place(const PrepareDataLoaderOptions& options, const PartialState& sta
                               : mesh_size(*mesh, "dp_replicate") * mesh_size(*mesh, "dp_shard");
     result.num_processes = static_cast<int>(parallel);
     result.process_index /= static_cast<int>(together);
+    result.ranks_together = static_cast<int>(together);
     if (mesh->has("pp")) result.process_index %= result.num_processes;
     result.same_in_sequence_group = !deepspeed && !options.already_sharded;
   }

@@ -260,7 +260,7 @@ void check_endpoint(ResolvedLaunch& run) {
   }
 }
 
-void check_engines(const ResolvedLaunch& run) {
+void check_engines(const ResolvedLaunch& run, const Environment& environment) {
   const Settings& settings = run.settings;
   if (run.fsdp && settings.truth("fsdp_cpu_ram_efficient_loading") &&
       !settings.truth("fsdp_sync_module_states")) {
@@ -272,12 +272,14 @@ void check_engines(const ResolvedLaunch& run) {
   if (!run.parallelism) return;
   const bool version_one = run.fsdp && settings.text("fsdp_version") != "2";
   const bool from_file = settings.source("use_parallelism_config") == SettingSource::kConfig;
-  // FSDP does not train a pipeline.
-  const bool pipeline = settings.integer("parallelism_config_pp_size").value_or(1) > 1;
-  if (version_one || (!run.fsdp && !from_file && !run.cpu && !pipeline)) {
+  // Context parallelism also shards the model.
+  const bool shards = settings.integer("parallelism_config_cp_size").value_or(1) > 1 &&
+                      !environment.flag("ACCELERATE_ALLOW_CP_STANDALONE", false);
+  if (version_one || (!run.fsdp && !from_file && !run.cpu && shards)) {
     throw ConfigError(
         str(from_file ? str("'parallelism_config' in ", settings.origin("use_parallelism_config"))
                       : settings.label("use_parallelism_config"),
+            shards ? " with parallelism_config_cp_size above 1" : "",
             " needs --use_fsdp and --fsdp_version 2",
             version_one ? str(", but ", settings.label("fsdp_version"), " is 1.") : "."));
   }

@@ -33,7 +33,7 @@ void check_processes_per_machine(const ResolvedLaunch& run);
 void check_enough_devices(const ResolvedLaunch& run);
 /// Several machines have an address and a port. Removes the brackets around an IPv6 address.
 void check_endpoint(ResolvedLaunch& run);
-void check_engines(const ResolvedLaunch& run);
+void check_engines(const ResolvedLaunch& run, const Environment& environment);
 
 /// True if the run uses the engine of this flag, and for flags of no engine.
 [[nodiscard]] bool engine_in_use(const ResolvedLaunch& run, const Flag& flag);

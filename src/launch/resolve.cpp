@@ -82,7 +82,7 @@ class Resolver {
     precision();
     threads();
     endpoint();
-    check_engines(run_);
+    check_engines(run_, environment_);
     if (run_.mode == LaunchMode::kCommand && !run_.deepspeed) find_mpi();
     add_defaults();
     warn_about_idle_flags();

@@ -11,6 +11,7 @@
 #include "accelerate/errors.h"
 #include "accelerate/state.h"
 #include "accelerate/state/device_mesh.h"
+#include "core/log.h"
 #include "core/text.h"
 
 namespace accelerate::detail::model_parallel {
@@ -111,6 +112,15 @@ void refuse_own_attention(const torch::nn::Module& module) {
         "at::scaled_dot_product_attention: with cp_size or sp_size above 1 it would see the part "
         "of this process only. Call that function in a module of your own."));
   }
+}
+
+void warn_without_attention(const state::AttentionRuleScope& scope, std::string_view name) {
+  if (scope.calls() > 0 || !at::GradMode::is_enabled()) return;
+  warn_once(detail::str(
+      name,
+      " is above 1, but the model has not called at::scaled_dot_product_attention. If it "
+      "computes attention by other operators, each process has seen its part of the sequence "
+      "only, and what it learns is wrong. Call that function in the model."));
 }
 
 double scale_of(const AttentionCall& call) {

@@ -27,6 +27,10 @@ namespace accelerate::detail::model_parallel {
 /// attention from operators that do not tell that they do, over the part of this process alone.
 void refuse_own_attention(const torch::nn::Module& module);
 
+/// Warns once if a forward that recorded gradients within `scope` has computed no attention over
+/// processes. `name` is the size that asks for it.
+void warn_without_attention(const state::AttentionRuleScope& scope, std::string_view name);
+
 /// 1 / sqrt(width) if the call has no other.
 [[nodiscard]] double scale_of(const state::AttentionCall& call);
 

@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "accelerate/errors.h"
@@ -61,6 +62,7 @@ at::Tensor attend_over_ring(const state::AttentionCall& call, const GroupHandle&
 
 at::Tensor attend(state::AttentionCall call, const GroupHandle& group, bool all_at_once,
                   std::string_view what) {
+  state::note_attention();
   const bool one_head = call.query.dim() == 3 && call.key.dim() == 3 && call.value.dim() == 3;
   if (one_head) {
     for (auto* tensor : {&call.query, &call.key, &call.value}) *tensor = tensor->unsqueeze(1);
@@ -163,6 +165,9 @@ class ContextParallel {
     attention_.emplace(std::move(rule));
   }
   ~ContextParallel() {
+    if (attention_ && std::uncaught_exceptions() == exceptions_before_) {
+      warn_without_attention(*attention_, "cp_size");
+    }
     for (const auto& [buffer, whole] : changed_) replace_data(buffer, whole);
   }
   ContextParallel(const ContextParallel&) = delete;
@@ -172,6 +177,7 @@ class ContextParallel {
   /// Each buffer with the tensor that it was.
   std::vector<std::pair<at::Tensor, at::Tensor>> changed_ = {};
   std::optional<state::AttentionRuleScope> attention_ = std::nullopt;
+  int exceptions_before_ = std::uncaught_exceptions();
 };
 
 }  // namespace

@@ -104,14 +104,17 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
     throw ArgumentError(detail::str("vocab_parallel_cross_entropy: label_smoothing is ",
                                     options.label_smoothing, ". It must be from 0 to 1."));
   }
-  if (target.is_cpu() && target.numel() > 0) {
-    const auto wrong =
-        target.ne(options.ignore_index).logical_and(target.lt(0).logical_or(target.ge(whole)));
-    if (wrong.any().item<bool>()) {
-      throw ArgumentError(detail::str("vocab_parallel_cross_entropy: a target is ",
-                                      target.masked_select(wrong)[0].item<std::int64_t>(),
-                                      ", which is not in the vocabulary of ", whole, "."));
-    }
+  const auto wrong =
+      target.ne(options.ignore_index).logical_and(target.lt(0).logical_or(target.ge(whole)));
+  if (!target.is_cpu()) {
+    at::_assert_async(wrong.any().logical_not(),
+                      detail::str("vocab_parallel_cross_entropy: a target is not in the vocabulary "
+                                  "of ",
+                                  whole, "."));
+  } else if (wrong.any().item<bool>()) {
+    throw ArgumentError(detail::str("vocab_parallel_cross_entropy: a target is ",
+                                    target.masked_select(wrong)[0].item<std::int64_t>(),
+                                    ", which is not in the vocabulary of ", whole, "."));
   }
   return CrossEntropy::apply(logits, target, group,
                              Vocabulary{.first = rank * own, .own = own, .whole = whole},

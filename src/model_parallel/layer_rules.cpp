@@ -26,12 +26,15 @@ std::string_view plain_name(const c10::OperatorHandle& op) {
   return name;
 }
 
-/// Copies leave the elements as they are, and new tensors take the shape only.
-bool keeps_elements(std::string_view name) {
+bool is_copy(std::string_view name) {
   constexpr auto kCopies =
-      std::to_array<std::string_view>({"to", "_to_copy", "clone", "contiguous", "copy_", "set_"});
-  return std::ranges::find(kCopies, name) != kCopies.end() || name.ends_with("_like") ||
-         name.starts_with("new_");
+      std::to_array<std::string_view>({"to", "_to_copy", "clone", "contiguous"});
+  return std::ranges::find(kCopies, name) != kCopies.end();
+}
+
+/// The bytes go elsewhere, or a new tensor takes the shape only.
+bool leaves_elements(std::string_view name) {
+  return name == "copy_" || name == "set_" || name.ends_with("_like") || name.starts_with("new_");
 }
 
 bool returns_tensors(const c10::OperatorHandle& op) {
@@ -99,6 +102,11 @@ at::Tensor vocab_embedding(const LayerCut& cut, const at::Tensor& ids, const at:
           " and ", most.item<std::int64_t>(), ", but it has ", whole_rows, " rows."));
     }
   }
+  if (!ids.is_cpu()) {
+    at::_assert_async(ids.ge(0).logical_and(ids.lt(whole_rows)).all(),
+                      detail::str("The ids of the embedding '", cut.name, "' must be from 0 to ",
+                                  whole_rows - 1, "."));
+  }
   const auto elsewhere = ids.lt(first).logical_or(ids.ge(first + rows));
   const bool pads_here = padding_idx >= first && padding_idx < first + rows;
   const auto partial = at::embedding(weight, (ids - first).masked_fill(elsewhere, 0),
@@ -161,7 +169,7 @@ at::Tensor WeightRule::embedding(const at::Tensor& weight, const torch::jit::Sta
 bool WeightRule::run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
                      std::size_t argument) {
   const auto name = plain_name(op);
-  if (in_backward() || keeps_elements(name) || !returns_tensors(op)) return false;
+  if (in_backward() || leaves_elements(name) || !returns_tensors(op)) return false;
   const auto count = op.schema().arguments().size();
   const auto first = stack.size() - count;
   const auto tensor = [&](std::size_t i) {
@@ -172,6 +180,15 @@ bool WeightRule::run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
   const auto is_transposed = [&] {
     return weight.dim() == 2 && is_whole(weight.t()) && weight.t().is_contiguous();
   };
+  const bool is_recorded = at::GradMode::is_enabled() && weight.requires_grad();
+  if (is_copy(name)) {
+    if (!is_recorded) return false;
+    // A weight in another type, say, is used as the weight is.
+    const auto rule = lazy::find_rule(weight);
+    op.callBoxed(stack);
+    lazy::set_rule(stack.back().toTensor(), rule);
+    return true;
+  }
   at::Tensor result;
   if (name == "linear" && argument == 1 && is_whole(weight)) {
     result = linear(tensor(0), weight.t(), tensor(2));
@@ -182,8 +199,7 @@ bool WeightRule::run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
     result = linear(tensor(1), weight, tensor(0));
   } else if (name == "embedding" && argument == 0 && is_whole(weight)) {
     result = embedding(weight, stack, first);
-  } else if (name == "embedding_renorm_" ||
-             (at::GradMode::is_enabled() && weight.requires_grad())) {
+  } else if (name == "embedding_renorm_" || is_recorded) {
     throw UnsupportedError(detail::str(
         "The operator ", op.schema().name(), " uses the weight of '", uses_.front().second.name,
         "', of which each process has a part only, so that its result would differ from that "
@@ -201,7 +217,7 @@ bool WeightRule::run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
 bool SummedGradientRule::run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
                              std::size_t /*argument*/) {
   const auto name = plain_name(op);
-  if (!at::GradMode::is_enabled() || keeps_elements(name) || !returns_tensors(op)) return false;
+  if (!at::GradMode::is_enabled() || leaves_elements(name) || !returns_tensors(op)) return false;
   if (of_rows_ && (name == "linear" || name == "addmm")) return false;
   const auto count = op.schema().arguments().size();
   bool any = false;

@@ -36,14 +36,15 @@ Registry& registry() {
 std::vector<formats::Box> ParameterPart::boxes() const {
   if (!dim) return {};
   const auto axis = static_cast<std::size_t>(*dim);
-  const auto block = sizes[axis] / blocks;
-  const auto share = block / group->getSize();
   std::vector<formats::Box> result;
-  for (std::int64_t i = 0; i < blocks; ++i) {
+  std::int64_t begin = 0;
+  for (const auto block : blocks.empty() ? std::vector{sizes[axis]} : blocks) {
+    const auto share = block / group->getSize();
     formats::Box box{.offsets = std::vector<std::int64_t>(sizes.size()), .sizes = sizes};
-    box.offsets[axis] = i * block + group->getRank() * share;
+    box.offsets[axis] = begin + group->getRank() * share;
     box.sizes[axis] = share;
     result.push_back(std::move(box));
+    begin += block;
   }
   return result;
 }
@@ -76,12 +77,13 @@ at::Tensor ParameterPart::join(const at::Tensor& values) const {
 void check_divisible(const ParameterPart& part) {
   const auto size = part.sizes[static_cast<std::size_t>(*part.dim)];
   const auto processes = part.group->getSize();
-  if (size % (part.blocks * processes) == 0) return;
+  const auto fits = [&](std::int64_t block) { return block % processes == 0; };
+  if (part.blocks.empty() ? fits(size) : std::ranges::all_of(part.blocks, fits)) return;
   throw ArgumentError(detail::str(
       "Dimension ", *part.dim, " of '", part.name, "' has size ", size,
-      part.blocks == 1 ? "" : detail::str(" in ", part.blocks, " blocks"),
-      ", which cannot be divided among ", processes,
-      " processes of tensor parallelism. Pad it to a multiple of ", part.blocks * processes,
+      part.blocks.empty() ? "" : detail::str(" in blocks of ", join(part.blocks)),
+      ", which cannot be divided among ", processes, " processes of tensor parallelism. Pad ",
+      part.blocks.empty() ? "it" : "each of them", " to a multiple of ", processes,
       ", leave the layer out of the plan, or set another tp_size."));
 }
 

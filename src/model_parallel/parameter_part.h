@@ -29,8 +29,8 @@ struct ParameterPart {
   std::vector<std::int64_t> sizes = {};
   /// The dimension that is cut; unset if each process has the whole parameter.
   std::optional<std::int64_t> dim = std::nullopt;
-  /// The dimension is made of so many blocks of equal size, each of which is cut.
-  std::int64_t blocks = 1;
+  /// The dimension is made of blocks of these sizes, each of which is cut. Empty: of one.
+  std::vector<std::int64_t> blocks = {};
   /// How operators compute with it; null if the forward of its layer knows.
   std::shared_ptr<lazy::OperatorRule> rule = nullptr;
 

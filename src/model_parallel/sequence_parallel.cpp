@@ -11,6 +11,7 @@
 #include "accelerate/operations/collectives.h"
 #include "accelerate/parallel/sequence_parallel.h"
 #include "core/call_site.h"
+#include "core/log.h"
 #include "core/text.h"
 #include "model_parallel/attention_calls.h"
 
@@ -79,6 +80,14 @@ void check_heads(const state::AttentionCall& call, std::int64_t ranks, std::stri
 }
 
 at::Tensor attend(state::AttentionCall call, const GroupHandle& group, std::string_view what) {
+  state::note_attention();
+  if (call.dropout_p > 0) {
+    warn_once(detail::str(what, ": dropout_p is ", call.dropout_p,
+                          ". Each process draws for its own heads, so that the result is not that "
+                          "of one process, and processes of one seed drop the same places. Seed "
+                          "them differently (set_seed with device_specific) after the model is "
+                          "made."));
+  }
   call = checked(std::move(call), what);
   const std::int64_t ranks = group->getSize();
   check_heads(call, ranks, what);

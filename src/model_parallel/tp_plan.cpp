@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 #include <optional>
 
 #include "accelerate/errors.h"
@@ -101,8 +102,29 @@ class Planner {
             .sequence = {.enabled = options_.sequence_parallel, .dim = options_.sequence_dim}};
   }
 
+  /// Empty for one block.
+  [[nodiscard]] std::vector<std::int64_t> blocks_of(const std::string& name, const TpRule& rule,
+                                                    std::int64_t size) const {
+    if (!rule.block_sizes.empty()) {
+      const auto sum =
+          std::accumulate(rule.block_sizes.begin(), rule.block_sizes.end(), std::int64_t{0});
+      if (sum == size) return rule.block_sizes;
+      throw ArgumentError(detail::str("apply_tp_plan: the block_sizes of the rule '", rule.layers,
+                                      "' add up to ", sum, ", but '", name, "' has ", size,
+                                      " outputs."));
+    }
+    if (rule.blocks == 1) return {};
+    if (size % rule.blocks == 0) {
+      return std::vector<std::int64_t>(static_cast<std::size_t>(rule.blocks), size / rule.blocks);
+    }
+    throw ArgumentError(detail::str("apply_tp_plan: '", name, "' has ", size, " outputs in ",
+                                    rule.blocks, " blocks, which cannot be divided among ",
+                                    group_->getSize(),
+                                    " processes. Give block_sizes if blocks differ."));
+  }
+
   Planned& plan_for(const std::string& name, const at::Tensor& parameter,
-                    std::optional<std::int64_t> dim, std::int64_t blocks) {
+                    std::optional<std::int64_t> dim, const std::vector<std::int64_t>& blocks = {}) {
     for (auto& one : planned_) {
       if (!one.parameter.is_same(parameter)) continue;
       if (one.part->dim == dim && one.part->blocks == blocks) return one;
@@ -125,7 +147,7 @@ class Planner {
   }
 
   void add_weight(const std::string& name, const at::Tensor& weight, std::int64_t dim,
-                  std::int64_t blocks, WeightUse use, LayerCut cut) {
+                  const std::vector<std::int64_t>& blocks, WeightUse use, LayerCut cut) {
     auto& planned = plan_for(name + ".weight", weight, dim, blocks);
     if (!planned.rule) {
       auto local = planned.part->sizes;
@@ -145,14 +167,15 @@ class Planner {
     }
     if (columns) {
       cut.gathers = rule.style == TpStyle::kColwiseRep;
-      add_weight(name, layer.weight, 0, rule.blocks, WeightUse::kColumns, cut);
+      const auto blocks = blocks_of(name, rule, layer.weight.size(0));
+      add_weight(name, layer.weight, 0, blocks, WeightUse::kColumns, cut);
       if (layer.bias.defined() && !cut.gathers) {
-        plan_for(name + ".bias", layer.bias, 0, rule.blocks);
+        plan_for(name + ".bias", layer.bias, 0, blocks);
       }
       return;
     }
     cut.takes_input = rule.style == TpStyle::kRowwiseRep;
-    add_weight(name, layer.weight, 1, rule.blocks, WeightUse::kRows, cut);
+    add_weight(name, layer.weight, 1, {}, WeightUse::kRows, cut);
     if (layer.bias.defined() && options_.sequence_parallel) {
       add_summed(name + ".bias", layer.bias, /*of_rows=*/true);
     }
@@ -168,7 +191,8 @@ class Planner {
     auto cut = cut_of(name);
     const bool columns = rule.style == TpStyle::kColwise || rule.style == TpStyle::kColwiseRep;
     cut.gathers = rule.style == TpStyle::kColwiseRep;
-    add_weight(name, layer.weight, columns ? 1 : 0, rule.blocks,
+    const auto dim = columns ? 1 : 0;
+    add_weight(name, layer.weight, dim, blocks_of(name, rule, layer.weight.size(dim)),
                columns ? WeightUse::kEmbeddingColumns : WeightUse::kVocabulary, cut);
   }
 
@@ -178,7 +202,7 @@ class Planner {
     }
   }
   void add_summed(const std::string& name, const at::Tensor& parameter, bool of_rows) {
-    auto& planned = plan_for(name, parameter, std::nullopt, 1);
+    auto& planned = plan_for(name, parameter, std::nullopt);
     planned.part->rule = std::make_shared<SummedGradientRule>(group_, name, of_rows);
   }
 
@@ -188,10 +212,14 @@ class Planner {
 };
 
 void check_rule(const TpRule& rule) {
+  if (rule.blocks != 1 && !rule.block_sizes.empty()) {
+    throw ArgumentError(detail::str("apply_tp_plan: the rule '", rule.layers,
+                                    "' has blocks and block_sizes. Give one of them."));
+  }
   const bool columns = rule.style == TpStyle::kColwise;
-  if (rule.blocks == 1 || (columns && rule.blocks > 1)) return;
-  throw ArgumentError(detail::str("apply_tp_plan: the rule '", rule.layers, "' has ", rule.blocks,
-                                  " blocks. Only layers of 'colwise' have several."));
+  if ((rule.blocks == 1 && rule.block_sizes.empty()) || (columns && rule.blocks >= 1)) return;
+  throw ArgumentError(detail::str("apply_tp_plan: the rule '", rule.layers,
+                                  "' has blocks. Only layers of 'colwise' have several."));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "modeling/lazy_key.h"
 #include "nn/fused.h"
 #include "nn/kernels.h"
 
@@ -114,8 +115,9 @@ struct ActivationFunction final : torch::autograd::Function<ActivationFunction> 
 
 at::Tensor product(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
   // If rows are not contiguous, at::linear runs a product and adds the bias with a second kernel.
-  if (bias.defined() && input.dim() > 2 && input.layout() == at::kStrided && !input.is_nested() &&
-      !input.is_contiguous()) {
+  // What a plan has cut is computed by the dimensions of the input.
+  if (bias.defined() && input.dim() > 2 && !detail::modeling::is_marked(weight) &&
+      input.layout() == at::kStrided && !input.is_nested() && !input.is_contiguous()) {
     auto shape = input.sizes().vec();
     shape.back() = weight.size(0);
     return at::linear(input.flatten(0, -2), weight, bias).view(shape);

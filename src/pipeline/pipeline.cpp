@@ -128,6 +128,8 @@ StageRunner& PipelineImpl::runner() {
   return *runner_;
 }
 
+std::int64_t PipelineImpl::_bytes_sent() { return runner().bytes_sent(); }
+
 void PipelineImpl::_prepare(std::shared_ptr<StageRunner> runner, Steps steps) {
   if (runner) runner_ = std::move(runner);
   steps_ = std::move(steps);

@@ -15,7 +15,8 @@ constexpr std::size_t kNumbers = 96;
 std::string shown(const MessageFacts& facts) {
   std::vector<std::string> all;
   for (const auto& one : facts) {
-    all.push_back(str(c10::toString(one.dtype), "[", join(one.sizes), "]"));
+    all.push_back(str(c10::toString(one.dtype), "[", join(one.sizes), "]",
+                      one.requires_grad ? "" : " without gradient"));
   }
   return join(all);
 }
@@ -71,7 +72,8 @@ void StageMessages::send(const MessageAddress& to, const PipelineTensors& tensor
       throw StateError(str("The last layer of the stage gives ", shown(facts), ", but gave ",
                            shown(known->second),
                            " before for inputs of the same shapes. Set variable_shapes of "
-                           "PipelineOptions."));
+                           "PipelineOptions if shapes change, or if layers are frozen or unfrozen "
+                           "between steps."));
     }
   }
   if (to.peer != rank_ && says) post(to, encoded(facts));

@@ -124,7 +124,7 @@ void StageRunner::find_tied(const PipelineImpl& pipeline) {
     const auto& parameter = entry.value();
     const void* const address = parameter.unsafeGetTensorImpl();
     auto holders = plan_.holders(parameter);
-    if (!parameter.requires_grad() || holders.size() < 2) continue;
+    if (holders.size() < 2) continue;
     if (std::ranges::find(seen, address) != seen.end()) continue;
     seen.push_back(address);
     // The same on all ranks: by the order in the model.
@@ -167,12 +167,26 @@ void StageRunner::named(const PipelineAction& action, F&& f) {
   try {
     f();
   } catch (const CommError& error) {
-    messages_.drop();
+    drop_step();
     throw CommError(where() + error.what(), error.rank());
   } catch (...) {
-    messages_.drop();
+    drop_step();
     std::throw_with_nested(StateError(where() + current_exception_text().text()));
   }
+}
+
+void StageRunner::drop_step() noexcept {
+  messages_.drop();
+  saved_.clear();
+  outputs_.clear();
+}
+
+void StageRunner::check_whole() const {
+  if (!broken_) return;
+  throw StateError(
+      "An error has ended an earlier step of this pipeline in its middle. Messages of that step "
+      "may still be under way, and would be taken for those of this one. Start the run again, from "
+      "its last checkpoint.");
 }
 
 // ---- forward ------------------------------------------------------------------------------------
@@ -224,7 +238,7 @@ void StageRunner::forward(const PipelineAction& action, const Batch& batch, bool
   if (engine != nullptr) engine->after_forward();
   if (stage < plan_.last_stage()) {
     messages_.send(forward_message(stage, true), outputs, key);
-  } else if (batch.targets[part].empty()) {
+  } else if (!batch.wants_loss) {
     outputs_.push_back(outputs);
   } else {
     auto loss = loss_(outputs, on_device(batch.targets[part], place_.device));
@@ -311,15 +325,17 @@ void StageRunner::backward(const PipelineAction& action) {
 // ---- a step -------------------------------------------------------------------------------------
 
 at::Tensor StageRunner::train(const PipelineTensors& inputs, const PipelineTensors& targets) {
+  check_whole();
   const at::AutoGradMode gradients(true);
   const auto batch = cut(inputs, targets, options_.num_micro_batches);
-  saved_.clear();
+  // Other processes wait for what an error of this one leaves out.
+  broken_ = place_.pipeline != nullptr;
   loss_sum_ = at::Tensor();
   backwards_left_.assign(static_cast<std::size_t>(options_.chunks), options_.num_micro_batches);
   std::vector<at::Tensor> before;
   for (auto& one : tied_) {
     before.push_back(one.parameter.grad());
-    one.parameter.mutable_grad() = at::Tensor();
+    if (one.parameter.requires_grad()) one.parameter.mutable_grad() = at::Tensor();
   }
   for (const auto& action : actions_) {
     named(action,
@@ -327,7 +343,9 @@ at::Tensor StageRunner::train(const PipelineTensors& inputs, const PipelineTenso
   }
   add_up_tied(before);
   messages_.flush();
-  return mean_loss();
+  auto loss = mean_loss();
+  broken_ = false;
+  return loss;
 }
 
 void StageRunner::add_up_tied(const std::vector<at::Tensor>& before) {
@@ -335,6 +353,7 @@ void StageRunner::add_up_tied(const std::vector<at::Tensor>& before) {
   ++steps_;
   for (std::size_t i = 0; i < tied_.size(); ++i) {
     const auto& [name, parameter, holders, tag] = tied_[i];
+    if (!parameter.requires_grad()) continue;
     auto& gradient = parameter.mutable_grad();
     if (!gradient.defined()) gradient = at::zeros_like(parameter);
     // The gradient and, if weights are compared in this step, a sum of them.
@@ -420,6 +439,7 @@ at::Tensor StageRunner::mean_loss() {
 
 void StageRunner::forward_only(const Batch& batch) {
   const at::NoGradGuard no_grad;
+  broken_ = place_.pipeline != nullptr;
   outputs_.clear();
   loss_sum_ = at::Tensor();
   // Chunk by chunk: the first rank gets what the last one has sent.
@@ -433,16 +453,20 @@ void StageRunner::forward_only(const Batch& batch) {
 }
 
 at::Tensor StageRunner::evaluate(const PipelineTensors& inputs, const PipelineTensors& targets) {
+  check_whole();
   const at::NoGradGuard no_grad;
   // The last batch of an evaluation may be small.
   const auto parts = std::min(options_.num_micro_batches, rows_of(inputs, targets));
   forward_only(cut(inputs, targets, std::max<std::int64_t>(parts, 1)));
-  return mean_loss();
+  auto loss = mean_loss();
+  broken_ = false;
+  return loss;
 }
 
 PipelineTensors StageRunner::infer(const PipelineTensors& inputs, std::int64_t micro_batches,
                                    bool everywhere) {
   const at::NoGradGuard no_grad;
+  check_whole();
   Batch batch;
   if (plan_.rank == 0) batch = cut(inputs, {}, micro_batches);
   const auto parts = static_cast<std::size_t>(micro_batches);
@@ -450,7 +474,9 @@ PipelineTensors StageRunner::infer(const PipelineTensors& inputs, std::int64_t m
   batch.targets.resize(parts);
   batch.weights.resize(parts);
   batch.keys.assign(parts, std::nullopt);  // only the first rank knows the shapes
+  batch.wants_loss = false;
   forward_only(batch);
+  broken_ = false;
   PipelineTensors results;
   for (std::size_t i = 0; i < (outputs_.empty() ? 0 : outputs_.front().size()); ++i) {
     std::vector<at::Tensor> all;

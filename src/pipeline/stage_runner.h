@@ -67,6 +67,7 @@ class StageRunner {
     std::vector<double> weights = {};
     /// For the shapes of messages; nullopt: they are said each time.
     std::vector<std::optional<std::uint64_t>> keys = {};
+    bool wants_loss = true;
   };
   /// What a forward leaves for its backward.
   struct Saved {
@@ -87,6 +88,10 @@ class StageRunner {
   /// Names stage and micro-batch in what `f` throws.
   template <class F>
   void named(const PipelineAction& action, F&& f);
+  /// Forgets a step that an error has ended.
+  void drop_step() noexcept;
+  /// Throws `StateError` if an error has ended a step in its middle.
+  void check_whole() const;
   void forward(const PipelineAction& action, const Batch& batch, bool trains);
   [[nodiscard]] PipelineTensors run_layers(const LayerRange& layers, PipelineTensors tensors) const;
   void keep(const PipelineAction& action, PipelineTensors inputs, PipelineTensors outputs);
@@ -117,6 +122,8 @@ class StageRunner {
   std::vector<std::shared_ptr<parallel::Engine>> engines_ = {};
   std::vector<Tied> tied_ = {};
   std::int64_t steps_ = 0;  // of training
+  /// A step has begun, and has not come to its end.
+  bool broken_ = false;
 
   // Of the step that runs.
   std::map<std::pair<std::int64_t, std::int64_t>, Saved> saved_ = {};  // by chunk and micro-batch

@@ -15,6 +15,7 @@ namespace {
 constexpr auto kAttentionKey = c10::DispatchKey::DeferredInit;
 
 thread_local AttentionRulePtr rule_here = nullptr;
+thread_local std::int64_t calls_here = 0;
 
 at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                   const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal,
@@ -49,10 +50,14 @@ AttentionRulePtr exchange(AttentionRulePtr rule) {
 
 AttentionRulePtr attention_rule() { return rule_here; }
 
-AttentionRuleScope::AttentionRuleScope(AttentionRulePtr rule) {
+void note_attention() { ++calls_here; }
+
+AttentionRuleScope::AttentionRuleScope(AttentionRulePtr rule) : calls_before_(calls_here) {
   if (rule) install();
   before_ = exchange(std::move(rule));
 }
+
+std::int64_t AttentionRuleScope::calls() const { return calls_here - calls_before_; }
 
 AttentionRuleScope::~AttentionRuleScope() { exchange(std::move(before_)); }
 

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -31,17 +32,23 @@ using AttentionRulePtr = std::shared_ptr<const AttentionRule>;
 /// That of this thread; null if attention is computed as usual.
 [[nodiscard]] ACCELERATE_API AttentionRulePtr attention_rule();
 
+/// Says that this thread has computed attention over the processes of a group.
+ACCELERATE_API void note_attention();
+
 /// While it lives, `at::scaled_dot_product_attention` of this thread, also in code of the user,
 /// asks `rule`; null: it is computed as usual. Scopes nest.
 class ACCELERATE_API AttentionRuleScope {
  public:
   explicit AttentionRuleScope(AttentionRulePtr rule);
   ~AttentionRuleScope();
+  /// How often attention was computed over processes since then.
+  [[nodiscard]] std::int64_t calls() const;
   AttentionRuleScope(const AttentionRuleScope&) = delete;
   AttentionRuleScope& operator=(const AttentionRuleScope&) = delete;
 
  private:
   AttentionRulePtr before_;
+  std::int64_t calls_before_ = 0;
 };
 
 }  // namespace accelerate::detail::state

@@ -6,8 +6,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -531,6 +533,27 @@ TEST(LaunchedEngines, DivideTheProcesses) {
   expect_mesh({"--use_parallelism_config", "--parallelism_config_pp_size", "2"}, "mesh pp 2");
   expect_mesh({"--use_megatron_lm", "--megatron_lm_pp_degree", "2"}, "mesh pp 2");
   expect_mesh({"--config_file", folder / "sizes.yaml"}, "mesh tp 2");
+}
+
+TEST(LaunchedEngines, TrainACutModel) {
+  const auto trained = [](const std::string& mode, const Words& flags, const Words& settings) {
+    const Folder folder;
+    const auto program = Words{built("tests/cut_program"), "folder=" + folder.path().string(),
+                               "mode=" + mode, "rows=12"} +
+                         settings;
+    expect_clean_end(run(launch(2, flags, program)), 0);
+    std::ifstream file(folder / "trace.0");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  for (const std::string mode : {"tp", "pp", "cp", "sp"}) {
+    const auto wanted = trained(mode, {}, {});
+    EXPECT_EQ(std::ranges::count(wanted, '\n'), 6) << mode;
+    EXPECT_EQ(
+        trained(mode, {"--use_parallelism_config", "--parallelism_config_" + mode + "_size", "2"},
+                {"launched=1"}),
+        wanted)
+        << mode;
+  }
 }
 
 TEST(LaunchedEngines, TakeADeepSpeedFile) {

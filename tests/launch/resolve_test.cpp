@@ -227,10 +227,19 @@ TEST(Checks, WantTwoProcessesForSeveralGpus) {
                   "--multi_gpu needs at least 2 processes, but --num_processes is 1"));
 }
 
-TEST(Checks, WantTheSecondFsdpForParallelism) {
-  EXPECT_TRUE(has(refusal_of("--use_parallelism_config x"),
-                  "--use_parallelism_config needs --use_fsdp and --fsdp_version 2"));
-  EXPECT_EQ(refusal_of("--use_parallelism_config x", {{{"ACCELERATE_USE_CPU", "1"}}}), "no error");
+TEST(Checks, WantTheSecondFsdpForContextParallelism) {
+  const std::string line = "--num_processes 2 --use_parallelism_config --parallelism_config_";
+  for (const auto* size : {"tp_size 2 x", "sp_size 2 x", "pp_size 2 x", "dp_shard_size 2 x"}) {
+    EXPECT_EQ(refusal_of(line + size, {{}, {}, gpus(2)}), "no error") << size;
+  }
+  EXPECT_TRUE(
+      has(refusal_of(line + "cp_size 2 x", {{}, {}, gpus(2)}),
+          "--use_parallelism_config with parallelism_config_cp_size above 1 needs --use_fsdp "
+          "and --fsdp_version 2"));
+  EXPECT_EQ(refusal_of(line + "cp_size 2 x", {{{"ACCELERATE_USE_CPU", "1"}}}), "no error");
+  EXPECT_EQ(
+      refusal_of(line + "cp_size 2 x", {{{"ACCELERATE_ALLOW_CP_STANDALONE", "true"}}, {}, gpus(2)}),
+      "no error");
   EXPECT_TRUE(has(refusal_of("--use_fsdp --use_parallelism_config x"), "but --fsdp_version is 1"));
   EXPECT_EQ(refusal_of("--use_fsdp --fsdp_version 2 --use_parallelism_config --num_processes 2 x"),
             "no error");

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "accelerator/nets.h"
+#include "core/captured_log.h"
 #include "examples/gpt_model.h"
 #include "model_parallel/whole_attention.h"
 #include "support/has.h"
@@ -23,6 +25,7 @@ namespace {
 
 namespace F = torch::nn::functional;
 using test::anew;
+using test::CapturedLog;
 using test::has;
 using test::message_of;
 using Batch = std::map<std::string, torch::Tensor>;
@@ -268,6 +271,41 @@ TEST(ContextParallelTraining, RefusesAttentionThatCannotBeIntercepted) {
   });
 }
 
+/// Attention by products, which nobody can tell from other products.
+struct OwnAttentionImpl : torch::nn::Module {
+  OwnAttentionImpl() { register_module("words", words); }
+  torch::Tensor forward(const torch::Tensor& ids) {
+    const auto x = words(ids);
+    return torch::matmul(torch::softmax(torch::matmul(x, x.transpose(1, 2)), -1), x);
+  }
+  torch::nn::Embedding words{32, 4};
+};
+TORCH_MODULE(OwnAttention);
+
+bool holds(const CapturedLog& log, const std::string& text) {
+  return std::ranges::any_of(
+      log.messages(), [&](const std::string& one) { return one.find(text) != std::string::npos; });
+}
+
+TEST(ContextParallelTraining, WarnsOfAModelWithoutAttentionThatItKnows) {
+  on_processes(2, kStandalone, [] {
+    const CapturedLog log;
+    Accelerator accelerator(anew({.parallelism_config = context(2, "allgather")}));
+    const auto pass = [&](auto net) {
+      auto model = accelerator.prepare(net);
+      const auto ids = text(0).at("input_ids");
+      const auto split =
+          accelerator.maybe_context_parallel({.buffers = {ids}, .buffer_seq_dims = {1}});
+      accelerator.backward(model(ids).pow(2).mean());
+    };
+    const auto warning = "cp_size is above 1, but the model has not called at::scaled_dot";
+    pass(make_gpt());
+    EXPECT_FALSE(holds(log, warning));
+    pass(OwnAttention());
+    EXPECT_EQ(holds(log, warning), accelerator.is_main_process());
+  });
+}
+
 // ---- sequence parallelism -----------------------------------------------------------------------
 
 /// Batches of all steps in one dataset.
@@ -349,6 +387,31 @@ TEST(SequenceParallelTraining, EvaluatesWholeSamplesOnEachProcess) {
     model.eval();
     EXPECT_TRUE(model(ids).equal(wanted));
     EXPECT_EQ(accelerator.sequence_parallel_rank(), accelerator.process_index());
+  });
+}
+
+TEST(SequenceParallelTraining, WarnsOfWhatIsNotDivided) {
+  on_processes(2, [] {
+    const CapturedLog log;
+    Accelerator accelerator(sequences(2));
+    auto [model, other, loader] = accelerator.prepare(
+        make_gpt(), OwnAttention(), make_data_loader(dataset(2), {.batch_size = 2}));
+    const auto pass = [&, &model = model](auto& batches) {
+      for (auto& batch : batches) (void)model(batch.at("input_ids"), batch.at("position_ids"));
+    };
+    auto parts = accelerator.deepspeed_ulysses_dl_adapter(loader, model);
+    pass(parts);
+    EXPECT_TRUE(log.messages().empty()) << log.messages().front();
+    const bool logs = accelerator.is_main_process();
+    pass(loader);
+    EXPECT_EQ(holds(log, "Loop over deepspeed_ulysses_dl_adapter(loader, model)"), logs);
+    (void)other(text(0).at("input_ids"));
+    EXPECT_EQ(holds(log, "sp_size is above 1, but the model has not called at::scaled_dot"), logs);
+    model.eval();
+    pass(loader);
+    EXPECT_FALSE(holds(log, "In evaluation mode"));
+    pass(parts);
+    EXPECT_EQ(holds(log, "In evaluation mode a model with sp_size above 1 takes whole"), logs);
   });
 }
 

@@ -178,6 +178,41 @@ TEST(MegatronRun, FollowsTheFieldsThatDivideLayers) {
   });
 }
 
+TEST(MegatronRun, LeavesOptionsOfThePipelineThatThePluginDoesNotGive) {
+  on_processes(1, [] {
+    const auto options_of = [](const MegatronLMPlugin& plugin, const PipelineOptions& options) {
+      AcceleratorState::_reset_state();
+      GradientState::_reset_state();
+      Accelerator accelerator(megatron(plugin));
+      Pipeline pipeline(layers(), mean_squares, options);
+      (void)accelerator.prepare(pipeline);
+      return pipeline->options();
+    };
+    const auto own = options_of({}, {.num_micro_batches = 8, .max_grad_norm = 0.5});
+    EXPECT_EQ(own.num_micro_batches, 8);
+    EXPECT_EQ(own.max_grad_norm, 0.5);
+    EXPECT_EQ(options_of({}, {}).max_grad_norm, 1.0) << "that of Megatron-LM";
+    const auto given = options_of({.num_micro_batches = 4, .gradient_clipping = 0.0}, {});
+    EXPECT_EQ(given.num_micro_batches, 4);
+    EXPECT_EQ(given.max_grad_norm, std::nullopt);
+    EXPECT_TRUE(has(message_of<ConfigError>([&] {
+                      (void)options_of({.num_micro_batches = 4}, {.num_micro_batches = 8});
+                    }),
+                    "num_micro_batches of MegatronLMPlugin is 4, but num_micro_batches of "
+                    "PipelineOptions 8"));
+    EXPECT_TRUE(has(message_of<ConfigError>([&] {
+                      (void)options_of({.gradient_clipping = 1.0}, {.max_grad_norm = 0.5});
+                    }),
+                    "Set one of them only"));
+    EXPECT_TRUE(has(message_of<ConfigError>([&] {
+                      (void)options_of({.decoder_last_pipeline_num_layers = 1,
+                                        .num_layers_per_virtual_pipeline_stage = 1},
+                                       {});
+                    }),
+                    "but decoder_last_pipeline_num_layers is set, too"));
+  });
+}
+
 TEST(MegatronRun, ComesFromTheVariablesOfTheLauncher) {
   const OnProcessesOptions launched{.environment = {{"ACCELERATE_USE_MEGATRON_LM", "true"},
                                                     {"MEGATRON_LM_PP_DEGREE", "2"},

@@ -2,6 +2,9 @@
 
 #include <csignal>
 #include <limits>
+#include <optional>
+#include <stdexcept>
+#include <vector>
 
 #include "../examples/gpt_model.h"
 #include "accelerate/errors.h"
@@ -92,6 +95,87 @@ TEST(PipelineTraining, LeavesFrozenLayersAsTheyAre) {
     expect_equal(
         plain_training(net(), mean_squares, batches, 3),
         pipeline_training(accelerator, net(), mean_squares, {.num_micro_batches = 4}, batches, 3));
+  });
+}
+
+TEST(PipelineTraining, FreezesAndUnfreezesLayersBetweenSteps) {
+  on_processes(2, [] {
+    Accelerator accelerator(stages(2));
+    const auto train = [&](bool cut) {
+      TiedNet net;
+      net->tokens->weight.set_requires_grad(false);
+      std::optional<PreparedModel<Pipeline>> model;
+      if (cut) {
+        model = accelerator.prepare(
+            Pipeline(net, entropy, {.num_micro_batches = 2, .variable_shapes = true}));
+      }
+      std::vector<double> norms;
+      for (int step = 0; step < 4; ++step) {
+        for (auto& one : net->parameters()) one.set_requires_grad(step != 0);
+        net->first->bias.set_requires_grad(true);
+        net->zero_grad();
+        const auto [x, y] = tokens(step);
+        if (cut) {
+          (*model)->forward_backward({x}, {y});
+          norms.push_back(accelerator.clip_grad_norm_(model->parameters(), 1e9).item<double>());
+        } else {
+          entropy(net->forward(x), y).backward();
+          norms.push_back(torch::nn::utils::clip_grad_norm_(net->parameters(), 1e9));
+        }
+      }
+      return norms;
+    };
+    const auto wanted = train(false);
+    const auto given = train(true);
+    for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(given[i], wanted[i], 1e-6) << i;
+  });
+}
+
+TEST(PipelineTraining, NamesWhatALayerThatIsUnfrozenNeeds) {
+  const auto outcomes = run_processes(2, {}, [] {
+    Accelerator accelerator(stages(2));
+    auto net = layers();
+    auto model = accelerator.prepare(Pipeline(net, mean_squares, {.split_points = {"4"}}));
+    const auto [x, y] = numbers(0);
+    for (const bool trains : {false, true}) {
+      for (const std::size_t i : {0U, 1U, 2U, 3U}) net->parameters()[i].set_requires_grad(trains);
+      model->forward_backward({x}, {y});
+    }
+  });
+  EXPECT_TRUE(has(outcomes[0].output, "but gave Double[8, 8] without gradient before"));
+  EXPECT_TRUE(has(outcomes[0].output, "if layers are frozen or unfrozen between steps"));
+}
+
+TEST(PipelineTraining, RunsInBfloat16) {
+  on_processes(2, [] {
+    const auto losses = [](std::int64_t pp, PipelineOptions options) {
+      AcceleratorState::_reset_state();
+      GradientState::_reset_state();
+      auto run = stages(pp, 2 / pp);
+      run.mixed_precision = PrecisionType::kBf16;
+      Accelerator accelerator(run);
+      auto net = layers();
+      net->to(torch::kFloat);
+      options.num_micro_batches = 2;
+      auto [model, optimizer] = accelerator.prepare(Pipeline(net, mean_squares, options),
+                                                    AdamW(net->parameters(), {.lr = 1e-2}));
+      std::vector<double> result;
+      for (int step = 0; step < 4; ++step) {
+        const auto [x, y] = numbers(step);
+        result.push_back(model(x.to(torch::kFloat), y.to(torch::kFloat)).template item<double>());
+      }
+      return result;
+    };
+    const auto plain = plain_training(
+        layers(), mean_squares, [](int i) { return numbers(i); }, 4, /*max_norm=*/1e9);
+    const auto alone = losses(1, {});
+    const auto cut = losses(2, {});
+    EXPECT_EQ(losses(2, {.recompute = PipelineRecompute::kUniform, .recompute_layers = 2}), cut);
+    for (std::size_t i = 0; i < cut.size(); ++i) {
+      EXPECT_NEAR(cut[i], alone[i], 1e-6) << "the same products in the same types";
+      EXPECT_NEAR(cut[i], plain.losses[i], 2e-2);
+      EXPECT_NE(cut[i], plain.losses[i]);
+    }
   });
 }
 
@@ -283,6 +367,43 @@ TEST(PipelineFaults, AnErrorInAStageNamesItAndTheMicroBatchAndEndsAll) {
     EXPECT_FALSE(outcome.timed_out);
     EXPECT_LT(outcome.seconds, test::patient(test::Seconds(20)).count());
   }
+}
+
+/// Throws in its call number `call`.
+torch::Tensor thrown(const torch::Tensor& x, int* calls, int call) {
+  if (++*calls == call) throw std::runtime_error("out of paper");
+  return x;
+}
+
+TEST(PipelineFaults, AStepAfterAnErrorThatWasCaughtIsRefused) {
+  on_processes(2, [] {
+    Accelerator accelerator(stages(2));
+    int first = 0, second = 0;
+    torch::nn::Sequential net(
+        torch::nn::Linear(6, 8),
+        torch::nn::Functional([&](const torch::Tensor& x) { return thrown(x, &first, 4); }),
+        torch::nn::Linear(8, 3),
+        torch::nn::Functional([&](const torch::Tensor& x) { return thrown(x, &second, 1); }));
+    net->to(torch::kDouble);
+    auto model = accelerator.prepare(Pipeline(
+        net, mean_squares, {.schedule = kGPipe, .num_micro_batches = 4, .split_points = {"2"}}));
+    const auto [x, y] = numbers(0);
+    // Too few rows for all stages: nothing has been sent.
+    EXPECT_TRUE(has(message_of<ArgumentError>([&, x = x, y = y] {
+                      model->forward_backward({x.narrow(0, 0, 2)}, {y.narrow(0, 0, 2)});
+                    }),
+                    "2 rows cannot be cut"));
+    // The second stage has messages left of three micro-batches.
+    EXPECT_TRUE(
+        has(message_of<StateError>([&, x = x, y = y] { model->forward_backward({x}, {y}); }),
+            "out of paper"));
+    const auto refused = "An error has ended an earlier step of this pipeline in its middle";
+    EXPECT_TRUE(has(
+        message_of<StateError>([&, x = x, y = y] { model->forward_backward({x}, {y}); }), refused));
+    model.eval();
+    EXPECT_TRUE(has(message_of<StateError>([&, x = x, y = y] { (void)model(x, y); }), refused));
+    EXPECT_TRUE(has(message_of<StateError>([&, x = x] { (void)model(x); }), refused));
+  });
 }
 
 TEST(PipelineFaults, AStageThatDiesIsNamed) {

@@ -69,6 +69,22 @@ TEST(Pipeline, GivesLossAndOutputWithoutTrainingInEvaluation) {
   for (const auto& one : net->parameters()) EXPECT_FALSE(one.grad().defined());
 }
 
+TEST(Pipeline, TakesALossWithoutTargets) {
+  Accelerator accelerator({.cpu = true});
+  auto net = layers();
+  auto model = accelerator.prepare(
+      Pipeline(net,
+               [](const PipelineTensors& outputs, const PipelineTensors& /*targets*/) {
+                 return outputs.front().pow(2).mean();
+               },
+               {.num_micro_batches = 2}));
+  const auto x = numbers(0).x;
+  const auto wanted = net->forward(x).pow(2).mean().item<double>();
+  EXPECT_NEAR(model->forward_backward({x}, {}).item<double>(), wanted, 1e-12);
+  model.eval();
+  EXPECT_NEAR(model->forward(PipelineTensors{x}, PipelineTensors{}).item<double>(), wanted, 1e-12);
+}
+
 TEST(Pipeline, SaysWhatIsWrong) {
   Accelerator accelerator({.cpu = true});
   EXPECT_NE(message_of<ArgumentError>([] {

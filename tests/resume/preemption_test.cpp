@@ -85,7 +85,7 @@ void expect_preempted(const Outcome& outcome, int processes) {
 }
 
 void run_to_its_end(const Case& run, const fs::path& folder) {
-  run_unbroken({run.processes, run.settings + kWithoutSaves}, folder);
+  run_unbroken({run.processes, run.settings + kWithoutSaves, run.name}, folder);
 }
 
 /// The run went on where it had stopped: no batch is missing, none was computed twice.
@@ -127,6 +127,13 @@ TEST(Preemption, OfTwoProcessesBySigusr1ToOneOfThemBeforeTheFirstBatch) {
                        .signal = SIGUSR1,
                        .rank = 1,
                        .moment = Moment::kBeforeTheFirstBatch});
+}
+// Both processes have all batches.
+TEST(Preemption, OfAModelThatIsCutOverTwoProcesses) {
+  for (const std::string mode : {"tp", "pp", "cp", "sp"}) {
+    SCOPED_TRACE(mode);
+    expect_exact_resume({.run = {2, {"rows=80", "mode=" + mode}, "cut_program"}});
+  }
 }
 TEST(Preemption, OfTwoProcessesWhileTheySaveAsynchronously) {
   expect_exact_resume({.run = training(2, {"async=1", "every=1"}),

@@ -8,24 +8,25 @@
 // runs are the same if their lines are. F/pid.<rank> has its process, as soon as it can be
 // preempted.
 #include <accelerate/accelerate.h>
-#include <fcntl.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdint>
-#include <cstring>
 #include <iostream>
 #include <optional>
 #include <sstream>
 #include <string>
 
 #include "resume/settings.h"
+#include "resume/trace.h"
 
 namespace {
 
 using namespace accelerate;
 using test::Settings;
+using test::sum_of;
+using test::Trace;
 
 /// Rows of numbers with noise, and the number of the row.
 struct NoisyRows {
@@ -68,29 +69,6 @@ struct Ballast {
   [[nodiscard]] Value state_dict() const { return Value::Dict{{"bytes", bytes}}; }
   void load_state_dict(const Value& /*state*/) {}
   torch::Tensor bytes = torch::zeros({256 << 20}, torch::kByte);
-};
-
-std::uint64_t sum_of(const std::vector<torch::Tensor>& tensors) {
-  std::uint64_t sum = 14695981039346656037U;
-  for (const auto& tensor : tensors) {
-    const auto bytes = tensor.detach().cpu().contiguous();
-    const auto* data = static_cast<const unsigned char*>(bytes.const_data_ptr());
-    for (std::size_t i = 0; i < bytes.nbytes(); ++i) sum = (sum ^ data[i]) * 1099511628211U;
-  }
-  return sum;
-}
-
-/// Lines that appear whole, whenever the process is killed.
-class Trace {
- public:
-  explicit Trace(const std::string& path)
-      : fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {}
-  void write(const std::string& line) const {
-    if (::write(fd_, line.data(), line.size()) != static_cast<ssize_t>(line.size())) std::abort();
-  }
-
- private:
-  int fd_;
 };
 
 void train(const Settings& settings) {

@@ -37,10 +37,12 @@ inline Lines lines_of_process(const std::filesystem::path& folder, int rank) {
 struct Case {
   int processes = 1;
   Words settings = {};
+  const char* name = "resume_program";
 
   /// The words of the program, which puts its checkpoints and traces into `folder`.
   [[nodiscard]] Words program(const std::filesystem::path& folder, const Words& more = {}) const {
-    return Words{built("tests/resume_program"), "folder=" + folder.string()} + settings + more;
+    return Words{built("tests/" + std::string(name)), "folder=" + folder.string()} + settings +
+           more;
   }
   [[nodiscard]] CommandOptions command(const std::filesystem::path& folder,
                                        const Words& more = {}) const {

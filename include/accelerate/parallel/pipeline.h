@@ -137,6 +137,8 @@ class ACCELERATE_API PipelineImpl : public torch::nn::Module {
   /// Takes the layers of all stages, one of each.
   void _join(std::vector<PipelineLayer> layers);
   [[nodiscard]] const PipelineLoss& _loss() const { return loss_; }
+  /// What this process has sent to other stages.
+  [[nodiscard]] std::int64_t _bytes_sent();
   /// Outputs of a batch that is cut into `parts`; processes without the first stage may give no
   /// inputs.
   [[nodiscard]] PipelineTensors _infer(const PipelineTensors& inputs, std::int64_t parts,

@@ -57,6 +57,9 @@ struct TpRule {
   /// The outputs of a `kColwise` layer are so many blocks of equal size, each of which is cut: 3
   /// for queries, keys and values in one layer.
   std::int64_t blocks = 1;
+  /// Instead of `blocks` the sizes of blocks that differ: {512, 128, 128} if there are fewer heads
+  /// of keys and values than of queries.
+  std::vector<std::int64_t> block_sizes = {};
 
   bool operator==(const TpRule&) const = default;
 };

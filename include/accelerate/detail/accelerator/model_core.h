@@ -38,6 +38,7 @@ class Engine;
 
 namespace accelerate::detail::state {
 struct AttentionCall;
+class AttentionRuleScope;
 }  // namespace accelerate::detail::state
 
 namespace accelerate {
@@ -127,7 +128,7 @@ class ACCELERATE_API ForwardScope {
   fp8::DelayedScaling* delayed_scaling_;
   std::shared_ptr<void> in_8_bits_ = nullptr;
   std::shared_ptr<void> entered_ = nullptr;
-  std::shared_ptr<void> attention_ = nullptr;
+  std::shared_ptr<state::AttentionRuleScope> attention_ = nullptr;
   std::optional<AutocastScope> autocast_ = std::nullopt;
 };
 

@@ -31,6 +31,14 @@ using AnySlice = std::function<AnyBatch(const AnyBatch& round, const DispatchSli
 /// Makes several batches of one.
 using SplitBatch = std::function<std::vector<AnyBatch>(const AnyBatch&)>;
 
+/// Which processes see the same samples: those whose `rank / together % processes`, the `index`,
+/// are equal, or none where `together` is 0.
+struct DataPlace {
+  std::int64_t processes = 1;
+  std::int64_t index = 0;
+  std::int64_t together = 0;
+};
+
 /// What the copies of a data loader share, prepared or not: recipe, workers, position.
 /// `DataLoader<Batch>` documents the functions that have its names.
 class ACCELERATE_API LoaderCore final : public DataLoaderStateMixin,
@@ -61,6 +69,8 @@ class ACCELERATE_API LoaderCore final : public DataLoaderStateMixin,
   /// equally many genuine samples.
   [[nodiscard]] std::shared_ptr<const UnevenParts> uneven_parts() const;
 
+  [[nodiscard]] DataPlace data_place() const;
+
   /// A loader like this one that leaves out so many batches more of each pass. Throws
   /// `ArgumentError` for a negative number.
   [[nodiscard]] std::shared_ptr<LoaderCore> skipping(std::int64_t batches) const;
@@ -69,6 +79,8 @@ class ACCELERATE_API LoaderCore final : public DataLoaderStateMixin,
   [[nodiscard]] std::shared_ptr<LoaderCore> splitting(std::int64_t factor, SplitBatch split) const;
   /// Whether the processes of a sequence parallel group are given the same batches.
   [[nodiscard]] bool same_in_sequence_group() const;
+  /// Whether it was made by `splitting`.
+  [[nodiscard]] bool splits() const;
   /// Collective. `prepare_data_loader`; `type` outlives the loader.
   [[nodiscard]] std::shared_ptr<LoaderCore> prepare(const PrepareDataLoaderOptions& options,
                                                     const BatchType& type, AnySlice slice);
