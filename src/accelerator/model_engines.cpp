@@ -74,7 +74,6 @@ sharding::ShardProcesses processes_of(const AcceleratorCore& core,
 std::shared_ptr<parallel::Engine> sharded_engine(const AcceleratorCore& core, ModelCore& model,
                                                  const sharding::ShardPlan& plan) {
   check_averaging_of_shards(core.ddp);
-  check_averaging_of_shards(core.ddp);
   const auto& precision = plan.spec.precision;
   if (precision.cast_forward_inputs) model.input_dtype = precision.param_dtype;
   if (!plan.autocast) {
