@@ -63,7 +63,7 @@ std::shared_ptr<tracking::Recorder> make_recorder(const AcceleratorCore& core) {
       .world = core.state.num_processes(),
       .device = core.state.device().str()};
   if (auto* gpu = state::accelerator_backend(); gpu != nullptr && !core.state.device().is_cpu()) {
-    options.gpu = gpu->pci_bus_id(core.state.device().index());
+    options.gpu = gpu->pci_bus_id(state::gpu_index(core.state.device()));
   }
   if (core.state.use_distributed()) options.nanoseconds_waited = comm::nanoseconds_in_collectives;
   return std::make_shared<tracking::Recorder>(std::move(options));

@@ -24,6 +24,7 @@
 #include "model_parallel/sequence_parallel.h"
 #include "modeling/stand_in.h"
 #include "optim/optimizer_state.h"
+#include "state/accelerator_backend.h"
 #include "state/tensor_device.h"
 
 namespace accelerate::detail::accelerator {
@@ -200,7 +201,7 @@ void check_quantized(const AcceleratorCore& core, const torch::nn::Module& modul
   }
   const auto current = core.state.device();
   if (devices.size() == 1 && devices.begin()->is_gpu() && current.is_cuda() &&
-      devices.begin()->index() != current.index()) {
+      devices.begin()->index() != state::gpu_index(current)) {
     throw ArgumentError(str(
         "You can't train a model that has been loaded in 8-bit or 4-bit precision on a different "
         "device than the one you're training on: it is on GPU ",

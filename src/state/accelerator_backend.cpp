@@ -127,6 +127,10 @@ AcceleratorBackend* accelerator_backend() noexcept {
   }
 }
 
+int gpu_index(c10::Device device) {
+  return device.has_index() ? device.index() : accelerator_backend()->current_device();
+}
+
 void replace_accelerator_backend(AcceleratorBackend* backend) noexcept { replacement = backend; }
 
 std::string why_no_accelerator() { return found().why_not; }

@@ -60,6 +60,10 @@ class AcceleratorBackend {
 /// The GPU of this process, or nullptr: no driver, no device, or no companion library.
 [[nodiscard]] AcceleratorBackend* accelerator_backend() noexcept;
 
+/// The number of a GPU; of one without a number, which is that of a process alone, the current one.
+/// There is a backend.
+[[nodiscard]] int gpu_index(c10::Device device);
+
 /// For tests: puts `backend` in its place until it is called with nullptr.
 ACCELERATE_API void replace_accelerator_backend(AcceleratorBackend* backend) noexcept;
 

@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "core/captured_log.h"
+#include "modeling/outline.h"
 #include "quantization/nets.h"
 #include "support/command.h"
+#include "support/fake_gpu.h"
 #include "support/has.h"
 #include "support/message_of.h"
 #include "support/reference_path.h"
@@ -618,6 +620,20 @@ TEST(Prepare, KeepsWeightsWhereAModelWasDispatched) {
   const auto model = accelerator.prepare(cpu_offload(net, {.lazy = {.manage_on_cpu = true}}));
   EXPECT_TRUE(is_offloaded(net->first->weight));
   EXPECT_EQ(model(ids()).sizes(), (std::vector<std::int64_t>{3, 4, 16}));
+  AcceleratorState::_reset_state(true);
+}
+
+TEST(Prepare, TakesQuantizedWeightsOfTheGpuOfAProcessAlone) {
+  auto net = seeded_net();
+  static_cast<void>(load_and_quantize_model(net, four_bits()));
+  const test::FakeGpu gpu({.major = 9, .minor = 0});
+  Accelerator accelerator;
+  EXPECT_EQ(accelerator.device().str(), "cuda");
+  detail::modeling::set_device_map(net.ptr(), DeviceMap{{"", MapDevice(1)}}, nullptr);
+  EXPECT_TRUE(has(message_of<ArgumentError>([&] { static_cast<void>(accelerator.prepare(net)); }),
+                  "it is on GPU 1, and this process trains on cuda. Leave device_map"));
+  detail::modeling::set_device_map(net.ptr(), DeviceMap{{"", MapDevice(0)}}, nullptr);
+  static_cast<void>(accelerator.prepare(net));
   AcceleratorState::_reset_state(true);
 }
 
