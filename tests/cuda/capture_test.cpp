@@ -22,7 +22,7 @@ struct Settings {
   std::int64_t accumulation = 1;
   double dropout = 0;
   double init_scale = 65536;
-  /// The batch whose gradients are infinite in float16; -1: none.
+  /// The batch whose scaled gradients are infinite in float16, and its loss is not; -1: none.
   int overflow_at = -1;
 };
 
@@ -69,7 +69,7 @@ Result train(const Settings& settings, bool captured) {
   auto step = accelerator.capture(body);
   Result result;
   for (auto& batch : loader) {
-    if (std::ssize(result.losses) == settings.overflow_at) batch.first.fill_(1e30);
+    if (std::ssize(result.losses) == settings.overflow_at) batch.second.fill_(1e5);
     result.losses.push_back((captured ? step(batch) : body(batch)).template item<double>());
     result.rates.push_back(scheduler.get_last_lr().front());
     result.skipped.push_back(accelerator.optimizer_step_was_skipped());

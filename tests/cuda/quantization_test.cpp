@@ -558,6 +558,10 @@ void quantize_in_a_process(const std::string& cache) {
 TEST_F(CudaQuantization, CompiledKernelsAreKeptAndTornFilesAreReplaced) {
   const test::Folder folder;
   quantize_in_a_process(folder.path());
+  if (in_child_process()) {  // which has another folder, and runs one of the calls
+    for (int i = 0; i < 3; ++i) quantize_in_a_process(folder.path());
+    return;
+  }
   const auto kernels = folder.path() / "accelerate" / "kernels";
   std::vector<std::filesystem::path> files(std::filesystem::directory_iterator(kernels), {});
   ASSERT_EQ(files.size(), 1U);
