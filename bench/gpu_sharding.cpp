@@ -1,18 +1,20 @@
 // Sharded training on one GPU, where nothing is sent: what the engine itself takes, and optimizer
 // states that are kept on the host.
 //
-//     bench_gpu_sharding [engine|offload]    one part; by default both
+//     bench_gpu_sharding [engine|offload]...    parts; by default all
 //
 //   BENCH_GPU_ROUNDS   rounds of each median, 5
 //
 // Without a GPU a tiny model shows that the program works.
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
+#include <vector>
 
 #include "gpu_models.h"
 #include "sharding/sharded_engine.h"
@@ -164,16 +166,20 @@ void measure_offload() {
 
 int main(int argc, char** argv) {
   return accelerate::record([&] {
-    const std::string part = argc > 1 ? argv[1] : "";
-    if (!part.empty() && part != "engine" && part != "offload") {
+    const std::vector<std::string> parts(argv + 1, argv + argc);
+    for (const auto& part : parts) {
+      if (part == "engine" || part == "offload") continue;
       throw accelerate::ConfigError("'" + part + "' is no part. Choose engine or offload.");
     }
+    const auto wanted = [&](const char* part) {
+      return parts.empty() || std::ranges::find(parts, part) != parts.end();
+    };
     // A group of one process, without a launcher.
     const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
     [[maybe_unused]] const accelerate::PartialState state(
         {.store = store, .rank = 0, .world_size = 1, .local_rank = 0, .local_world_size = 1});
     if (!bench::on_gpu()) std::cerr << "bench_gpu_sharding: no GPU, so a tiny model on the CPU\n";
-    if (part != "offload") measure_engine();
-    if (part != "engine") measure_offload();
+    if (wanted("engine")) measure_engine();
+    if (wanted("offload")) measure_offload();
   });
 }

@@ -38,11 +38,13 @@ using accelerate::PrecisionType;
 using examples::GptConfig;
 using torch::Tensor;
 
-/// Of the device since the last call, in GB.
-double peak_memory(torch::Device device) {
-  if (device.is_cpu()) return 0;
-  const auto stats = at::accelerator::getDeviceStats(device.index());
-  at::accelerator::resetPeakStats(device.index());
+/// Of the current device since the last call, in GB. The allocator has begun once a tensor is
+/// there.
+double peak_memory() {
+  if (!bench::on_gpu()) return 0;
+  const auto index = at::accelerator::getDeviceIndex();
+  const auto stats = at::accelerator::getDeviceStats(index);
+  at::accelerator::resetPeakStats(index);
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return static_cast<double>(stats.allocated_bytes[kAll].peak) / 1e9;
 }
@@ -69,13 +71,13 @@ void measure(Accelerator& accelerator, const std::string& name, Net net, Optimiz
   };
   // Reading a parameter waits for the device.
   const auto wait = [&] { net->parameters().back().sum().template item<float>(); };
-  peak_memory(accelerator.device());
+  peak_memory();
   body(input, target);
   wait();
   report_start(prepared);
   const auto report = [&](const std::string& what, const auto& step) {
     bench::report(name + what, bench::time_of(step, wait, steps), "us");
-    bench::report(name + what + ", peak memory", peak_memory(accelerator.device()), "GB");
+    bench::report(name + what + ", peak memory", peak_memory(), "GB");
   };
   report("step", [&] { body(input, target); });
   auto captured = accelerator.capture(body);
