@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -577,6 +578,24 @@ TEST_F(AcceleratorTest, RefusesBf16OnAGpuWithoutIt) {
             "capability 8.0. Use fp16 or no.");
   const Accelerator on_the_cpu(on_cpu({.mixed_precision = PrecisionType::kBf16}));
   EXPECT_EQ(on_the_cpu.mixed_precision(), PrecisionType::kBf16);
+}
+
+TEST_F(AcceleratorTest, RecordsTheCurrentGpuOfAProcessAlone) {
+  struct OneGpu final : test::FakeGpu {
+    using FakeGpu::FakeGpu;
+    std::string pci_bus_id(int index) const override {
+      asked = index;
+      return "";
+    }
+    mutable int asked = -2;
+  };
+  const OneGpu gpu({.major = 9, .minor = 0});
+  const auto folder = std::filesystem::path(testing::TempDir()) / "records_the_current_gpu";
+  const auto patched = patch_environment({{"ACCELERATE_MONITOR", "1"}});
+  const Accelerator accelerator({.project_dir = folder});
+  EXPECT_EQ(accelerator.device().str(), "cuda");
+  EXPECT_EQ(gpu.asked, 0);
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(AcceleratorTest, MakesEveryStepOfACycleThatCountsTheBatchesInBetween) {

@@ -395,6 +395,11 @@ std::vector<BnbQuantizationConfig> in_bfloat16() {
   return {nf4, twice, {.load_in_8bit = true, .torch_dtype = FloatType::kBf16}};
 }
 
+std::string name_of(const BnbQuantizationConfig& config) {
+  if (config.load_in_8bit) return "8 bits";
+  return config.bnb_4bit_use_double_quant ? "4 bits, scales in 8 bits" : "4 bits";
+}
+
 TEST_F(CudaQuantization, OffloadedCodesComputeWhatResidentOnesDo) {
   const torch::Device gpu(torch::kCUDA, 0);
   for (const auto& config : in_bfloat16()) {
@@ -451,6 +456,7 @@ TORCH_MODULE(CudaAdapted);
 TEST_F(CudaQuantization, AdaptersAreTrainedInFloat32) {
   const torch::AutoGradMode with_gradients(true);
   for (const auto& config : in_bfloat16()) {
+    SCOPED_TRACE(name_of(config));
     AcceleratorState::_reset_state(/*reset_partial_state=*/true);
     Accelerator accelerator;
     CudaAdapted net;
@@ -481,6 +487,7 @@ TEST_F(CudaQuantization, TheStateOfARunIsSavedAndLoadedAgain) {
   const torch::AutoGradMode with_gradients(true);
   const auto x = torch::randn({4, 256}, torch::kCUDA).to(torch::kBFloat16);
   for (const auto& config : in_bfloat16()) {
+    SCOPED_TRACE(name_of(config));
     const test::Folder folder;
     const auto run = [&](std::uint64_t seed, const auto& use) {
       AcceleratorState::_reset_state(/*reset_partial_state=*/true);
@@ -497,13 +504,13 @@ TEST_F(CudaQuantization, TheStateOfARunIsSavedAndLoadedAgain) {
       accelerator.save_model(model, folder / "model");
     });
     EXPECT_FALSE(torch::equal(run(2, [](auto&, auto&) {}), expected));
-    EXPECT_TRUE(torch::equal(
-        run(3, [&](auto& accelerator, auto&) { accelerator.load_state(folder / "state"); }),
-        expected));
+    const auto loaded =
+        run(3, [&](auto& accelerator, auto&) { accelerator.load_state(folder / "state"); });
+    EXPECT_TRUE(torch::equal(loaded, expected)) << share_of_error(loaded, expected.cpu());
     auto empty = init_empty_weights([] { return CudaNet(); });
     const auto again =
         load_and_quantize_model(empty, config, {.weights_location = folder / "model"});
-    EXPECT_TRUE(torch::equal(again(x), expected));
+    EXPECT_TRUE(torch::equal(again(x), expected)) << share_of_error(again(x), expected.cpu());
   }
   AcceleratorState::_reset_state(/*reset_partial_state=*/true);
 }
