@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <accelerate/accelerate.h>
 
 #include <algorithm>
@@ -46,6 +47,21 @@ inline void check_prompt(const DecoderConfig& config, const std::vector<std::int
   }
 }
 
+/// Until its end attention is computed without cuDNN, for which each length of the text is a new
+/// shape: a plan for it takes longer than the rest of a token. Other kernels need none.
+class [[nodiscard]] NoCudnnAttention {
+ public:
+  NoCudnnAttention() : was_on_(at::globalContext().userEnabledCuDNNSDP()) {
+    at::globalContext().setSDPUseCuDNN(false);
+  }
+  ~NoCudnnAttention() { at::globalContext().setSDPUseCuDNN(was_on_); }
+  NoCudnnAttention(const NoCudnnAttention&) = delete;
+  NoCudnnAttention& operator=(const NoCudnnAttention&) = delete;
+
+ private:
+  bool was_on_;
+};
+
 /// One token by its scores, [vocab].
 inline std::int64_t choose(const torch::Tensor& scores, const DecodingOptions& options,
                            const at::Generator& generator) {
@@ -65,6 +81,7 @@ inline std::vector<std::int64_t> decode(const DispatchedDecoder& model,
   const auto& config = model->config();
   check_prompt(config, prompt, options.tokens);
   const torch::NoGradGuard no_grad;
+  const NoCudnnAttention no_plans;
   const auto generator =
       at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(options.seed));
   KvCache cache(config.num_hidden_layers,

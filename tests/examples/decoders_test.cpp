@@ -152,6 +152,16 @@ TEST(Decoding, IsRepeatedByItsSeed) {
   EXPECT_NE(written(1), written(2));
 }
 
+TEST(Decoding, HasNoAttentionThatPlansEachLength) {
+  const auto model = resident("llama");
+  const auto is_on = [] { return at::globalContext().userEnabledCuDNNSDP(); };
+  const bool was_on = is_on();
+  std::vector<bool> seen;
+  decode(model, {1, 2}, {.tokens = 2, .on_token = [&] { seen.push_back(is_on()); }});
+  EXPECT_EQ(seen, (std::vector<bool>{false, false}));
+  EXPECT_EQ(is_on(), was_on);
+}
+
 TEST(Decoding, DrawsFromTheFewestTokensThatAreLikelyEnough) {
   const auto scores = torch::tensor({0.15, 0.5, 0.05, 0.3}).log();
   const auto drawn = [&](double top_p) {
