@@ -96,6 +96,54 @@ class GpuBlocks {
   GpuTable table_{};
 };
 
+/// Of a thread block of `product_4bit`.
+struct ProductThreads {
+  int threads;
+  int team_warps;
+  int shared_bytes;
+  bool is_staged;
+};
+
+/// 32 warps in teams: those that need the fewest steps after each other. A tile costs about a step
+/// more for its sums.
+int team_warps_for(std::int64_t tiles, std::int64_t steps) {
+  const auto thread_blocks = state::device_kernel_maker()->multiprocessors();
+  int best = 0;
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  // There are barriers for 15 teams.
+  for (int warps = 32; warps >= 4; warps /= 2) {
+    const auto cost = ceil_div(tiles, thread_blocks * (32 / warps)) * (ceil_div(steps, warps) + 1);
+    if (cost < least) best = warps, least = cost;
+  }
+  return best;
+}
+
+/// With two blocks per step: inputs are staged if there is room.
+ProductThreads many_threads(const at::Tensor& x, std::int64_t outputs, bool is_nested) {
+  constexpr int kThreads = 1024;
+  constexpr int kAreas = 2 * (kThreads / 32) * 4 * (16 + 4) * static_cast<int>(sizeof(float));
+  const int bytes = 256 * 256 + kAreas + (is_nested ? 256 * 4 : 0);
+  const auto inputs = x.size(1);
+  const auto of_inputs = x.size(0) * (inputs + 16) * 2;
+  const bool is_staged = bytes + of_inputs <= shared_bytes_on(x);
+  return {.threads = kThreads,
+          .team_warps = team_warps_for(ceil_div(outputs, 16), inputs / 128),
+          .shared_bytes = bytes + (is_staged ? static_cast<int>(of_inputs) : 0),
+          .is_staged = is_staged};
+}
+
+ProductThreads few_threads(std::int64_t tiles, const GpuVariant& variant) {
+  // Two areas of sums, and the tables.
+  const int bytes_per_warp =
+      2 * 8 * variant.column_tiles * (16 * variant.row_tiles + 4) * static_cast<int>(sizeof(float));
+  const int table_bytes = 256 * 32 * 4 + (variant.is_nested ? 256 * 4 : 0);
+  const int threads = threads_for(tiles, bytes_per_warp);
+  return {.threads = threads,
+          .team_warps = threads / 32,
+          .shared_bytes = table_bytes + threads / 32 * bytes_per_warp,
+          .is_staged = false};
+}
+
 /// For 1 to 16 rows of float16 or bfloat16 inputs.
 at::Tensor GpuBlocks::multiply(const at::Tensor& x, const at::Tensor& bias,
                                std::int64_t outputs) const {
@@ -105,24 +153,23 @@ at::Tensor GpuBlocks::multiply(const at::Tensor& x, const at::Tensor& bias,
   const auto added = bias.defined() ? for_gpu(bias.to(x.scalar_type())) : at::Tensor();
   auto y = at::empty({rows, outputs}, x.options());
   // 16 bytes per load where the columns of a matrix instruction allow two blocks at once.
-  const GpuVariant variant{.split = rows <= 4 && inputs % 128 == 0 ? 2 : 1,
-                           .column_tiles = rows <= 8 ? 1 : 2,
-                           .row_tiles = rows <= 4 ? 1 : 2,
-                           .is_nested = scales_.nested != nullptr};
+  GpuVariant variant{.split = rows <= 4 && inputs % 128 == 0 ? 2 : 1,
+                     .column_tiles = rows <= 8 ? 1 : 2,
+                     .row_tiles = rows <= 4 ? 1 : 2,
+                     .is_nested = scales_.nested != nullptr};
   const auto tiles = ceil_div(outputs, 16 * variant.row_tiles);
-  // Two areas of sums, and the tables.
-  const int bytes_per_warp =
-      2 * 8 * variant.column_tiles * (16 * variant.row_tiles + 4) * static_cast<int>(sizeof(float));
-  const int table_bytes = 256 * 32 * 4 + (variant.is_nested ? 256 * 4 : 0);
-  const int threads = threads_for(tiles, bytes_per_warp);
+  const auto threads = variant.split == 2 ? many_threads(from, outputs, variant.is_nested)
+                                          : few_threads(tiles, variant);
+  variant.is_staged = threads.is_staged;
   gpu_kernel(GpuText::kProduct4bit, "product_4bit", x.scalar_type(), variant)
       .launch({.blocks = tiles,
-               .threads = threads,
-               .shared_bytes = table_bytes + threads / 32 * bytes_per_warp,
+               .threads = threads.threads,
+               .shared_bytes = threads.shared_bytes,
                .is_persistent = true},
               packed_.const_data_ptr(), scales_, table_, from.const_data_ptr(),
               added.defined() ? added.const_data_ptr() : nullptr, y.mutable_data_ptr(),
-              static_cast<int>(rows), static_cast<int>(inputs), static_cast<int>(outputs));
+              static_cast<int>(rows), static_cast<int>(inputs), static_cast<int>(outputs),
+              log2_of(threads.team_warps));
   return y;
 }
 

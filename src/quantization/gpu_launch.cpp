@@ -44,6 +44,7 @@ std::string gpu_source(GpuText text, at::ScalarType dtype, const GpuVariant& var
     add("int kSplit", variant.split);
     add("int kRowTiles", variant.row_tiles);
     add("bool kNested", variant.is_nested);
+    add("bool kStaged", variant.is_staged);
   }
   return str(kGpuTypes, "\nusing Value = ", gpu_type(dtype), ";\n", constants, gpu_text(text));
 }
@@ -75,6 +76,12 @@ bool is_gpu_value(at::ScalarType dtype) {
 
 bool has_matrix_instructions(const at::Tensor& tensor) {
   return state::accelerator_backend()->capability(tensor.get_device()).major >= 8;
+}
+
+int shared_bytes_on(const at::Tensor& tensor) {
+  const auto [major, minor] = state::accelerator_backend()->capability(tensor.get_device());
+  if (major == 9 || major == 10) return 227 << 10;
+  return (major == 8 && (minor == 0 || minor == 7) ? 163 : 99) << 10;
 }
 
 at::Tensor for_gpu(const at::Tensor& tensor) {

@@ -20,6 +20,7 @@ struct GpuVariant {
   int column_tiles = 0;
   int row_tiles = 0;
   bool is_nested = false;
+  bool is_staged = false;
 
   auto operator<=>(const GpuVariant&) const = default;
 };
@@ -37,6 +38,9 @@ inline constexpr std::int64_t kMostGpuRows = 16;
 [[nodiscard]] bool is_gpu_value(at::ScalarType dtype);
 /// True if the GPU of `tensor` has the matrix instructions of the products: Ampere or newer.
 [[nodiscard]] bool has_matrix_instructions(const at::Tensor& tensor);
+
+/// The most shared memory of a thread block on the GPU of `tensor`, which has matrix instructions.
+[[nodiscard]] int shared_bytes_on(const at::Tensor& tensor);
 
 /// The tensor contiguous, and at an address that kernels can read 16 bytes from at once.
 [[nodiscard]] at::Tensor for_gpu(const at::Tensor& tensor);

@@ -68,6 +68,17 @@ __device__ __forceinline__ unsigned load_word(Place from) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(result) : "r"(from));
   return result;
 }
+__device__ __forceinline__ uint4 load_four_words(Place from) {
+  uint4 to;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
+               : "r"(from));
+  return to;
+}
+// A barrier of `threads` threads of a thread block; number 0 is that of __syncthreads.
+__device__ __forceinline__ void wait_for_all(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(number), "r"(threads) : "memory");
+}
 
 // Bytes of weights, which are read once: they shall not displace inputs in the first cache.
 template <int n> __device__ __forceinline__ Words<n> load_once(const void* from);
@@ -278,8 +289,9 @@ quantize_4bit(const Value* values, long long count, int shift,
 
 const std::string_view kGpuProduct4bit = R"cuda(
 // y [rows, outputs] = x [rows, inputs] * W^T + bias, for a packed weight [outputs, inputs]. inputs
-// is a multiple of 64 * kSplit, blocks have at least 64 values. The warps of a thread block divide
-// k, and their sums are added in a fixed order.
+// is a multiple of 64 * kSplit, blocks have at least 64 values. The warps of a thread block are teams
+// of 1 << team_shift. A team has a tile of outputs at a time; its warps divide k, and their sums are
+// added in a fixed order.
 //
 // A step of a warp is k = 64 * kSplit values of 16 * kRowTiles rows. Lane 4 * g + t has the values
 // 16 * kSplit * t ... of rows g and g + 8: one piece of memory, within one block of 64. Both values
@@ -287,18 +299,26 @@ const std::string_view kGpuProduct4bit = R"cuda(
 // A scale is applied to the sums over its block. With kSplit = 2 a step has two blocks, which must
 // not meet in a sum: inputs 0 to 3 are columns 0 to 3 for lanes t = 0, 1 and columns 4 to 7 for
 // lanes t = 2, 3; other elements of the second factor are 0.
-constexpr int kSteps = 4;           // whose bytes are on their way
+//
+// With kSplit = 2, where bytes come fastest for the work they are: as many warps as a multiprocessor
+// has registers for, with few bytes each on their way; inputs in shared memory if they fit there
+// (kStaged), so that they do not queue behind bytes of the weight; and a table with room between
+// its entries, so that one instruction makes the address of an entry.
+constexpr int kSteps = kSplit == 2 ? 2 : 4;  // whose bytes are on their way
+constexpr int kThreads = kSplit == 2 ? 1024 : 512;
 constexpr int kWords = 2 * kSplit;  // of a lane, a row and a step
 constexpr int kScales = kSteps * kSplit / 4;
 constexpr int kRows = 16 * kRowTiles;
-constexpr int kColumns = 8 * kColumnTiles;
+constexpr int kColumns = kSplit == 2 ? 4 : 8 * kColumnTiles;
 constexpr int kStride = kRows + 4;  // of sums in shared memory, without bank conflicts
-constexpr int kTable = 256 * 32 * 4;
+constexpr int kEntry = kSplit == 2 ? 256 : 128;  // bytes from one entry of the table to the next
+constexpr int kTable = 256 * kEntry;
+constexpr int kInputsApart = 16;  // values between staged rows, against bank conflicts
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
 // What a warp reads of the weight: the steps of a tile, then those of its next tile, kSteps ahead.
 struct Stream {
-  const unsigned char* packed;
+  const unsigned char* packed;  // from the lane's first byte of a step
   Scales scales;
   int outputs, blocks;  // blocks of 64 of a row
   int g, t;
@@ -309,8 +329,9 @@ struct Stream {
   unsigned next[kRowTiles][2][kScales];
   float next_nested[kRowTiles][2][kScales];
 
-  __device__ __forceinline__ int row_of(int tile, int m, int h) const {
-    return min(tile * kRows + 16 * m + 8 * h + g, outputs - 1);
+  // The number of the first block of a row.
+  __device__ __forceinline__ int first_of(int tile, int m, int h) const {
+    return min(tile * kRows + 16 * m + 8 * h + g, outputs - 1) * blocks;
   }
 
   __device__ __forceinline__ void fetch(int slot, int tile, int step) {
@@ -318,8 +339,8 @@ struct Stream {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const unsigned char* const row = packed + (long long)row_of(tile, m, h) * blocks * 32;
-        bytes[slot][m][h] = load_once<kWords>(row + t * (8 * kSplit) + step * (32 * kSplit));
+        const long long block = first_of(tile, m, h) + step * kSplit;
+        bytes[slot][m][h] = load_once<kWords>(packed + block * 32);
       }
     }
   }
@@ -332,7 +353,7 @@ struct Stream {
       for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int index = (row_of(tile, m, h) * blocks + block) >> (scales.shift - 6);
+          const int index = (first_of(tile, m, h) + block) >> (scales.shift - 6);
           if (kNested) {
             next[m][h][a] = __ldg((const unsigned char*)scales.absmax + index);
             next_nested[m][h][a] = __ldg(scales.nested + (index >> scales.nested_shift));
@@ -375,30 +396,45 @@ struct Stream {
 struct Inputs {
   bool is_there[kColumnTiles];
   const uint4* from[kColumnTiles];
+  Place staged[kColumnTiles];
 
-  __device__ __forceinline__ Inputs(const Value* x, int rows, int inputs, int g, int t) {
+  __device__ __forceinline__ Inputs(const Value* x, Place copy, int rows, int inputs, int g,
+                                    int t) {
 #pragma unroll
     for (int n = 0; n < kColumnTiles; ++n) {
       const int row = kSplit == 1 ? 8 * n + g : g % 4;
       is_there[n] = row < rows && (kSplit == 1 || g / 4 == t / 2);
-      from[n] = (const uint4*)(x + (long long)min(row, rows - 1) * inputs + t * (16 * kSplit));
+      const int nearest = min(row, rows - 1);
+      from[n] = (const uint4*)(x + (long long)nearest * inputs + t * (16 * kSplit));
+      staged[n] = copy + (nearest * (inputs + kInputsApart) + t * (16 * kSplit)) * 2;
     }
   }
   // 8 values.
   __device__ __forceinline__ uint4 load(int n, int step, int part) const {
     if (!is_there[n]) return make_uint4(0, 0, 0, 0);
-    return __ldg(from[n] + (long long)step * (8 * kSplit) + part);
+    const int at = step * (8 * kSplit) + part;
+    return kStaged ? load_four_words(staged[n] + at * 16) : __ldg(from[n] + at);
   }
 };
 
-// Both values of byte `position` of a word; `own` is the lane's copy of the table.
-__device__ __forceinline__ unsigned look_up(Place own, unsigned word, int position) {
-  return load_word(own + __byte_perm(word, 0, 0x4440 + position) * 128);
-}
+// Pairs of values by bytes: a lane's copy of the table.
+struct Pairs {
+  Place table;
+  unsigned own;  // within an entry
+
+  __device__ __forceinline__ Pairs(const void* memory, int lane)
+      : table(place_of(memory) + (kEntry == 256 ? 0 : lane * 4)), own(lane * 4) {}
+
+  // Both values of byte `position` of a word.
+  __device__ __forceinline__ unsigned look_up(unsigned word, int position) const {
+    if (kEntry == 256) return load_word(table + __byte_perm(word, own, 0x7704 + 16 * position));
+    return load_word(table + __byte_perm(word, 0, 0x4440 + position) * kEntry);
+  }
+};
 
 // sums = the products of one step.
 __device__ __forceinline__ void multiply(const Words<kWords> (&bytes)[kRowTiles][2],
-                                         const Inputs& inputs, int step, Place own,
+                                         const Inputs& inputs, int step, const Pairs& pairs,
                                          float (&sums)[kRowTiles][kColumnTiles][4]) {
 #pragma unroll
   for (int q = 0; q < kWords; ++q) {
@@ -411,10 +447,10 @@ __device__ __forceinline__ void multiply(const Words<kWords> (&bytes)[kRowTiles]
       const unsigned high = bytes[m][1].word[q];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const unsigned a0 = look_up(own, low, 2 * i);
-        const unsigned a1 = look_up(own, high, 2 * i);
-        const unsigned a2 = look_up(own, low, 2 * i + 1);
-        const unsigned a3 = look_up(own, high, 2 * i + 1);
+        const unsigned a0 = pairs.look_up(low, 2 * i);
+        const unsigned a1 = pairs.look_up(high, 2 * i);
+        const unsigned a2 = pairs.look_up(low, 2 * i + 1);
+        const unsigned a3 = pairs.look_up(high, 2 * i + 1);
 #pragma unroll
         for (int n = 0; n < kColumnTiles; ++n) {
           multiply_add(sums[m][n], Value(), a0, a1, a2, a3, i == 0 ? b[n].x : b[n].z,
@@ -427,7 +463,7 @@ __device__ __forceinline__ void multiply(const Words<kWords> (&bytes)[kRowTiles]
 
 // All steps of a tile. `next` is the tile after it; there is none if it is negative.
 __device__ __forceinline__ void add_steps(Stream& stream, int tile, int next, const Inputs& inputs,
-                                          Place own, const float* map,
+                                          const Pairs& pairs, const float* map,
                                           float (&total)[kRowTiles][kColumnTiles][4]) {
   const int lane = threadIdx.x % 32;
   for (int round = stream.begin; round < stream.end; round += kSteps) {
@@ -443,7 +479,7 @@ __device__ __forceinline__ void add_steps(Stream& stream, int tile, int next, co
       const int step = round + s;
       if (step < stream.end) {
         float part[kRowTiles][kColumnTiles][4] = {};
-        multiply(stream.bytes[s], inputs, step, own, part);
+        multiply(stream.bytes[s], inputs, step, pairs, part);
         if (step + kSteps < stream.end) {
           stream.fetch(s, tile, step + kSteps);
         } else if (next >= 0) {
@@ -467,12 +503,22 @@ __device__ __forceinline__ void add_steps(Stream& stream, int tile, int next, co
   }
 }
 
-// Adds the totals of the warps and stores the outputs of a tile. `area` is not used by the next
-// tile: one barrier per tile is enough.
+// Warps that have a tile in common.
+struct Team {
+  int number, warps;
+  int warp;  // of the team
+
+  __device__ __forceinline__ explicit Team(int shift)
+      : number(threadIdx.x / 32 >> shift),
+        warps(1 << shift),
+        warp(threadIdx.x / 32 & (warps - 1)) {}
+};
+
+// Adds the totals of a team and stores the outputs of a tile. `area` is not used by the next tile:
+// one barrier per tile is enough.
 __device__ __forceinline__ void finish(const float (&total)[kRowTiles][kColumnTiles][4],
-                                       float* area, int tile, const Value* bias, Value* y,
-                                       int rows, int outputs) {
-  const int warp = threadIdx.x / 32;
+                                       const Team& team, float* area, int tile, const Value* bias,
+                                       Value* y, int rows, int outputs) {
   const int g = threadIdx.x % 32 / 4;
   const int t = threadIdx.x % 4;
 #pragma unroll
@@ -485,18 +531,18 @@ __device__ __forceinline__ void finish(const float (&total)[kRowTiles][kColumnTi
         if (kSplit == 2) sum += __shfl_xor_sync(kAll, sum, 2);
         const int column = 8 * n + 2 * t + e % 2;
         if (column < rows && (kSplit == 1 || t < 2)) {
-          area[(warp * kColumns + column) * kStride + 16 * m + 8 * (e / 2) + g] = sum;
+          area[(team.warp * kColumns + column) * kStride + 16 * m + 8 * (e / 2) + g] = sum;
         }
       }
     }
   }
-  __syncthreads();
-  for (int i = threadIdx.x; i < kRows * rows; i += blockDim.x) {
+  wait_for_all(1 + team.number, team.warps * 32);
+  for (int i = team.warp * 32 + threadIdx.x % 32; i < kRows * rows; i += team.warps * 32) {
     const int column = i / kRows;
     const int output = tile * kRows + i % kRows;
     if (output >= outputs) continue;
     float sum = 0;
-    for (int w = 0; w < blockDim.x / 32; ++w) {
+    for (int w = 0; w < team.warps; ++w) {
       sum += area[(w * kColumns + column) * kStride + i % kRows];
     }
     if (bias != nullptr) sum += to_float(bias[output]);
@@ -504,45 +550,58 @@ __device__ __forceinline__ void finish(const float (&total)[kRowTiles][kColumnTi
   }
 }
 
-extern "C" __global__ void __launch_bounds__(512)
+// Shared memory: the table, two areas of sums, the map of scales if they are nested, the inputs if
+// they are staged.
+extern "C" __global__ void __launch_bounds__(kThreads)
 product_4bit(const unsigned char* packed, Scales scales, const __grid_constant__ Table table,
-             const Value* x, const Value* bias, Value* y, int rows, int inputs, int outputs) {
+             const Value* x, const Value* bias, Value* y, int rows, int inputs, int outputs,
+             int team_shift) {
   extern __shared__ __align__(128) unsigned char memory[];
-  unsigned* const pairs = (unsigned*)memory;
-  float* const map = (float*)(memory + kTable);
-  float* const areas = map + (kNested ? 256 : 0);
+  constexpr int kArea = kColumns * kStride;  // of a warp
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
   const int warps = blockDim.x / 32;
+  const Team team(team_shift);
+  float* const areas = (float*)(memory + kTable);
+  float* const map = areas + 2 * warps * kArea;
+  Value* const copy = (Value*)(map + (kNested ? 256 : 0));
   const int steps = inputs / (64 * kSplit);
   Stream stream;
-  stream.packed = packed;
+  stream.packed = packed + lane % 4 * (8 * kSplit);
   stream.scales = scales;
   stream.outputs = outputs;
   stream.blocks = inputs / 64;
   stream.g = lane / 4;
   stream.t = lane % 4;
-  stream.begin = (int)((long long)steps * warp / warps);
-  stream.end = (int)((long long)steps * (warp + 1) / warps);
+  stream.begin = steps * team.warp >> team_shift;
+  stream.end = steps * (team.warp + 1) >> team_shift;
 
-  stream.start(blockIdx.x);
-#pragma unroll 4
-  for (int entry = warp; entry < 256; entry += warps) {
-    pairs[entry * 32 + lane] =
+  const int tiles = (outputs + kRows - 1) / kRows;
+  const int apart = (int)gridDim.x * (warps >> team_shift);  // of the tiles of a team
+  int tile = team.number * (int)gridDim.x + (int)blockIdx.x;
+  if (tile < tiles) stream.start(tile);
+  for (int entry = threadIdx.x / 32; entry < 256; entry += warps) {
+    ((unsigned*)(memory + entry * kEntry))[lane] =
         pair_of(Value(), table.value[entry / 16], table.value[entry % 16]);
   }
   if (kNested && threadIdx.x < 256) map[threadIdx.x] = scales.map[threadIdx.x];
-  const Inputs in(x, rows, inputs, stream.g, stream.t);
-  const Place own = place_of(pairs + lane);
+  if (kStaged) {
+    for (int row = 0; row < rows; ++row) {
+      const uint4* const from = (const uint4*)(x + (long long)row * inputs);
+      uint4* const to = (uint4*)(copy + row * (inputs + kInputsApart));
+      for (int i = threadIdx.x; i < inputs / 8; i += blockDim.x) to[i] = __ldg(from + i);
+    }
+  }
+  const Inputs in(x, place_of(copy), rows, inputs, stream.g, stream.t);
+  const Pairs pairs(memory, lane);
   __syncthreads();
 
-  const int tiles = (outputs + kRows - 1) / kRows;
   int parity = 0;
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  for (; tile < tiles; tile += apart) {
     float total[kRowTiles][kColumnTiles][4] = {};
-    const int after = tile + (int)gridDim.x;
-    add_steps(stream, tile, after < tiles ? after : -1, in, own, map, total);
-    finish(total, areas + parity * (warps * kColumns * kStride), tile, bias, y, rows, outputs);
+    const int next = tile + apart;
+    add_steps(stream, tile, next < tiles ? next : -1, in, pairs, map, total);
+    finish(total, team, areas + (parity * warps + team.number * team.warps) * kArea, tile, bias, y,
+           rows, outputs);
     parity ^= 1;
   }
 }

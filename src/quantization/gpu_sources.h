@@ -13,7 +13,7 @@ namespace accelerate::detail::quantization {
 extern const std::string_view kGpuTypes;
 /// expand_4bit, quantize_4bit. Needs Value.
 extern const std::string_view kGpuBlocks;
-/// product_4bit. Needs Value (Half or Bfloat), kSplit, kColumnTiles, kRowTiles, kNested.
+/// product_4bit. Needs Value (Half or Bfloat), kSplit, kColumnTiles, kRowTiles, kNested, kStaged.
 extern const std::string_view kGpuProduct4bit;
 /// What the two texts below have in common. Needs Value.
 extern const std::string_view kGpuFinish;
