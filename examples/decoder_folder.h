@@ -300,26 +300,38 @@ inline DecoderFolder random_llama(const std::string& size) {
           .dtype = torch::kBFloat16};
 }
 
-/// Weights drawn from a seed, on the first GPU if there is one. Quantized where they are.
+/// Weights drawn from a seed, on the first GPU if there is one. Each block is quantized before the
+/// next one is drawn, so that the peak of memory is what the quantized model needs.
 inline DispatchedDecoder fill_decoder(
     const DecoderFolder& folder,
-    const std::optional<accelerate::BnbQuantizationConfig>& quantization = std::nullopt) {
+    std::optional<accelerate::BnbQuantizationConfig> quantization = std::nullopt) {
   const auto decoder = accelerate::init_empty_weights(folder.make);
   decoder->eval();
   const torch::NoGradGuard no_grad;
   torch::manual_seed(1);
   const torch::Device device =
       torch::cuda::is_available() ? torch::Device(torch::kCUDA, 0) : torch::Device(torch::kCPU);
-  for (const auto& item : decoder->named_parameters()) {
-    const auto& shape = item.value().sizes();
-    const auto options = torch::TensorOptions(folder.dtype).device(device);
-    const bool is_norm = shape.size() == 1;
-    accelerate::set_module_tensor_to_device(
-        *decoder, item.key(), device,
-        {.value = is_norm ? torch::ones(shape, options) : torch::randn(shape, options) * 0.02,
-         .dtype = folder.dtype});
+  const auto options = torch::TensorOptions(folder.dtype).device(device);
+  const auto fill = [&](torch::nn::Module& module) {
+    for (const auto& item : module.named_parameters()) {
+      if (!item.value().is_meta()) continue;
+      const auto& shape = item.value().sizes();
+      const bool is_norm = shape.size() == 1;
+      accelerate::set_module_tensor_to_device(
+          module, item.key(), device,
+          {.value = is_norm ? torch::ones(shape, options) : torch::randn(shape, options) * 0.02,
+           .dtype = folder.dtype});
+    }
+  };
+  if (quantization) {
+    quantization->skip_modules.emplace();  // all linear layers of a block; the head is in none
+    for (const auto& module : decoder->modules()) {
+      if (module->as<LlamaBlock>() == nullptr) continue;
+      fill(*module);
+      accelerate::load_and_quantize_model(module, *quantization).remove_hooks();
+    }
   }
-  if (quantization) return accelerate::load_and_quantize_model(decoder, *quantization);
+  fill(*decoder);
   if (device.is_cpu()) return accelerate::dispatch_model(decoder, {{"", "cpu"}});
   return accelerate::dispatch_model(decoder, {{"", 0}});
 }

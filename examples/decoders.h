@@ -72,13 +72,13 @@ class KvCache {
   std::int64_t length_ = 0;
 };
 
-/// The cosines and sines of rotary positions, [time, head_dim] each.
+/// The cosines and sines of rotary positions, [time, head_dim] each; the sines of the first half
+/// are negative.
 using Rotation = std::pair<torch::Tensor, torch::Tensor>;
 
 /// Turns the two halves of each head against each other.
 inline torch::Tensor rotate(const torch::Tensor& x, const Rotation& rotation) {
-  const auto halves = x.chunk(2, -1);
-  return x * rotation.first + torch::cat({-halves[1], halves[0]}, -1) * rotation.second;
+  return torch::addcmul(x * rotation.first, x.roll(x.size(-1) / 2, -1), rotation.second);
 }
 
 /// Causal attention; several query heads may share a head of keys and values.
@@ -111,13 +111,16 @@ class AttentionImpl : public torch::nn::Module {
       keys = rotate(keys, *rotation);
     }
     const auto [all_keys, all_values] = cache.append(layer_, keys, by_head(value_));
-    std::optional<torch::Tensor> mask;  // a token sees itself and those before it
-    if (const auto time = x.size(1); time > 1) {
+    // A token sees itself and those before it. One token alone sees all, and kernels know a square.
+    const auto time = x.size(1);
+    const bool is_square = time == all_keys.size(2);
+    std::optional<torch::Tensor> mask;
+    if (time > 1 && !is_square) {
       mask = torch::ones({time, all_keys.size(2)}, x.options().dtype(torch::kBool))
                  .tril(cache.length());
     }
     const auto y = at::scaled_dot_product_attention(
-        queries, all_keys, all_values, mask, /*dropout_p=*/0.0, /*is_causal=*/false,
+        queries, all_keys, all_values, mask, /*dropout_p=*/0.0, /*is_causal=*/is_square,
         /*scale=*/std::nullopt, /*enable_gqa=*/queries.size(1) != all_keys.size(1));
     return out_(y.transpose(1, 2).flatten(2));
   }
@@ -229,9 +232,7 @@ class RmsNormImpl : public torch::nn::Module {
   }
 
   torch::Tensor forward(const torch::Tensor& x) {
-    const auto wide = x.to(torch::kFloat);
-    const auto normal = wide * torch::rsqrt(wide.pow(2).mean(-1, /*keepdim=*/true) + eps_);
-    return weight_ * normal.to(x.scalar_type());
+    return at::rms_norm(x, weight_.sizes(), weight_, eps_);
   }
 
  private:
@@ -314,8 +315,9 @@ class Llama : public Decoder {
   Rotation rotation(std::int64_t first, std::int64_t time, torch::ScalarType dtype) {
     const auto positions =
         torch::arange(first, first + time, frequencies_.options().dtype(torch::kFloat));
-    const auto angles = torch::outer(positions, frequencies_).repeat({1, 2});
-    return {angles.cos().to(dtype), angles.sin().to(dtype)};
+    const auto angles = torch::outer(positions, frequencies_);
+    const auto sines = angles.sin();
+    return {angles.cos().repeat({1, 2}).to(dtype), torch::cat({-sines, sines}, -1).to(dtype)};
   }
 
   torch::nn::ModuleList blocks_ = nullptr;

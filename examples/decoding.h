@@ -70,6 +70,7 @@ inline std::int64_t choose(const torch::Tensor& scores, const DecodingOptions& o
       (scores.to(torch::kFloat) / options.temperature).softmax(0).sort(0, /*descending=*/true);
   const auto before = likely.cumsum(0) - likely;  // the first one always stays
   const auto drawn = likely.masked_fill(before >= options.top_p, 0)
+                         .cpu()  // as the generator
                          .multinomial(1, /*replacement=*/false, generator);
   return ids[drawn.item<std::int64_t>()].item<std::int64_t>();
 }
@@ -87,13 +88,15 @@ inline std::vector<std::int64_t> decode(const DispatchedDecoder& model,
   KvCache cache(config.num_hidden_layers,
                 static_cast<std::int64_t>(prompt.size()) + options.tokens);
   std::vector<std::int64_t> written;
-  auto ids = torch::tensor(prompt).unsqueeze(0);  // [1, time]
+  // Scores come back to where the ids are: of each token only its id comes to the host.
+  const auto on_device = torch::TensorOptions(torch::kLong).device(model.main_device());
+  auto ids = torch::tensor(prompt, on_device).unsqueeze(0);  // [1, time]
   while (static_cast<std::int64_t>(written.size()) < options.tokens) {
     const auto scores = model(ids, &cache, /*logits_to_keep=*/1);  // [1, 1, vocab]
     written.push_back(choose(scores[0][0], options, generator));
     if (options.on_token) options.on_token();
     if (std::ranges::find(options.end_ids, written.back()) != options.end_ids.end()) break;
-    ids = torch::tensor(written.back()).view({1, 1});
+    ids = torch::full({1, 1}, written.back(), on_device);
   }
   return written;
 }

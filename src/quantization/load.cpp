@@ -242,7 +242,7 @@ std::shared_ptr<offload::DispatchedCore> load_and_quantize_model(
   std::ranges::copy(names_of_adapters(*model), std::back_inserter(*config.keep_in_fp32_modules));
   if (!is_on_meta(*model)) {
     check_loaded_model(options);
-    warn(
+    warn_once(
         "It is not recommended to quantize a loaded model. The model should be instantiated under "
         "init_empty_weights.");
     attach_all(LayerFinder(*model, skipped).layers, config);

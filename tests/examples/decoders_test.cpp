@@ -266,6 +266,19 @@ TEST_F(DecoderFolders, MayNameRotaryPositionsAsOldLlamasDo) {
   EXPECT_EQ(scaling->original_max_position_embeddings, 8192);
 }
 
+TEST(RandomDecoders, AreQuantizedBlockByBlock) {
+  const auto folder = examples::random_llama("tiny");
+  for (const std::string format : {"int8", "nf4"}) {
+    SCOPED_TRACE(format);
+    const auto model = examples::fill_decoder(folder, examples::bits_of(format, folder.dtype));
+    const auto state = model.state_dict();
+    EXPECT_LE(state["blocks.1.down.weight"].element_size(), 1);
+    EXPECT_EQ(state["blocks.1.norm2.weight"].scalar_type(), torch::kBFloat16);
+    EXPECT_EQ(state["head.weight"].scalar_type(), torch::kBFloat16);
+    EXPECT_TRUE(logits(model, {1, 2, 3}).isfinite().all().item<bool>());
+  }
+}
+
 TEST_F(DecoderFolders, MustHaveAllWeights) {
   fs::copy(path_of("llama_tied") / "config.json", folder.path());
   const auto refused = [&] {
