@@ -37,6 +37,23 @@ template <class T> __device__ __forceinline__ float half_value(T value) {
   return to_float(rounded<Half>(to_float(value)));
 }
 
+constexpr int kBatch = 4;         // values of a thread that are loaded at once
+constexpr int kMostChecked = 16;  // rows: kMostGpuRows
+
+// use(column, value) for the columns of a row, by a whole thread block.
+template <class F> __device__ __forceinline__ void for_each(const Value* row, int columns, F use) {
+  for (int first = threadIdx.x; first < columns; first += kBatch * blockDim.x) {
+    Value values[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) values[u] = row[min(first + u * (int)blockDim.x, columns - 1)];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      const int column = first + u * blockDim.x;
+      if (column < columns) use(column, half_value(values[u]));
+    }
+  }
+}
+
 // The numbers of the columns that are flagged, in order; called by a whole thread block.
 __device__ void list_flagged(const unsigned char* flags, int columns, int* list, int* count) {
   __shared__ int counts[32];
@@ -62,9 +79,10 @@ __device__ void list_flagged(const unsigned char* flags, int columns, int* list,
 
 // A thread block makes one row of codes. With a threshold above 0, values of at least that
 // magnitude are outliers: they become 0 and do not count for the scale. `checked` is the number of
-// rows if they are few: then columns with an outlier in any of them become 0, flags [columns] says
-// which they are, and they are listed. 0: flags, zero before, says where this row has outliers;
-// list_columns and clear_columns follow. status: {columns listed, 1 if a row is not finite}.
+// rows if they are at most kMostChecked: then columns with an outlier in any of them become 0,
+// flags [columns] says which they are, and they are listed. 0: flags, zero before, says where this
+// row has outliers; list_columns and clear_columns follow. status: {columns listed, 1 if a row is
+// not finite}.
 extern "C" __global__ void __launch_bounds__(1024)
 quantize_rows(const Value* values, int columns, float threshold, int checked, signed char* codes,
               float* scales, unsigned char* flags, int* list, int* status) {
@@ -72,21 +90,27 @@ quantize_rows(const Value* values, int columns, float threshold, int checked, si
   const Value* const row = values + (long long)blockIdx.x * columns;
   const bool has_outliers = threshold > 0;
   const auto is_outlier = [&](float value) { return has_outliers && fabsf(value) >= threshold; };
+  // In any of the checked rows. All are loaded at once: nothing ends the search early.
+  const auto is_in_any = [&](int c) {
+    bool result = false;
+    if (has_outliers && checked > 1) {
+#pragma unroll
+      for (int r = 0; r < kMostChecked; ++r) {
+        if (r < checked) result |= is_outlier(half_value(values[(long long)r * columns + c]));
+      }
+    }
+    return result;
+  };
   unsigned most = 0;
-  for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-    const float value = half_value(row[c]);
+  for_each(row, columns, [&](int c, float value) {
     const bool own = is_outlier(value);
     if (!own) most = max(most, __float_as_uint(value) & 0x7FFFFFFFu);
     if (has_outliers && checked > 0 && blockIdx.x == 0) {
-      bool any = own;
-      for (int r = 1; r < checked; ++r) {
-        any = any || is_outlier(half_value(row[(long long)r * columns + c]));
-      }
-      flags[c] = any ? 1 : 0;
+      flags[c] = is_in_any(c) || own ? 1 : 0;
     } else if (own && checked == 0) {
       flags[c] = 1;
     }
-  }
+  });
   for (int apart = 16; apart > 0; apart /= 2) {
     most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, apart));
   }
@@ -100,15 +124,11 @@ quantize_rows(const Value* values, int columns, float threshold, int checked, si
     if (!is_finite) status[1] = 1;
   }
   const float factor = most == 0 || !is_finite ? 0.0f : __fdiv_rn(127.0f, scale);
-  for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-    const float value = half_value(row[c]);
-    bool is_zero = is_outlier(value);
-    for (int r = 0; has_outliers && !is_zero && r < checked; ++r) {
-      is_zero = is_outlier(half_value(values[(long long)r * columns + c]));
-    }
+  for_each(row, columns, [&](int c, float value) {
+    const bool is_zero = is_in_any(c) || is_outlier(value);
     const int code = is_zero ? 0 : __float2int_rn(__fmul_rn(value, factor));
     codes[(long long)blockIdx.x * columns + c] = (signed char)code;
-  }
+  });
   if (has_outliers && checked > 0 && blockIdx.x == 0) list_flagged(flags, columns, list, status);
 }
 
