@@ -56,7 +56,8 @@ std::unique_ptr<at::ObserverContext> OperatorWatch::begins(const at::RecordFunct
   auto* const watch = watching.load();
   const bool outermost = depth++ == 0;
   if (watch == nullptr) return nullptr;
-  watch->last_ = call.name();
+  // Nodes of backward and scopes of users have names that end with them.
+  if (call.operator_name()) watch->last_ = call.name();
   const auto on_device = [&](const c10::IValue& value) {
     return value.isTensor() && value.toTensor().defined() &&
            value.toTensor().device().type() == watch->device_.type();

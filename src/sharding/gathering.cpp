@@ -118,9 +118,11 @@ void ShardedState::issue(Unit& unit, std::size_t ordinal) {
     for (const auto& flat : unit.flats) {
       if (flat->is_resident) continue;
       flat->sent_version = flat->shard._version();
-      arrival.sent.push_back(
-          flat->shard.to(at::TensorOptions(flat->compute_dtype).device(placement.device),
-                         /*non_blocking=*/placement.masters_on_host));
+      // The device casts: the host would do so into memory that is not pinned.
+      arrival.sent.push_back(flat->shard
+                                 .to(at::TensorOptions(placement.device),
+                                     /*non_blocking=*/placement.masters_on_host)
+                                 .to(flat->compute_dtype));
       auto work = collectives.all_gather(unit.title(), memory_of(*arrival.slot, *flat),
                                          arrival.sent.back());
       if (placement.device.is_cpu()) {

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <regex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -272,6 +273,34 @@ TEST_F(CaptureTest, NamesTheOperatorThatCannotBeRecorded) {
   ASSERT_EQ(log.messages().size(), 1u);
   EXPECT_NE(log.messages()[0].find("It runs as it is."), std::string::npos);
   EXPECT_EQ(patient.num_graphs(), 0);
+}
+
+struct Refusing : torch::autograd::Function<Refusing> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
+    return x.clone();
+  }
+  static Tensors backward(torch::autograd::AutogradContext*, Tensors gradients) {
+    TORCH_CHECK(!refuses, "not while a step is recorded");
+    return gradients;
+  }
+  static inline bool refuses = false;
+};
+
+TEST_F(CaptureTest, NamesTheLastOperatorBeforeAnErrorOfABackwardNode) {
+  Accelerator accelerator(anew({}));
+  const auto w = torch::ones({1}).requires_grad_();
+  const FakeGraphs fake([&] { return Tensors{w}; });
+  auto step = accelerator.capture(
+      [&](torch::Tensor& x) { accelerator.backward(Refusing::apply(w * x).sum()); }, {.warmup = 1});
+  auto x = torch::ones({1});
+  step(x);
+  Refusing::refuses = true;
+  const auto message = message_of<UnsupportedError>([&] { step(x); });
+  Refusing::refuses = false;
+  EXPECT_TRUE(std::regex_search(
+      message,
+      std::regex("cannot be recorded: aten::[a-z_]+ failed: not while a step is recorded")))
+      << message;
 }
 
 TEST_F(CaptureTest, RefusesAFirstGradientAfterTheWarmUp) {
