@@ -41,9 +41,9 @@ at::Tensor spread(const at::Tensor& scale, at::IntArrayRef sizes) {
   return scale.dim() == 2 ? scale : scale.expand(sizes).contiguous();
 }
 
-// Not run on a GPU yet. What kernels demand: `a` by rows, `b` by columns, factors inverted, rowwise
-// ones for both or none. The rowwise kernel has results in bfloat16 only, and is slow without fast
-// accumulation: then one product without factors is multiplied by both.
+// What kernels demand: `a` by rows, `b` by columns, factors inverted, rowwise ones for both or
+// none. The rowwise kernel has results in bfloat16 only, and is slow without fast accumulation:
+// then one product without factors is multiplied by both.
 at::Tensor kernel_product(const Scaled& a, const Scaled& b, const ProductOptions& options) {
   if (!check_cuda_fp8_capability()) {
     throw UnsupportedError(
