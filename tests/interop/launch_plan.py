@@ -233,8 +233,6 @@ refused = [
     Case("--cpu --multi_gpu train.py"),
     Case("--multi_gpu --num_processes 1 train.py"),
     Case("--use_fsdp --use_deepspeed train.py"),
-    # Without cp_size Python wants FSDP for any mesh, ours does not.
-    Case("--use_parallelism_config --num_processes 2 --parallelism_config_cp_size 2 train.py"),
     Case("--module --no_python --cpu train.py"),
     Case("--mixed_precision fp12 train.py"),
     Case("--num_processes two train.py"),
