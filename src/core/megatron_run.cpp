@@ -100,7 +100,8 @@ MegatronLMPlugin megatron_for_run(const MegatronLMPlugin& given, const Environme
   if (!given.num_micro_batches && !environment.contains("MEGATRON_LM_NUM_MICRO_BATCHES")) {
     plugin.num_micro_batches = std::nullopt;
   }
-  if (!given.gradient_clipping && !environment.contains("MEGATRON_LM_GRADIENT_CLIPPING")) {
+  // The launcher passes its default on.
+  if (!given.gradient_clipping && plugin.gradient_clipping == 1.0) {
     plugin.gradient_clipping = std::nullopt;
   }
   require_supported(plugin);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
@@ -18,6 +19,7 @@
 #include "core/log.h"
 #include "core/text.h"
 #include "fp8/scaled_product.h"
+#include "modeling/forward_context.h"
 
 namespace accelerate::detail::fp8 {
 namespace {
@@ -71,7 +73,7 @@ class Casts {
     if (is_watched(amax)) {
       check_finite(amax, role);
     } else {
-      rule_.count_on_device(amax.isfinite().logical_not());
+      rule_.count_on_device((amax - amax).ne(0));  // infinite or NaN
     }
     return scaled(tensor, scale_for(amax, dtype, power_of_2_), dtype);
   }
@@ -81,7 +83,9 @@ class Casts {
     const auto amax = amax_of(tensor);
     const auto scale = scale_of(scales, role);
     const auto dtype = delayed_->scaling->dtype(role);
-    if (!is_watched(tensor)) {
+    if (modeling::forward_context().repeats) {
+      // The first call has counted.
+    } else if (!is_watched(tensor)) {
       rule_.count_on_device((amax.to(at::kFloat) * scale).le(largest(dtype)).logical_not());
     } else {
       if (role == Role::kWeight) check_finite(amax, role);
@@ -340,7 +344,10 @@ std::int64_t LinearRule::clamped() const {
 void LinearRule::count_on_device(const at::Tensor& beyond) const {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
-  if (!on_device_.defined()) on_device_ = at::zeros({}, beyond.options().dtype(at::kLong));
+  if (!on_device_.defined()) {
+    const c10::InferenceMode outside(false);  // training adds to it, too
+    on_device_ = at::zeros({}, beyond.options().dtype(at::kLong));
+  }
   on_device_.add_(beyond.sum());
 }
 

@@ -37,6 +37,15 @@ bool leaves_elements(std::string_view name) {
   return name == "copy_" || name == "set_" || name.ends_with("_like") || name.starts_with("new_");
 }
 
+/// A tensor in another type, say, is used as the tensor itself is.
+void copy_with_rule(const c10::OperatorHandle& op, torch::jit::Stack& stack,
+                    const at::Tensor& tensor) {
+  const auto rule = lazy::find_rule(tensor);
+  op.callBoxed(stack);
+  const auto result = stack.back().toTensor();
+  if (!result.is_same(tensor)) lazy::set_rule(result, rule);
+}
+
 bool returns_tensors(const c10::OperatorHandle& op) {
   return std::ranges::any_of(op.schema().returns(), [](const auto& result) {
     return result.type()->isSubtypeOf(*c10::TensorType::get());
@@ -182,11 +191,8 @@ bool WeightRule::run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
   };
   const bool is_recorded = at::GradMode::is_enabled() && weight.requires_grad();
   if (is_copy(name)) {
-    if (!is_recorded) return false;
-    // A weight in another type, say, is used as the weight is.
-    const auto rule = lazy::find_rule(weight);
-    op.callBoxed(stack);
-    lazy::set_rule(stack.back().toTensor(), rule);
+    if (!is_recorded || argument != 0) return false;
+    copy_with_rule(op, stack, weight);
     return true;
   }
   at::Tensor result;
@@ -215,11 +221,18 @@ bool WeightRule::run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
 }
 
 bool SummedGradientRule::run(const c10::OperatorHandle& op, torch::jit::Stack& stack,
-                             std::size_t /*argument*/) {
+                             std::size_t argument) {
   const auto name = plain_name(op);
   if (!at::GradMode::is_enabled() || leaves_elements(name) || !returns_tensors(op)) return false;
   if (of_rows_ && (name == "linear" || name == "addmm")) return false;
   const auto count = op.schema().arguments().size();
+  if (of_rows_ && is_copy(name)) {
+    // The product that takes the copy sums its gradient.
+    const auto bias = stack[stack.size() - count].toTensor();
+    if (argument != 0 || !bias.requires_grad()) return false;
+    copy_with_rule(op, stack, bias);
+    return true;
+  }
   bool any = false;
   for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
     if (!stack[i].isTensor()) continue;

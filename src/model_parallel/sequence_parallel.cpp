@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <atomic>
 #include <string>
 #include <utility>
 
@@ -81,7 +82,8 @@ void check_heads(const state::AttentionCall& call, std::int64_t ranks, std::stri
 
 at::Tensor attend(state::AttentionCall call, const GroupHandle& group, std::string_view what) {
   state::note_attention();
-  if (call.dropout_p > 0) {
+  static std::atomic_flag said;  // the text need not be made for each call
+  if (call.dropout_p > 0 && !said.test_and_set()) {
     warn_once(detail::str(what, ": dropout_p is ", call.dropout_p,
                           ". Each process draws for its own heads, so that the result is not that "
                           "of one process, and processes of one seed drop the same places. Seed "

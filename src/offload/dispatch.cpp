@@ -120,8 +120,13 @@ StateDict lacking(const Module& model, const StateDict& values, const DispatchOp
   for (const auto& item : needed) {
     if (has_value(item.value())) known.insert(item.key(), item.value());
   }
-  const auto others = checkpoint::differing(known, index, folder);
+  auto others = checkpoint::differing(known, index, folder);
   if (others.empty()) return StateDict();
+  constexpr std::size_t kMostNames = 8;
+  if (others.size() > kMostNames) {
+    others.resize(kMostNames);
+    others.emplace_back("...");
+  }
   throw CheckpointError(
       str("The offload folder '", folder.string(), "' has other values of ", join(others),
           " than the model. Set LazyOptions::reuse to take those of the folder, name another "

@@ -95,12 +95,13 @@ TEST(TensorParallelWeights, AreUsedByPartsThoughTheyAreCopiedFirst) {
   });
 }
 
-/// A norm that casts its weights, as nn::LayerNorm does under autocast.
+/// A norm that casts its weights, as nn::LayerNorm does under autocast, and a copied bias.
 struct CastNormImpl : PairImpl {
   Tensor forward(const Tensor& x) {
     const auto normed = torch::layer_norm(x.to(torch::kFloat), {6}, norm->weight.to(torch::kFloat),
                                           norm->bias.to(torch::kFloat));
-    return x + down(torch::gelu(up(normed.to(torch::kDouble))));
+    const auto hidden = torch::gelu(up(normed.to(torch::kDouble)));
+    return x + torch::linear(hidden, down->weight, down->bias.clone());
   }
 };
 TORCH_MODULE(CastNorm);
@@ -119,6 +120,10 @@ TEST(TensorParallelWeights, OfNormsAreSummedThoughTheyAreCastFirst) {
     nn::gather_from_region(y, 1, group).pow(2).sum().backward();
     EXPECT_TRUE(close(cut->norm->weight.grad(), plain->norm->weight.grad(), 1e-4));
     EXPECT_TRUE(close(cut->norm->bias.grad(), plain->norm->bias.grad(), 1e-4));
+    EXPECT_TRUE(close(cut->down->bias.grad(), plain->down->bias.grad(), 1e-4));
+    // An activation in the type of a cut weight is no weight.
+    const auto hidden = torch::ones({2, 6}, torch::kDouble).requires_grad_();
+    EXPECT_EQ(torch::gelu(hidden.to(cut->up->weight)).sizes(), hidden.sizes());
   });
 }
 
