@@ -124,7 +124,7 @@ std::shared_ptr<parallel::Engine> data_engine(const AcceleratorCore& core, Model
 std::optional<sharding::ShardPlan> sharding_of(const AcceleratorCore& core,
                                                torch::nn::Module& module) {
   auto plan = shard_plan_of(core, module);
-  // Processes of "tp" alone have nobody to share their part of the model with.
+  // With "tp" alone no other process has the same part of the model.
   const bool alone = core.state.fsdp_plugin() && core.mesh && data_group(*core.mesh) == nullptr;
   if (plan && (alone || plan->spec.level == sharding::ShardLevel::kNone)) {
     if (core.state.fsdp_plugin()) follow_without_shards(core, module, *plan);

@@ -10,6 +10,7 @@
 #include "accelerate/errors.h"
 #include "accelerator/gradient_watch.h"
 #include "accelerator/model_registry.h"
+#include "core/first_names.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "parallel/engine.h"
@@ -20,7 +21,6 @@ namespace {
 using torch::optim::Optimizer;
 
 // Messages list this many parameters at most.
-constexpr std::size_t kMostNames = 8;
 
 /// Calls `f(parameter, group, index in the group)`.
 template <class F>
@@ -58,13 +58,6 @@ std::string name_in(const std::vector<std::shared_ptr<ModelCore>>& models,
     }
   }
   return "";
-}
-
-/// "'a', 'b', ...".
-std::string shown(std::vector<std::string> names) {
-  const bool cut = names.size() > kMostNames;
-  if (cut) names.resize(kMostNames);
-  return str(join(names), cut ? ", ..." : "");
 }
 
 /// A gradient that was set to zero leaves a parameter as it is on all processes.
@@ -160,7 +153,7 @@ void StepChecks::check_added() const {
   throw StateError(
       str("step: parameters that a prepared model got, or that were unfrozen, after prepare have "
           "gradients which are not averaged over the processes: ",
-          shown(std::move(names)),
+          first_names(std::move(names)),
           ". Prepare the model again: accelerator.free_memory(model), then prepare. If each "
           "process shall train them for itself, give them to an optimizer that is not prepared."));
 }
@@ -177,7 +170,7 @@ void StepChecks::check_others() {
     warn_once(str("step: the optimizer has ", count,
                   " parameters that no prepared model has, whose gradients are not averaged over "
                   "the processes: ",
-                  shown(std::move(names)), ". The processes drift apart. ", remedy));
+                  first_names(std::move(names)), ". The processes drift apart. ", remedy));
     return;
   }
   if (others_.tensors.size() < parameters_) return;
@@ -185,7 +178,7 @@ void StepChecks::check_others() {
   warn_once(str("step: none of the ", parameters_,
                 " parameters of the optimizer has a gradient, and no prepared model has any of "
                 "them, so that nothing is trained: ",
-                shown(others_.names), ". Was it built on the parameters of another model? ",
+                first_names(others_.names), ". Was it built on the parameters of another model? ",
                 remedy));
 }
 

@@ -34,7 +34,7 @@ struct Preparation {
   /// How many processes share the data, and which of them this one is.
   int num_processes = 1;
   int process_index = 0;
-  /// How many neighbouring ranks are given the same; 0 where there is no mesh that says so.
+  /// How many neighbouring ranks are given the same; 0 without a mesh that tells.
   int ranks_together = 0;
   bool split_batches = false;
   bool even_batches = true;

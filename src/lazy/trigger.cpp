@@ -19,6 +19,7 @@
 
 #include "accelerate/errors.h"
 #include "core/text.h"
+#include "lazy/operator_arguments.h"
 #include "lazy/operator_rule.h"
 #include "lazy/released_storage.h"
 
@@ -118,20 +119,6 @@ const OperatorFacts& facts_of(const c10::OperatorHandle& op) {
   const auto found = known.find(schema);
   return found != known.end() ? found->second
                               : known.emplace(schema, read_schema(*schema)).first->second;
-}
-
-/// Calls `f(tensor)` for the tensors in an argument.
-template <class F>
-void for_each_tensor(const c10::IValue& argument, const F& f) {
-  if (argument.isTensor()) {
-    f(argument.toTensor());
-  } else if (argument.isTensorList()) {
-    for (const at::Tensor& tensor : argument.toTensorList()) f(tensor);
-  } else if (argument.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor> tensor : argument.toOptionalTensorList()) {
-      if (tensor) f(*tensor);
-    }
-  }
 }
 
 // -- arguments on other devices -------------------------------------------------------------------

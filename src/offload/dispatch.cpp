@@ -15,6 +15,7 @@
 #include "accelerate/modeling.h"
 #include "checkpoint/offload.h"
 #include "core/descriptor.h"
+#include "core/first_names.h"
 #include "core/folders.h"
 #include "core/log.h"
 #include "core/text.h"
@@ -120,15 +121,10 @@ StateDict lacking(const Module& model, const StateDict& values, const DispatchOp
   for (const auto& item : needed) {
     if (has_value(item.value())) known.insert(item.key(), item.value());
   }
-  auto others = checkpoint::differing(known, index, folder);
+  const auto others = checkpoint::differing(known, index, folder);
   if (others.empty()) return StateDict();
-  constexpr std::size_t kMostNames = 8;
-  if (others.size() > kMostNames) {
-    others.resize(kMostNames);
-    others.emplace_back("...");
-  }
   throw CheckpointError(
-      str("The offload folder '", folder.string(), "' has other values of ", join(others),
+      str("The offload folder '", folder.string(), "' has other values of ", first_names(others),
           " than the model. Set LazyOptions::reuse to take those of the folder, name another "
           "folder, or remove this one."),
       folder);

@@ -200,7 +200,7 @@ void LazyEngine::wait_until_filled(Group& group, Lock& lock) {
                          " s. The disk is too slow or hangs; ACCELERATE_OFFLOAD_TIMEOUT sets the "
                          "limit in seconds, 0 for none."));
   }
-  if (group.state == State::kFilling) {  // nobody fills it any more
+  if (group.state == State::kFilling) {  // no thread fills it any more
     std::erase(queue, &group);
     finish_fill(group, cannot_bring(group, StateError("The handle of its model has ended.")));
   }

@@ -17,6 +17,7 @@
 
 #include "accelerate/errors.h"
 #include "accelerate/logging/name_collectives.h"
+#include "core/first_names.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "modeling/stand_in.h"
@@ -33,7 +34,6 @@ constexpr std::int64_t kFirstBucketBytes = 1 << 20;
 constexpr std::int64_t kDefaultCap = 25;
 constexpr std::size_t kBroadcastBytes = std::size_t{250} << 20;
 // Error texts list this many parameters at most.
-constexpr std::size_t kMostNames = 8;
 
 /// The parameters in order; shared ones once, packed ones as what they are kept in.
 Parameters parameters_of(const torch::nn::Module& module) {
@@ -79,13 +79,6 @@ std::vector<std::size_t> up_to(std::size_t count) {
   std::vector<std::size_t> result(count);
   std::iota(result.begin(), result.end(), 0);
   return result;
-}
-
-/// "a, b, ...".
-std::string shown(std::vector<std::string> names) {
-  const bool cut = names.size() > kMostNames;
-  if (cut) names.resize(kMostNames);
-  return str(join(names, ", "), cut ? ", ..." : "");
 }
 
 /// Collective. Throws on all processes if their models differ, or how often they are compared.
@@ -259,13 +252,13 @@ void DataParallel::State::check_reach(const ReachedLeaves& leaves) const {
   if (options.static_graph) {
     throw ArgumentError(
         str("backward: the loss does not depend on ", count, " of the ", parameters.size(),
-            " parameters of the model, which it did before: ", shown(std::move(missed)),
+            " parameters of the model, which it did before: ", first_names(std::move(missed)),
             ". With static_graph all steps use the same ones. Turn static_graph of "
             "DistributedDataParallelKwargs off and set find_unused_parameters."));
   }
   throw ArgumentError(str(
       "backward: the loss does not depend on ", count, " of the ", parameters.size(),
-      " parameters of the model: ", shown(std::move(missed)),
+      " parameters of the model: ", first_names(std::move(missed)),
       ". The processes would wait for their gradients without end. Add what uses them to the loss, "
       "freeze them (requires_grad_(false) before prepare), or set find_unused_parameters of "
       "DistributedDataParallelKwargs."));
@@ -280,7 +273,7 @@ void DataParallel::State::check_frozen() const {
   throw ArgumentError(
       str("backward: parameters that were frozen when the model was prepared want gradients now, "
           "which would not be averaged: ",
-          shown(std::move(trained_now)),
+          first_names(std::move(trained_now)),
           ". Prepare the model again: accelerator.free_memory(model), then prepare."));
 }
 
@@ -293,7 +286,7 @@ void DataParallel::State::check_unused() const {
   throw ArgumentError(
       str("backward: the graph has changed. Parameters that no process used in the first step now "
           "have a gradient, which is not averaged: ",
-          shown(std::move(changed)),
+          first_names(std::move(changed)),
           ". Turn static_graph of DistributedDataParallelKwargs off (static_graph = false) and set "
           "find_unused_parameters = true."));
 }
@@ -311,7 +304,7 @@ void DataParallel::State::check_discarded(const ReachedLeaves& leaves) const {
   throw ArgumentError(str(
       "backward: the loss does not depend on parameters whose gradients of earlier steps, which "
       "were not averaged, are gone: ",
-      shown(std::move(discarded)),
+      first_names(std::move(discarded)),
       ". With find_unused_parameters they would be missed now. Clear such gradients with "
       "zero_grad(/*set_to_none=*/false), or clear them only after a step that averages."));
 }

@@ -9,6 +9,7 @@
 #include "accelerate/errors.h"
 #include "core/text.h"
 #include "formats/quant_state.h"
+#include "lazy/operator_arguments.h"
 #include "lazy/operator_rule.h"
 #include "lazy/released_storage.h"
 #include "lazy/trigger.h"
@@ -30,20 +31,6 @@ std::string beside(const std::string& weight, const char* name) {
 
 bool is_number(const c10::IValue& value, double number) {
   return value.isScalar() && value.toScalar().toDouble() == number;
-}
-
-/// Calls `f(tensor)` for the tensors in an argument.
-template <class F>
-void for_each_tensor(const c10::IValue& argument, const F& f) {
-  if (argument.isTensor()) {
-    f(argument.toTensor());
-  } else if (argument.isTensorList()) {
-    for (const at::Tensor& tensor : argument.toTensorList()) f(tensor);
-  } else if (argument.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor> tensor : argument.toOptionalTensorList()) {
-      if (tensor) f(*tensor);
-    }
-  }
 }
 
 /// Kernels add one number for each output, or one for all.
@@ -135,7 +122,7 @@ class PackedWeight::Pinned {
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const auto* alias = schema.arguments()[i].alias_info();
       const bool writes = alias != nullptr && alias->isWrite();
-      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      lazy::for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
         pin(tensor, writes ? lazy::Access::kWrite : lazy::Access::kRead);
       });
     }

@@ -271,7 +271,7 @@ TEST(ContextParallelTraining, RefusesAttentionThatCannotBeIntercepted) {
   });
 }
 
-/// Attention by products, which nobody can tell from other products.
+/// Attention by matrix products, which look like any others.
 struct OwnAttentionImpl : torch::nn::Module {
   OwnAttentionImpl() { register_module("words", words); }
   torch::Tensor forward(const torch::Tensor& ids) {
